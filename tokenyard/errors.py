@@ -1,0 +1,117 @@
+"""Everything that Tokenyard raises, as one tree.
+
+TokenyardError
+├── TransientError                trying again helps
+│   ├── QueueFull                 the intake is full; ``retry_after`` says when to come back
+│   ├── NoCoordinator             nobody leads the yard
+│   ├── BrokerUnavailable         Redis does not answer
+│   └── WaitTimeout               the result is not there yet (also a TimeoutError)
+└── PermanentError                trying the same again does not help
+    ├── InvalidRequest            the request breaks the protocol; ``field`` says where
+    ├── ProtocolMismatch          the yard speaks another version
+    ├── SettingsError             ``faults`` lists everything that is wrong with the settings
+    ├── BrokerUnsuitable          this Redis cannot carry a yard
+    ├── UnknownRequest            the yard never heard of it, or its result has expired
+    └── RequestFailed             the request ended without success; ``result`` has it all
+
+Codes on the wire (field ``error.code`` of a result) are the members of `Code`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokenyard.replies import Result
+
+
+class Code(enum.StrEnum):
+    """Why a request did not complete, as it stands on the wire."""
+
+    INVALID_REQUEST = "INVALID_REQUEST"
+    QUEUE_FULL = "QUEUE_FULL"
+    MODEL_UNAVAILABLE = "MODEL_UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    INFERENCE_ERROR = "INFERENCE_ERROR"
+    WORKER_LOST = "WORKER_LOST"
+    POISONED = "POISONED"
+
+
+class TokenyardError(Exception):
+    """Root of the tree."""
+
+
+class TransientError(TokenyardError):
+    """Trying again helps."""
+
+
+class PermanentError(TokenyardError):
+    """Trying the same again does not help."""
+
+
+class QueueFull(TransientError):
+    """The intake holds as many requests as it may."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+
+
+class NoCoordinator(TransientError):
+    """Nobody leads the yard, so nothing would be dispatched."""
+
+
+class BrokerUnavailable(TransientError):
+    """Redis does not answer."""
+
+
+class WaitTimeout(TransientError, TimeoutError):
+    """The result is not there yet; the request goes on."""
+
+
+class InvalidRequest(PermanentError):
+    """The request breaks the protocol.
+
+    ``field`` names the offending field as the wire does, for example ``params.temperature``.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class ProtocolMismatch(PermanentError):
+    """The yard speaks another version of the protocol."""
+
+
+class SettingsError(PermanentError):
+    """The settings are wrong; every fault is reported at once."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
+
+
+class BrokerUnsuitable(PermanentError):
+    """This Redis cannot carry a yard; the message says what to change."""
+
+
+class UnknownRequest(PermanentError):
+    """The yard never heard of this request, or its result has expired."""
+
+
+class RequestFailed(PermanentError):
+    """The request ended as failed, cancelled or expired; ``result`` says how far it came."""
+
+    def __init__(self, result: Result) -> None:
+        code, message = (
+            (result.error.code, result.error.message) if result.error else (result.status, "")
+        )
+        super().__init__(f"request {result.id!r}: {code}: {message}")
+        self.result = result
+        self.code = code

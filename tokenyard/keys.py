@@ -1,0 +1,97 @@
+"""Every Redis key of a yard, and what lies there.
+
+All keys of one yard share one hash tag, so a yard lives on one node of a Redis Cluster and a
+script may touch all of it. docs/protocol.md, section "Keys", is the public form of this file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+PriorityClass = Literal["high", "normal", "low"]
+#: ``retry`` is written by the system alone and served first.
+IntakeClass = Literal["retry", "high", "normal", "low"]
+PRIORITY_CLASSES: Final[tuple[PriorityClass, ...]] = get_args(PriorityClass)
+INTAKE_CLASSES: Final[tuple[IntakeClass, ...]] = get_args(IntakeClass)
+
+#: Consumer group of the intake streams, and its one consumer: whoever leads.
+GROUP: Final = "coordinator"
+CONSUMER: Final = "leader"
+
+#: Yards, clients and workers are named within these bounds, so that keys cannot be forged.
+NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` may name a yard, a client or a worker."""
+    return NAME.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names of the keys of one yard."""
+
+    yard: str
+
+    def __post_init__(self) -> None:
+        if not is_name(self.yard):
+            raise ValueError(f"yard {self.yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+
+    def _key(self, rest: str) -> str:
+        return f"tokenyard:{{{self.yard}}}:{rest}"
+
+    def intake(self, name: IntakeClass) -> str:
+        """Stream of requests waiting, read through the group `GROUP`."""
+        return self._key(f"intake:{name}")
+
+    def lane(self, worker: str) -> str:
+        """Stream of what one worker incarnation has to do; its length is the worker's load."""
+        return self._key(f"lane:{worker}")
+
+    def ledger(self, client: str, request_id: str) -> str:
+        """Hash with the state of one request, and its result once there is one."""
+        return self._key(f"request:{client}/{request_id}")
+
+    def tokens(self, client: str, request_id: str) -> str:
+        """String: the published tokens of a request that is still running, packed int32."""
+        return self._key(f"tokens:{client}/{request_id}")
+
+    def reply(self, client: str, request_id: str) -> str:
+        """Stream of replies to one request, one entry each, plain fields."""
+        return self._key(f"reply:{client}/{request_id}")
+
+    def replies(self, client: str) -> str:
+        """Stream of replies to all requests of one client that ask for it, in frames."""
+        return self._key(f"replies:{client}")
+
+    @property
+    def workers(self) -> str:
+        """Hash, the roster: worker to JSON."""
+        return self._key("workers")
+
+    @property
+    def leases(self) -> str:
+        """Sorted set: worker to lease expiry in ms by the server's clock; 0 lost, -1 left."""
+        return self._key("leases")
+
+    @property
+    def leader(self) -> str:
+        """String ``<epoch>:<coordinator>``; expires with the leader's lease."""
+        return self._key("leader")
+
+    @property
+    def events(self) -> str:
+        """Stream of wake-ups for the coordinator, bounded."""
+        return self._key("events")
+
+    @property
+    def dead(self) -> str:
+        """Stream of dead letters, bounded."""
+        return self._key("dead")
+
+    @property
+    def info(self) -> str:
+        """Hash: what a client learns at the handshake, and the yard's counters."""
+        return self._key("info")

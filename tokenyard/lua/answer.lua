@@ -1,0 +1,42 @@
+-- Give a waiting request its result without running it (invalid, expired, out of attempts).
+--
+-- KEYS[1] leader (string): "<epoch>:<coordinator>"
+-- KEYS[2] intake:<class> (stream)
+-- KEYS[3] request:<client>/<id> (hash)
+-- KEYS[4] tokens:<client>/<id> (string)
+-- KEYS[5] reply:<client>/<id> or replies:<client> (stream)
+-- ARGV[1] the caller's leader token
+-- ARGV[2] the intake's consumer group
+-- ARGV[3] priority class
+-- ARGV[4] entry id
+-- ARGV[5] kind of destination: flat or frame
+-- ARGV[6] status
+-- ARGV[7] time to live in s
+-- ARGV[8] most entries a reply stream keeps, about
+-- ARGV[9] the reply (msgpack map)
+-- Returns -1 NOT_LEADER, 1 ANSWERED, 2 DUPLICATE (dropped: the id is known otherwise),
+--   5 GONE (nobody waits there any more)
+-- Atomic, because the result must appear exactly when the request stops waiting.
+
+-- @include add_replies
+
+local NOT_LEADER, ANSWERED, DUPLICATE, GONE = -1, 1, 2, 5
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
+local intake, ledger, entry, item = KEYS[2], KEYS[3], ARGV[4], ARGV[9]
+
+local waits = redis.call('XRANGE', intake, entry, entry)[1]
+redis.call('XACK', intake, ARGV[2], entry)
+if not waits then return GONE end
+redis.call('XDEL', intake, entry)
+local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry')
+if known[1] and (known[1] ~= 'waiting' or known[2] ~= ARGV[3] or known[3] ~= entry) then
+  return DUPLICATE
+end
+
+redis.call('HSET', ledger, 'state', ARGV[6], 'result', item)
+redis.call('HSETNX', ledger, 'sid', ARGV[3] .. '/' .. entry)
+redis.call('EXPIRE', ledger, ARGV[7])
+redis.call('DEL', KEYS[4])
+add_replies(KEYS[5], ARGV[5], {item}, ARGV[8])
+redis.call('EXPIRE', KEYS[5], ARGV[7])
+return ANSWERED

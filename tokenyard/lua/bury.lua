@@ -1,0 +1,26 @@
+-- Put an entry that nobody can be answered for into the dead letters, whole, with the reason.
+--
+-- KEYS[1] leader (string): "<epoch>:<coordinator>"
+-- KEYS[2] intake:<class> (stream)
+-- KEYS[3] dead (stream)
+-- ARGV[1] the caller's leader token
+-- ARGV[2] the intake's consumer group
+-- ARGV[3] priority class
+-- ARGV[4] entry id
+-- ARGV[5] the reason
+-- ARGV[6] most dead letters kept, about
+-- Returns -1 NOT_LEADER, 1 BURIED, 5 GONE (no such entry any more)
+-- Atomic, because the entry must be in the intake or among the dead letters at every moment.
+
+local NOT_LEADER, BURIED, GONE = -1, 1, 5
+local MOST_VALUES = 200
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
+local found = redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1]
+redis.call('XACK', KEYS[2], ARGV[2], ARGV[4])
+if not found then return GONE end
+redis.call('XDEL', KEYS[2], ARGV[4])
+local fields = {'dead_reason', ARGV[5], 'dead_sid', ARGV[3] .. '/' .. ARGV[4]}
+-- Lua cannot unpack an entry of thousands of fields: keep its beginning.
+for i = 1, math.min(#found[2], MOST_VALUES) do fields[#fields + 1] = found[2][i] end
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', unpack(fields))
+return BURIED

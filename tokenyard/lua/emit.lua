@@ -1,0 +1,44 @@
+-- Publish the token deltas of one engine step.
+--
+-- KEYS[1] leases (zset): lease expiry in ms by worker
+-- KEYS[2...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
+--   each of its deltas: request:<client>/<id> (hash), tokens:<client>/<id> (string)
+-- ARGV[1] the worker
+-- ARGV[2] most entries a reply stream keeps, about
+-- ARGV[3...] for each destination: kind (flat: one entry for each delta; frame: one entry for
+--   all), number of deltas, then for each delta: attempt, seq (tokens published before it),
+--   its tokens (packed int32), the reply (msgpack map)
+-- Returns -1 LEASE_LOST, or one code for each delta: 1 PUBLISHED, 2 REPEATED (was published by
+--   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
+-- Atomic, because the fence, the token count and the reply must agree.
+
+-- @include add_replies
+-- @include has_lease
+
+local LEASE_LOST, PUBLISHED, REPEATED, STALE = -1, 1, 2, 0
+if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
+
+local function publish(ledger, tokens, attempt, seq, packed)
+  local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state')
+  if owner[1] ~= ARGV[1] or owner[2] ~= attempt or owner[3] ~= 'assigned' then return STALE end
+  local published = redis.call('STRLEN', tokens) / 4
+  if tonumber(seq) < published then return REPEATED end
+  if tonumber(seq) > published then return STALE end
+  redis.call('APPEND', tokens, packed)
+  return PUBLISHED
+end
+
+local replies, k, a = {}, 2, 3
+while k <= #KEYS do
+  local destination, kind, count = KEYS[k], ARGV[a], tonumber(ARGV[a + 1])
+  local items = {}
+  k, a = k + 1, a + 2
+  for _ = 1, count do
+    local code = publish(KEYS[k], KEYS[k + 1], ARGV[a], ARGV[a + 1], ARGV[a + 2])
+    if code == PUBLISHED then items[#items + 1] = ARGV[a + 3] end
+    replies[#replies + 1] = code
+    k, a = k + 2, a + 4
+  end
+  add_replies(destination, kind, items, ARGV[2])
+end
+return replies

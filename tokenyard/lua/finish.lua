@@ -1,0 +1,60 @@
+-- Publish the results of one engine step, free their places on the lane, wake the coordinator.
+--
+-- KEYS[1] leases (zset): lease expiry in ms by worker
+-- KEYS[2] lane:<worker> (stream)
+-- KEYS[3] events (stream)
+-- KEYS[4...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
+--   each of its results: request:<client>/<id> (hash), tokens:<client>/<id> (string)
+-- ARGV[1] the worker
+-- ARGV[2] most entries a reply stream keeps, about
+-- ARGV[3...] for each destination: kind (flat or frame), number of results, then for each
+--   result: lane entry, attempt, status, time to live in s, the reply (msgpack map)
+-- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
+--   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
+-- Atomic, because the first valid writer of a result must be the only one.
+
+-- @include add_replies
+-- @include has_lease
+
+local LEASE_LOST, FINISHED, REPEATED, STALE = -1, 1, 2, 0
+if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
+
+local function finish(ledger, tokens, entry, attempt, status, ttl, item)
+  local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state')
+  if owner[1] ~= ARGV[1] or owner[2] ~= attempt then return STALE end
+  if owner[3] ~= 'assigned' then return REPEATED end
+  redis.call('HSET', ledger, 'state', status, 'result', item)
+  redis.call('EXPIRE', ledger, ttl)
+  redis.call('DEL', tokens)
+  redis.call('XDEL', KEYS[2], entry)
+  return FINISHED
+end
+
+local replies, freed, k, a = {}, 0, 4, 3
+while k <= #KEYS do
+  local destination, kind, count = KEYS[k], ARGV[a], tonumber(ARGV[a + 1])
+  local items, longest = {}, 0
+  k, a = k + 1, a + 2
+  for _ = 1, count do
+    local code = finish(KEYS[k], KEYS[k + 1], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3],
+      ARGV[a + 4])
+    if code == FINISHED then
+      items[#items + 1] = ARGV[a + 4]
+      longest = math.max(longest, tonumber(ARGV[a + 3]))
+      freed = freed + 1
+    end
+    replies[#replies + 1] = code
+    k, a = k + 2, a + 5
+  end
+  if #items > 0 then
+    add_replies(destination, kind, items, ARGV[2])
+    if redis.call('TTL', destination) < longest then
+      redis.call('EXPIRE', destination, longest)
+    end
+  end
+end
+if freed > 0 then
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'freed', 'worker', ARGV[1],
+    'count', freed)
+end
+return replies

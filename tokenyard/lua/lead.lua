@@ -1,0 +1,17 @@
+-- Take the lead of the yard, or keep it.
+--
+-- KEYS[1] leader (string): "<epoch>:<coordinator>", expires with the lease
+-- KEYS[2] info (hash): holds the counter of epochs
+-- ARGV[1] the coordinator's name
+-- ARGV[2] length of the lease in ms
+-- ARGV[3] the caller's leader token, or '' if it has none
+-- Returns the caller's leader token while it leads, or '' if another does
+-- Atomic, because two coordinators must never hold the lead at once.
+
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[3] then return '' end
+if not holder then
+  holder = redis.call('HINCRBY', KEYS[2], 'epoch', 1) .. ':' .. ARGV[1]
+end
+redis.call('SET', KEYS[1], holder, 'PX', ARGV[2])
+return holder

@@ -1,0 +1,25 @@
+-- Extend the leases that their owners still hold, and show what the workers do.
+--
+-- KEYS[1] leases (zset): lease expiry in ms by worker
+-- KEYS[2] workers (hash): the roster
+-- ARGV[1] length of the lease in ms
+-- ARGV[2...] for each worker: the worker, its roster entry (JSON)
+-- Returns one code for each worker: 1 HELD, 0 LOST (it must stop and register anew)
+-- Atomic, because a lease that the rescuer has taken must not come back.
+
+-- @include has_lease
+-- @include server_ms
+
+local HELD, LOST = 1, 0
+local expires = server_ms() + tonumber(ARGV[1])
+local replies = {}
+for i = 2, #ARGV, 2 do
+  if has_lease(KEYS[1], ARGV[i]) then
+    redis.call('ZADD', KEYS[1], expires, ARGV[i])
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+    replies[#replies + 1] = HELD
+  else
+    replies[#replies + 1] = LOST
+  end
+end
+return replies

@@ -1,0 +1,199 @@
+"""Reading entries that anybody may have written, without ever raising (guarantee G7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tokenyard.errors import Code, InvalidRequest
+from tokenyard.keys import is_name
+from tokenyard.wire import (
+    DEFAULT_CLIENT,
+    DEFAULT_RESULT_TTL_S,
+    MAX_ID_BYTES,
+    MAX_RESULT_TTL_S,
+    MAX_TOKEN_ID,
+    WIRE_VERSION,
+    Assignment,
+    Refused,
+    Request,
+    SamplingParams,
+    Unanswerable,
+    pack_tokens,
+    unpack_tokens,
+)
+
+_params_decoder = msgspec.json.Decoder(SamplingParams)
+_messages_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
+
+
+def parse_request(fields: Mapping[bytes, bytes]) -> Request | Refused | Unanswerable:
+    """Read an entry that anybody may have written; never raises.
+
+    An entry whose id and client are sound is a `Request`, or `Refused` with the reason; any
+    other is `Unanswerable`.
+    """
+    try:
+        request_id, client = _parse_address(fields)
+    except InvalidRequest as fault:
+        return Unanswerable(str(fault))
+    reply_to = ""
+    try:
+        reply_to = _parse_reply_to(fields, client)
+        return _parse_body(fields, request_id, client, reply_to)
+    except InvalidRequest as fault:
+        return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(fault))
+
+
+def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
+    raw = fields.get(b"id", b"")
+    if not 0 < len(raw) <= MAX_ID_BYTES:
+        raise InvalidRequest("id", f"give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
+    client = _text(fields, "client") or DEFAULT_CLIENT
+    if not is_name(client):
+        raise InvalidRequest("client", "use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+    return _text(fields, "id"), client
+
+
+def _parse_reply_to(fields: Mapping[bytes, bytes], client: str) -> str:
+    reply_to = _text(fields, "reply_to")
+    if reply_to not in ("", f"replies:{client}"):
+        raise InvalidRequest("reply_to", f"leave it out or give replies:{client}")
+    return reply_to
+
+
+def _parse_body(
+    fields: Mapping[bytes, bytes], request_id: str, client: str, reply_to: str
+) -> Request:
+    version = _integer(fields, "v", WIRE_VERSION, 1, 2**31)
+    if version != WIRE_VERSION:
+        raise InvalidRequest("v", f"this yard speaks version {WIRE_VERSION}, not {version}")
+    given = [name for name in ("tokens", "prompt", "messages") if name.encode() in fields]
+    if len(given) != 1:
+        raise InvalidRequest(
+            "prompt", f"give exactly one of tokens, prompt, messages, not {given or 'none'}"
+        )
+    return Request(
+        id=request_id,
+        client=client,
+        tokens=_tokens(fields) if given == ["tokens"] else None,
+        prompt=_prompt(fields) if given == ["prompt"] else None,
+        messages=_messages(fields) if given == ["messages"] else None,
+        model=_text(fields, "model"),
+        params=_params(fields),
+        stream=_flag(fields, "stream"),
+        reply_to=reply_to,
+        priority=_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
+        deadline_ms=_integer(fields, "deadline", 0, 0, 2**53) or None,
+        result_ttl_s=_integer(fields, "result_ttl", DEFAULT_RESULT_TTL_S, 1, MAX_RESULT_TTL_S),
+        tenant=_text(fields, "tenant"),
+        session=_text(fields, "session"),
+        metadata=_json(fields, "metadata", _object_decoder, {}),
+    )
+
+
+def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | Refused | None:
+    """Read a lane entry; None where it is no assignment at all."""
+    request = parse_request(fields)
+    if isinstance(request, Unanswerable) or b"attempt" not in fields:
+        return None
+    if isinstance(request, Refused):
+        return request
+    return Assignment(
+        request=request,
+        entry=entry,
+        sid=fields[b"sid"].decode(),
+        attempt=int(fields[b"attempt"]),
+        crashes=int(fields.get(b"crashes", b"0")),
+        published=fields.get(b"published", b""),
+    )
+
+
+def _text(fields: Mapping[bytes, bytes], name: str) -> str:
+    try:
+        return fields.get(name.encode(), b"").decode()
+    except UnicodeDecodeError as fault:
+        raise InvalidRequest(name, f"is not UTF-8 at byte {fault.start}") from None
+
+
+def _integer(fields: Mapping[bytes, bytes], name: str, default: int, low: int, high: int) -> int:
+    raw = fields.get(name.encode())
+    if raw is None:
+        return default
+    try:
+        value = int(raw)
+    except ValueError:
+        raise InvalidRequest(name, "is not a whole number") from None
+    if not low <= value <= high:
+        raise InvalidRequest(name, f"must be from {low} to {high}")
+    return value
+
+
+def _flag(fields: Mapping[bytes, bytes], name: str) -> bool:
+    raw = fields.get(name.encode(), b"0")
+    if raw not in (b"0", b"1"):
+        raise InvalidRequest(name, "must be 0 or 1")
+    return raw == b"1"
+
+
+def _json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) -> Any:
+    raw = fields.get(name.encode())
+    if raw is None:
+        return default
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as fault:
+        message, _, path = str(fault).partition(" - at ")
+        where = name + path.strip("`").removeprefix("$")
+        raise InvalidRequest(where, message) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise InvalidRequest(name, f"is not the JSON expected: {fault}") from None
+
+
+def _params(fields: Mapping[bytes, bytes]) -> SamplingParams:
+    params: SamplingParams = _json(fields, "params", _params_decoder, SamplingParams())
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequest("params.min_tokens", "must not exceed max_tokens")
+    return params
+
+
+def _messages(fields: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = _json(fields, "messages", _messages_decoder, [])
+    if not messages:
+        raise InvalidRequest("messages", "is empty")
+    for at, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"messages[{at}].role", "must be a string")
+    return messages
+
+
+def _prompt(fields: Mapping[bytes, bytes]) -> str:
+    prompt = _text(fields, "prompt")
+    if not prompt:
+        raise InvalidRequest("prompt", "is empty")
+    return prompt
+
+
+def _tokens(fields: Mapping[bytes, bytes]) -> bytes:
+    """Packed ids, or a JSON array of them.
+
+    The two cannot be mistaken: the last byte of packed ids is the top byte of an int32, and
+    ``]`` there would mean an id above 1.5 billion.
+    """
+    raw = fields[b"tokens"]
+    if raw[:1] == b"[" and raw[-1:] == b"]":
+        packed = pack_tokens(_json(fields, "tokens", _ids_decoder, []))
+    else:
+        packed = raw
+    if not packed:
+        raise InvalidRequest("tokens", "is empty")
+    if len(packed) % 4:
+        raise InvalidRequest("tokens", "packed ids are int32: the length must divide by four")
+    if min(unpack_tokens(packed)) < 0:
+        raise InvalidRequest("tokens", "token ids must not be negative")
+    return packed

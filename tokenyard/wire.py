@@ -1,0 +1,202 @@
+"""What crosses a process boundary on the way in: requests and assignments.
+
+docs/protocol.md is the public form of this file, `tokenyard.parse` reads it, and
+`tokenyard.replies` is the way out. The wire only grows: new fields come last and have defaults,
+readers skip fields that they do not know, and `WIRE_VERSION` changes only when an old reader
+would misunderstand (then the old reading stays for one release).
+
+A request is a Redis stream entry: a mapping of field names to bytes. Token ids travel packed, as
+little-endian int32.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tokenyard.errors import Code
+
+WIRE_VERSION: Final = 1
+MAX_ID_BYTES: Final = 200
+MAX_TOKEN_ID: Final = 2**31 - 1
+DEFAULT_CLIENT: Final = "anon"
+DEFAULT_RESULT_TTL_S: Final = 3600
+MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
+
+ReplyKind = Literal["flat", "frame"]
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Token ids as little-endian int32, four bytes each.
+
+    Raises `OverflowError` for an id outside int32 and `TypeError` for one that is no integer.
+    """
+    packed = array("i", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Inverse of `pack_tokens`; raises `ValueError` where the length is no multiple of four."""
+    tokens = array("i")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class StructuredOutputs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """vLLM's ``StructuredOutputsParams``: exactly one constraint on the text."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to sample, by the names, bounds and defaults of ``vllm.SamplingParams``."""
+
+    n: Annotated[int, Meta(ge=1, le=64)] = 1
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: Annotated[int, Meta(ge=1)] | None = 16
+    min_tokens: Count = 0
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    detokenize: bool | UnsetType = UNSET
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What a client asks; it never changes. Exactly one of the three prompts is given."""
+
+    id: str
+    client: str = DEFAULT_CLIENT
+    tokens: bytes | None = None  # packed
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    model: str = ""  # the yard's only model where empty
+    params: SamplingParams = SamplingParams()
+    stream: bool = False
+    reply_to: str = ""
+    priority: int = 0  # lower is sooner; passed on to the engine
+    deadline_ms: int | None = None  # unix time
+    result_ttl_s: int = DEFAULT_RESULT_TTL_S
+    tenant: str = ""
+    session: str = ""
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def wants_text(self) -> bool:
+        """Whether replies carry text: where asked, else where the prompt was text."""
+        if self.params.detokenize is not UNSET:
+            return self.params.detokenize
+        return self.tokens is None
+
+    @property
+    def kind(self) -> ReplyKind:
+        """Form of its replies: packed frames on the client's stream, or plain entries."""
+        return "frame" if self.reply_to else "flat"
+
+
+class Refused(Struct, frozen=True):
+    """A request that is answered without being run."""
+
+    id: str
+    client: str
+    reply_to: str
+    code: Code
+    message: str
+    result_ttl_s: int = DEFAULT_RESULT_TTL_S
+
+    @property
+    def kind(self) -> ReplyKind:
+        """Form of its reply, as in `Request`."""
+        return "frame" if self.reply_to else "flat"
+
+
+class Unanswerable(Struct, frozen=True):
+    """An entry that cannot be answered, since it names nobody to answer."""
+
+    reason: str
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """A request on a lane. (worker, attempt) is the fencing token."""
+
+    request: Request
+    entry: str  # of the lane
+    sid: str  # server-side id: "<priority class>/<intake entry>"
+    attempt: int
+    crashes: int = 0  # workers that died with it
+    published: bytes = b""  # packed tokens that its readers have seen
+
+    @property
+    def waited_ms(self) -> int:
+        """Time from acceptance to assignment, both by the server's clock."""
+        accepted = self.sid.rpartition("/")[2].partition("-")[0]
+        return max(0, int(self.entry.partition("-")[0]) - int(accepted))
+
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def request_fields(request: Request) -> dict[str, bytes | str | int]:
+    """A request as the fields of its intake entry; defaults stay away."""
+    fields: dict[str, bytes | str | int] = {"id": request.id, "v": WIRE_VERSION}
+    if request.tokens is not None:
+        fields["tokens"] = request.tokens
+    if request.prompt is not None:
+        fields["prompt"] = request.prompt
+    if request.messages is not None:
+        fields["messages"] = _encode_json(request.messages)
+    params = _encode_json(request.params)
+    if params != b"{}":
+        fields["params"] = params
+    if request.stream:
+        fields["stream"] = 1
+    if request.metadata:
+        fields["metadata"] = _encode_json(request.metadata)
+    plain: dict[str, str | int] = {
+        "client": request.client if request.client != DEFAULT_CLIENT else "",
+        "model": request.model,
+        "reply_to": request.reply_to,
+        "priority": request.priority,
+        "deadline": request.deadline_ms or 0,
+        "result_ttl": request.result_ttl_s if request.result_ttl_s != DEFAULT_RESULT_TTL_S else 0,
+        "tenant": request.tenant,
+        "session": request.session,
+    }
+    fields.update((name, value) for name, value in plain.items() if value)
+    return fields

@@ -1,0 +1,1 @@
+"""The GPU side: a controller per host and the warm worker processes that it owns."""
