@@ -1,0 +1,163 @@
+"""Configuration of the long-lived processes: frozen, read once at the door.
+
+The command lines fill these from options and ``TOKENYARD_*`` variables; nothing else reads the
+environment. Every fault is reported at once. Units stand in the names.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tokenyard.errors import SettingsError
+from tokenyard.keys import is_name
+
+PolicyName = Literal["round_robin"]
+EngineName = Literal["vllm", "simulated"]
+
+
+def default_name(role: str) -> str:
+    """A name for a process that no other on this or another host is likely to have."""
+    host = socket.gethostname().split(".")[0]
+    return f"{role}-{host}-{os.getpid()}"
+
+
+def _check(faults: Iterator[str]) -> None:
+    found = list(faults)
+    if found:
+        raise SettingsError(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """What a coordinator needs to know."""
+
+    redis_url: str
+    yard: str = "main"
+    name: str = field(default_factory=lambda: default_name("coordinator"))
+    #: Nothing is dispatched before this many workers have joined.
+    expect_workers: int = 0
+    policy: PolicyName = "round_robin"
+    #: Workers in the order of their names, requests in the order of arrival, nothing else counts.
+    deterministic: bool = False
+    #: Where each decision is recorded, one JSON object a line.
+    record: Path | None = None
+    #: A recorded schedule to follow.
+    replay: Path | None = None
+    #: The leader's lease: so long a yard stands still when its leader is killed.
+    lease_ms: int = 5_000
+    #: Longest blocking read. Must stay below the socket's time-out.
+    block_ms: int = 1_000
+    #: Most requests waiting in all intakes together (vLLM's name).
+    max_num_queued_reqs: int = 100_000
+    #: Most bytes of one request.
+    max_request_bytes: int = 4 * 1024 * 1024
+    #: Most entries handed over in one script call.
+    max_batch: int = 256
+    #: Workers that may die with a request before it is given up.
+    max_crashes: int = 3
+    reply_maxlen: int = 10_000
+    dead_maxlen: int = 10_000
+
+    def __post_init__(self) -> None:
+        _check(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        for label, name in (("yard", self.yard), ("name", self.name)):
+            if not is_name(name):
+                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        if self.expect_workers < 0:
+            yield "expect_workers: must not be negative"
+        if self.deterministic and not self.expect_workers:
+            yield "deterministic: needs expect_workers, so that the set of workers is known"
+        if self.replay and not self.replay.is_file():
+            yield f"replay: no file at {self.replay}"
+        if self.lease_ms < 500:
+            yield "lease_ms: must be at least 500"
+        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")
+        for name in (*positive, "max_crashes", "reply_maxlen", "dead_maxlen"):
+            if getattr(self, name) < 1:
+                yield f"{name}: must be at least 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a controller and its worker processes need to know."""
+
+    redis_url: str
+    yard: str = "main"
+    #: Prefix of the names of this host's workers.
+    name: str = field(default_factory=lambda: default_name("worker"))
+    engine: EngineName = "vllm"
+    #: Folder or Hugging Face name of the model.
+    model: str = ""
+    #: The name that requests use for it; the last part of ``model`` where empty.
+    model_name: str = ""
+    revision: str = ""
+    #: Worker processes on this host, one for each device.
+    slots: int = 1
+    #: Devices by index, one for each slot; on CPU empty.
+    devices: tuple[str, ...] = ()
+    dtype: str = "auto"
+    #: Tokens, prompt and output together; 0: what the model allows.
+    max_model_len: int = 0
+    #: Requests that an engine runs at once (vLLM's name).
+    max_num_seqs: int = 256
+    #: Further arguments of the engine, by vLLM's own names, as JSON.
+    engine_args: str = "{}"
+    #: The workers' leases; renewed three times as often.
+    lease_ms: int = 30_000
+    block_ms: int = 1_000
+    #: Longest time for an engine to come up.
+    start_timeout_s: float = 600.0
+    #: A busy engine that makes no step for so long is killed.
+    hang_timeout_s: float = 60.0
+    #: On SIGTERM running requests may finish for so long; what is left is handed back.
+    grace_s: float = 30.0
+    #: First and longest pause before a dead process is started again.
+    backoff_s: float = 0.5
+    max_backoff_s: float = 30.0
+    reply_maxlen: int = 10_000
+    #: Simulated engine only: prefill tokens/s, seconds for a decode step (0: no limit).
+    simulated_prefill_rate: float = 0.0
+    simulated_step_s: float = 0.0
+    #: Simulated engine only: name and hit count of a point at which the process kills itself.
+    crash_point: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self._faults())
+
+    @property
+    def serves(self) -> str:
+        """Name under which requests ask for the model."""
+        if self.model_name:
+            return self.model_name
+        return Path(self.model).name if self.model else "simulated"
+
+    @property
+    def lane_limit(self) -> int:
+        """Most entries on a lane: what the engine runs and a quarter more, read ahead."""
+        return self.max_num_seqs + max(1, self.max_num_seqs // 4)
+
+    def _faults(self) -> Iterator[str]:
+        for label, name in (("yard", self.yard), ("name", self.name)):
+            if not is_name(name):
+                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        if self.engine == "vllm" and not self.model:
+            yield "model: the vllm engine needs one (a folder or a Hugging Face name)"
+        if self.devices and len(self.devices) != self.slots:
+            yield f"devices: {len(self.devices)} given for {self.slots} slots"
+        for name in ("slots", "max_num_seqs", "block_ms", "reply_maxlen"):
+            if getattr(self, name) < 1:
+                yield f"{name}: must be at least 1"
+        if self.lease_ms < 1_000:
+            yield "lease_ms: must be at least 1000"
+        for name in ("start_timeout_s", "hang_timeout_s", "backoff_s", "max_backoff_s"):
+            if getattr(self, name) <= 0:
+                yield f"{name}: must be positive"
+        if self.grace_s < 0:
+            yield "grace_s: must not be negative"
