@@ -1,0 +1,1 @@
+"""The tests of Tokenyard: CONTRIBUTING.md says how to run which of them."""

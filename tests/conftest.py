@@ -1,0 +1,134 @@
+"""Fixtures for all tests: real servers, a yard of one's own, and a check for leftovers.
+
+Servers are started once for each test process (each pytest-xdist worker has its own), when the
+first test asks for one. Tests do not see each other, since each has a yard with a random name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from hypothesis import settings
+
+from tests.support.builders import random_name
+from tests.support.leftovers import end_leftovers, mark_descendants
+from tests.support.servers import Server, ServerName, find_binary
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+
+# The servers' time to answer varies too much on a busy machine for a deadline of each example.
+settings.register_profile("tokenyard", deadline=None, print_blob=True)
+settings.load_profile("tokenyard")
+
+SERVERS: tuple[ServerName, ...] = ("valkey", "redis")
+LEFTOVER_GRACE_S = 10.0
+NewServer = Callable[..., Server]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leftover_processes() -> Iterator[None]:
+    """Fails the run when a process that it started outlives it."""
+    mark_descendants()
+    yield
+    leftovers = end_leftovers(LEFTOVER_GRACE_S)
+    assert not leftovers, "processes left behind:\n" + "\n".join(leftovers)
+
+
+def _binary(name: ServerName) -> Path:
+    binary = find_binary(name)
+    if binary is not None:
+        return binary
+    reason = f"{name}-server is not installed, so nothing was tested on {name}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say aloud what the skips above hide."""
+    if terminalreporter.stats.get("skipped") and find_binary("redis") is None:
+        terminalreporter.section("REDIS WAS NOT TESTED", red=True, bold=True)
+        terminalreporter.line("Install redis-server (Debian: apt install redis-server).")
+
+
+@pytest.fixture(scope="session")
+def shared_server(
+    no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[ServerName], Server]]:
+    """The servers of this test process by name, each started when first asked for."""
+    running: dict[ServerName, Server] = {}
+
+    def get(name: ServerName) -> Server:
+        if name not in running:
+            running[name] = Server(name, _binary(name), tmp_path_factory.mktemp(name))
+        running[name].start()
+        return running[name]
+
+    yield get
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session", params=SERVERS)
+def broker(request: pytest.FixtureRequest, shared_server: Callable[[ServerName], Server]) -> Server:
+    """A server that all tests share, once Valkey and once Redis: leave it running."""
+    return shared_server(request.param)
+
+
+@pytest.fixture(scope="session")
+def valkey_broker(shared_server: Callable[[ServerName], Server]) -> Server:
+    """The embedded server alone, for tests too slow to be run on both: leave it running."""
+    return shared_server("valkey")
+
+
+@pytest.fixture
+def new_server(
+    no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NewServer]:
+    """Starts servers that belong to one test: ``new_server("redis", aof=True)``."""
+    started: list[Server] = []
+
+    def start(name: ServerName, *, aof: bool = True) -> Server:
+        server = Server(name, _binary(name), tmp_path_factory.mktemp(name), aof=aof)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(params=SERVERS)
+def own_broker(request: pytest.FixtureRequest, new_server: NewServer) -> Server:
+    """A server with AOF that the test may stop, kill and start."""
+    return new_server(request.param)
+
+
+@pytest.fixture
+def redis_url(broker: Server) -> str:
+    """URL of `broker`."""
+    return broker.url
+
+
+@pytest.fixture
+def keys() -> Keys:
+    """The keys of a yard that nobody else uses."""
+    return Keys(random_name("yard"))
+
+
+@pytest.fixture
+def connection(broker: Server) -> Iterator[redis.Redis]:
+    """A connection to `broker` that gives bytes."""
+    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def scripts(connection: redis.Redis, keys: Keys) -> Scripts:
+    """The scripts of the test's yard on `broker`."""
+    return Scripts(connection, keys)

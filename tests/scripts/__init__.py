@@ -1,0 +1,1 @@
+"""Tests of the Lua files, on real servers."""

