@@ -13,9 +13,11 @@ from tokenyard.keys import is_name
 from tokenyard.wire import (
     DEFAULT_CLIENT,
     DEFAULT_RESULT_TTL_S,
+    MAX_FIELDS,
     MAX_ID_BYTES,
     MAX_RESULT_TTL_S,
     MAX_TOKEN_ID,
+    SYSTEM_FIELDS,
     WIRE_VERSION,
     Assignment,
     Refused,
@@ -70,6 +72,8 @@ def _parse_reply_to(fields: Mapping[bytes, bytes], client: str) -> str:
 def _parse_body(
     fields: Mapping[bytes, bytes], request_id: str, client: str, reply_to: str
 ) -> Request:
+    if len(fields) > MAX_FIELDS and len(fields.keys() - SYSTEM_FIELDS) > MAX_FIELDS:
+        raise InvalidRequest("entry", f"has more than {MAX_FIELDS} fields")
     version = _integer(fields, "v", WIRE_VERSION, 1, 2**31)
     if version != WIRE_VERSION:
         raise InvalidRequest("v", f"this yard speaks version {WIRE_VERSION}, not {version}")
@@ -97,13 +101,18 @@ def _parse_body(
     )
 
 
-def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | Refused | None:
-    """Read a lane entry; None where it is no assignment at all."""
+def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | None:
+    """Read a lane entry; None where nobody could be answered for it, so that it is no assignment.
+
+    A request that the coordinator passed and this version cannot read has its `Assignment.fault`.
+    """
     request = parse_request(fields)
+    fault = ""
     if isinstance(request, Unanswerable) or b"attempt" not in fields:
         return None
     if isinstance(request, Refused):
-        return request
+        fault = request.message
+        request = Request(id=request.id, client=request.client, reply_to=request.reply_to)
     return Assignment(
         request=request,
         entry=entry,
@@ -111,6 +120,7 @@ def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | 
         attempt=int(fields[b"attempt"]),
         crashes=int(fields.get(b"crashes", b"0")),
         published=fields.get(b"published", b""),
+        fault=fault,
     )
 
 

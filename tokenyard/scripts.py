@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import redis
 
-from tokenyard.keys import GROUP, INTAKE_CLASSES, IntakeClass, Keys, PriorityClass
-from tokenyard.replies import Reply, Status, encode_reply
-from tokenyard.wire import ReplyKind, Request, Assignment, Refused, request_fields
+from tokenyard.keys import GROUP, IntakeClass, Keys, PriorityClass
+from tokenyard.replies import Reply, encode_reply
+from tokenyard.wire import Assignment, Refused, ReplyKind, Request, request_fields
 
 Arg = bytes | str | int | float
 T = TypeVar("T")

@@ -23,6 +23,7 @@ from tokenyard.errors import Code
 
 WIRE_VERSION: Final = 1
 MAX_ID_BYTES: Final = 200
+MAX_FIELDS: Final = 100
 MAX_TOKEN_ID: Final = 2**31 - 1
 DEFAULT_CLIENT: Final = "anon"
 DEFAULT_RESULT_TTL_S: Final = 3600
@@ -52,7 +53,9 @@ def unpack_tokens(packed: bytes) -> list[int]:
 
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Count = Annotated[int, Meta(ge=0)]
+# Engines hold counts and token ids in 32 bits.
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 class StructuredOutputs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -78,23 +81,23 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     repetition_penalty: Annotated[float, Meta(gt=0.0)] = 1.0
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1)] = 0
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
-    max_tokens: Annotated[int, Meta(ge=1)] | None = 16
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = 16
     min_tokens: Count = 0
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: Count | None = None
+    prompt_logprobs: Count | None = None
     detokenize: bool | UnsetType = UNSET
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputs | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
 
 
@@ -161,6 +164,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     attempt: int
     crashes: int = 0  # workers that died with it
     published: bytes = b""  # packed tokens that its readers have seen
+    fault: str = ""  # why this version cannot read the request, if it cannot
 
     @property
     def waited_ms(self) -> int:
@@ -168,6 +172,9 @@ class Assignment(Struct, frozen=True, kw_only=True):
         accepted = self.sid.rpartition("/")[2].partition("-")[0]
         return max(0, int(self.entry.partition("-")[0]) - int(accepted))
 
+
+#: Fields that only the system writes, beside those of the request; a client's own are dropped.
+SYSTEM_FIELDS: Final = frozenset({b"sid", b"attempt", b"crashes", b"published"})
 
 _encode_json = msgspec.json.Encoder().encode
 

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Give a waiting request its result without running it (invalid, expired, out of attempts).
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
@@ -19,15 +20,16 @@
 -- Atomic, because the result must appear exactly when the request stops waiting.
 
 -- @include add_replies
+-- @include keep_for
+-- @include leave_intake
 
 local NOT_LEADER, ANSWERED, DUPLICATE, GONE = -1, 1, 2, 5
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local intake, ledger, entry, item = KEYS[2], KEYS[3], ARGV[4], ARGV[9]
 
 local waits = redis.call('XRANGE', intake, entry, entry)[1]
-redis.call('XACK', intake, ARGV[2], entry)
+leave_intake(intake, ARGV[2], entry)
 if not waits then return GONE end
-redis.call('XDEL', intake, entry)
 local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry')
 if known[1] and (known[1] ~= 'waiting' or known[2] ~= ARGV[3] or known[3] ~= entry) then
   return DUPLICATE
@@ -38,5 +40,5 @@ redis.call('HSETNX', ledger, 'sid', ARGV[3] .. '/' .. entry)
 redis.call('EXPIRE', ledger, ARGV[7])
 redis.call('DEL', KEYS[4])
 add_replies(KEYS[5], ARGV[5], {item}, ARGV[8])
-redis.call('EXPIRE', KEYS[5], ARGV[7])
+keep_for(KEYS[5], ARGV[7])
 return ANSWERED

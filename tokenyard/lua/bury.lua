@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Put an entry that nobody can be answered for into the dead letters, whole, with the reason.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
@@ -12,13 +13,14 @@
 -- Returns -1 NOT_LEADER, 1 BURIED, 5 GONE (no such entry any more)
 -- Atomic, because the entry must be in the intake or among the dead letters at every moment.
 
+-- @include leave_intake
+
 local NOT_LEADER, BURIED, GONE = -1, 1, 5
 local MOST_VALUES = 200
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local found = redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1]
-redis.call('XACK', KEYS[2], ARGV[2], ARGV[4])
+leave_intake(KEYS[2], ARGV[2], ARGV[4])
 if not found then return GONE end
-redis.call('XDEL', KEYS[2], ARGV[4])
 local fields = {'dead_reason', ARGV[5], 'dead_sid', ARGV[3] .. '/' .. ARGV[4]}
 -- Lua cannot unpack an entry of thousands of fields: keep its beginning.
 for i = 1, math.min(#found[2], MOST_VALUES) do fields[#fields + 1] = found[2][i] end

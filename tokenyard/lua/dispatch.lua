@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Move intake entries onto lanes, one hand-over for each, all of one round in one call.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
@@ -14,25 +15,28 @@
 -- a deposed leader must move nothing.
 
 -- @include has_lease
+-- @include leave_intake
 
 local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE = -1, 1, 2, 3, 4, 5
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, published = true}
+-- Names and values together; the coordinator refuses entries of more than 100 fields.
+local MOST_VALUES = 256
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 
-local function remove(intake, entry)
-  redis.call('XACK', intake, ARGV[2], entry)
-  redis.call('XDEL', intake, entry)
-end
-
-local function lane_fields(fields, class, sid, attempt, crashes)
-  local out = {}
+-- A client may name a field twice, even thousands of times, which is more than Lua can unpack:
+-- the last one counts, as it does for the coordinator, which has judged the entry.
+local function lane_fields(fields, is_retry, sid, attempt, crashes)
+  local out, place = {}, {}
   for i = 1, #fields, 2 do
     local name = fields[i]
-    if not SYSTEM[name] or (class == 'retry' and name == 'published') then
-      out[#out + 1] = name
-      out[#out + 1] = fields[i + 1]
+    if not SYSTEM[name] or (is_retry and name == 'published') then
+      if not place[name] and #out < MOST_VALUES then
+        place[name] = #out + 2
+        out[#out + 1] = name
+      end
+      if place[name] then out[place[name]] = fields[i + 1] end
     end
   end
   for _, value in ipairs({'sid', sid, 'attempt', attempt, 'crashes', crashes}) do
@@ -45,11 +49,11 @@ local function dispatch(intake, lane, ledger, class, entry, worker, most)
   local found = redis.call('XRANGE', intake, entry, entry)[1]
   local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'sid', 'attempt', 'crashes')
   if not found then
-    redis.call('XACK', intake, ARGV[2], entry)
+    leave_intake(intake, ARGV[2], entry)
     return GONE
   end
   if known[1] and (known[1] ~= 'waiting' or known[2] ~= class or known[3] ~= entry) then
-    remove(intake, entry)
+    leave_intake(intake, ARGV[2], entry)
     return DUPLICATE
   end
   if not has_lease(KEYS[2], worker) then return CLOSED end
@@ -57,11 +61,11 @@ local function dispatch(intake, lane, ledger, class, entry, worker, most)
 
   local sid = known[4] or (class .. '/' .. entry)
   local attempt = tonumber(known[5] or '0') + 1
-  local fields = lane_fields(found[2], class, sid, attempt, known[6] or '0')
+  local fields = lane_fields(found[2], class == 'retry' and known[1], sid, attempt, known[6] or '0')
   local placed = redis.call('XADD', lane, '*', unpack(fields))
   redis.call('HSET', ledger, 'state', 'assigned', 'sid', sid, 'worker', worker,
     'attempt', attempt, 'entry', placed)
-  remove(intake, entry)
+  leave_intake(intake, ARGV[2], entry)
   return DISPATCHED
 end
 

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Publish the token deltas of one engine step.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
@@ -9,7 +10,8 @@
 --   all), number of deltas, then for each delta: attempt, seq (tokens published before it),
 --   its tokens (packed int32), the reply (msgpack map)
 -- Returns -1 LEASE_LOST, or one code for each delta: 1 PUBLISHED, 2 REPEATED (was published by
---   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
+--   an earlier call whose answer was lost, or has no tokens), 0 STALE (another attempt has the
+--   request, or tokens before it are missing)
 -- Atomic, because the fence, the token count and the reply must agree.
 
 -- @include add_replies
@@ -22,8 +24,8 @@ local function publish(ledger, tokens, attempt, seq, packed)
   local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state')
   if owner[1] ~= ARGV[1] or owner[2] ~= attempt or owner[3] ~= 'assigned' then return STALE end
   local published = redis.call('STRLEN', tokens) / 4
-  if tonumber(seq) < published then return REPEATED end
-  if tonumber(seq) > published then return STALE end
+  if tonumber(seq) + #packed / 4 <= published then return REPEATED end
+  if tonumber(seq) ~= published then return STALE end
   redis.call('APPEND', tokens, packed)
   return PUBLISHED
 end

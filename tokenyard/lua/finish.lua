@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Publish the results of one engine step, free their places on the lane, wake the coordinator.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
@@ -15,13 +16,18 @@
 
 -- @include add_replies
 -- @include has_lease
+-- @include keep_for
 
 local LEASE_LOST, FINISHED, REPEATED, STALE = -1, 1, 2, 0
 if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
 
 local function finish(ledger, tokens, entry, attempt, status, ttl, item)
-  local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state')
-  if owner[1] ~= ARGV[1] or owner[2] ~= attempt then return STALE end
+  local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry')
+  if owner[1] ~= ARGV[1] or owner[2] ~= attempt then
+    -- Nobody waits for it here any more, so it must not take up a place.
+    if owner[1] ~= ARGV[1] or owner[4] ~= entry then redis.call('XDEL', KEYS[2], entry) end
+    return STALE
+  end
   if owner[3] ~= 'assigned' then return REPEATED end
   redis.call('HSET', ledger, 'state', status, 'result', item)
   redis.call('EXPIRE', ledger, ttl)
@@ -48,9 +54,7 @@ while k <= #KEYS do
   end
   if #items > 0 then
     add_replies(destination, kind, items, ARGV[2])
-    if redis.call('TTL', destination) < longest then
-      redis.call('EXPIRE', destination, longest)
-    end
+    keep_for(destination, longest)
   end
 end
 if freed > 0 then

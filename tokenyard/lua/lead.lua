@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take the lead of the yard, or keep it.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>", expires with the lease

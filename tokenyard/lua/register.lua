@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- A worker joins: it gets a new incarnation, an empty lane of its own, and a lease.
 --
 -- KEYS[1] info (hash): holds the counter of incarnations

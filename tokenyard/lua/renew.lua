@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Extend the leases that their owners still hold, and show what the workers do.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker

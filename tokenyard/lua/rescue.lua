@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take back what a worker without a lease holds: a bounded batch of its lane goes to
 -- intake:retry, each entry with the tokens that its readers have already seen.
 --

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Give up the lead, so that a standby need not wait for the lease to end.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"

@@ -11,6 +11,8 @@
 -- Returns one pair for each request: {1, server id} ACCEPTED, {2, state} KNOWN,
 --   {0, retry after in ms} FULL
 -- Atomic, because two submitters of one id must not both find it unknown.
+-- Without `allow-oom`, which all other scripts have: a server without memory refuses new
+-- requests, and what it has accepted still ends and gives memory back.
 
 local ACCEPTED, KNOWN, FULL = 1, 2, 0
 local RETRY_AFTER_MS = 1000

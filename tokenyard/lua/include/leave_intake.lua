@@ -1,0 +1,15 @@
+-- Take an entry out of an intake. Clients may choose entry ids, and the highest possible one
+-- leaves no id for any other entry: an intake that has run empty behind an id of the far future
+-- (after the year 2286) is made anew.
+local function leave_intake(intake, group, entry)
+  redis.call('XACK', intake, group, entry)
+  redis.call('XDEL', intake, entry)
+  if redis.call('XLEN', intake) > 0 or redis.call('EXISTS', intake) == 0 then return end
+  local info = redis.call('XINFO', 'STREAM', intake)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' and info[i + 1]:find('-') > 14 then
+      redis.call('DEL', intake)
+      redis.call('XGROUP', 'CREATE', intake, group, '0', 'MKSTREAM')
+    end
+  end
+end
