@@ -1,0 +1,49 @@
+"""``python -m coordinator``, which is also ``tokenyard coordinator``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenyard.program import program
+from tokenyard.settings import CoordinatorSettings
+
+TEXTS: Final = {
+    "name": "Name of this process.  [default: host and pid]",
+    "expect_workers": "Dispatch nothing before so many workers have joined.",
+    "policy": "How a worker is chosen for a request.",
+    "deterministic": "Let the order of arrival alone decide; needs --expect-workers.",
+    "record": "Write each decision to this file, one JSON object a line.",
+    "replay": "Follow the decisions in this file.",
+    "lease_ms": "The leader's lease: the longest standstill when the leader is killed.",
+    "block_ms": "Longest wait of one read.",
+    "max_num_queued_reqs": "Most requests that may wait; more are refused with QUEUE_FULL.",
+    "max_request_bytes": "Most bytes of one request.",
+    "max_batch": "Most requests handed over in one step.",
+    "max_crashes": "Workers that may die with a request before it is given up.",
+    "reply_maxlen": "Most entries of one reply stream.",
+    "dead_maxlen": "Most dead letters.",
+}
+ABOUT: Final = """Run a coordinator, which gives requests to workers.
+
+One of a yard's coordinators leads, the others stand by and take over when it dies. It needs no
+GPU. SIGTERM or Ctrl-C stop it; nothing is lost.
+
+\b
+Examples:
+  tokenyard --redis-url redis://broker:6379 coordinator
+  tokenyard coordinator --expect-workers 8 --deterministic --record schedule.jsonl
+"""
+
+
+def run(settings: CoordinatorSettings) -> int:
+    """Run until told to stop; the exit status."""
+    # Late, so that `tokenyard --help`, which shows this command too, stays quick.
+    from coordinator.coordinator import Coordinator
+
+    return Coordinator(settings).run()
+
+
+main = program("coordinator", CoordinatorSettings, run, about=ABOUT, texts=TEXTS)
+
+if __name__ == "__main__":
+    main()

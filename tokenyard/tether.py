@@ -1,0 +1,80 @@
+"""Child processes that end when their parent does, however it ends.
+
+On Linux the kernel sends the child SIGTERM when the thread that started it dies, also by SIGKILL
+(``PR_SET_PDEATHSIG``): start children from a thread that lives as long as they should. Elsewhere
+a child outlives a parent that is killed; one that ends in order stops its children itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+#: Runs in the child before the program itself. Not a ``preexec_fn``, which may deadlock where the
+#: parent has threads. The parent may have died before the kernel knew whom to watch.
+_LAUNCHER: Final = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+#: How often a stopping child is looked at.
+_POLL_S: Final = 0.02
+#: A killed process is gone at once, unless the machine is very busy.
+_KILL_WAIT_S: Final = 5.0
+
+
+def start_tethered(
+    command: Sequence[str],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start ``command``, whose first part is an absolute path; its output is appended to ``log``.
+
+    It leads a process group of its own, so that Ctrl-C in a terminal reaches the parent alone,
+    which then stops its children in the right order.
+    """
+    prefix: list[str] = []
+    if sys.platform == "linux":
+        prefix = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*prefix, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            pass_fds=pass_fds,
+            process_group=0,
+        )
+
+
+def stop_tethered(
+    process: subprocess.Popen[bytes],
+    grace_s: float,
+    hurry: Callable[[], bool] = lambda: False,
+) -> int:
+    """End a child and its process group; its exit status.
+
+    SIGTERM first. What is left after ``grace_s``, or as soon as ``hurry`` says so, is killed.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    until = time.monotonic() + grace_s
+    while process.poll() is None and time.monotonic() < until and not hurry():
+        time.sleep(_POLL_S)
+    # Also where the leader has ended: what it has left behind is in the same group.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait(_KILL_WAIT_S)

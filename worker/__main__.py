@@ -1,0 +1,57 @@
+"""``python -m worker``, which is also ``tokenyard worker``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenyard.program import program
+from tokenyard.settings import WorkerSettings
+
+TEXTS: Final = {
+    "name": "Prefix of the names of this host's workers.  [default: host and pid]",
+    "engine": "What generates tokens. `simulated` makes tokens up and needs no model.",
+    "model": "Folder or Hugging Face name of the model.",
+    "model_name": "Name that requests use for the model.  [default: last part of --model]",
+    "revision": "Revision of a Hugging Face model.",
+    "slots": "Worker processes on this host, one for each device.",
+    "devices": "GPUs by index, one for each slot.  [default: the first ones; on a CPU none]",
+    "dtype": "Type of the weights (vLLM's name).",
+    "max_model_len": "Most tokens, prompt and output together; 0 is what the model allows.",
+    "max_num_seqs": "Requests that one engine runs at once (vLLM's name).",
+    "engine_args": "JSON object of further arguments for the engine, by vLLM's names.",
+    "lease_ms": "The workers' leases: so long until a vanished host's requests move on.",
+    "block_ms": "Longest wait of one read.",
+    "start_timeout_s": "Longest time for an engine to come up.",
+    "hang_timeout_s": "An engine that works without making a step for so long is killed.",
+    "grace_s": "On SIGTERM, running requests may finish for so long; the rest is handed back.",
+    "backoff_s": "First pause before a dead worker process is started again.",
+    "max_backoff_s": "Longest such pause.",
+    "reply_maxlen": "Most entries of one reply stream.",
+    "simulated_prefill_rate": "Simulated engine: prompt tokens a second; 0 is no limit.",
+    "simulated_step_s": "Simulated engine: seconds for each step; 0 is no limit.",
+    "crash_point": "Simulated engine, for tests: where the process kills itself.",
+}
+ABOUT: Final = """Run this host's workers, one process for each slot.
+
+A controller starts the worker processes, keeps their leases and starts them again when they die.
+SIGTERM or Ctrl-C stop them once what they run has finished, or hand it back after --grace-s.
+
+\b
+Examples:
+  tokenyard --redis-url redis://broker:6379 worker --model meta-llama/Llama-3.1-8B-Instruct
+  tokenyard worker --model ./my-model --slots 4 --devices 0,1,2,3
+"""
+
+
+def run(settings: WorkerSettings) -> int:
+    """Run until told to stop; the exit status."""
+    # Late, so that `tokenyard --help`, which shows this command too, stays quick.
+    from worker.controller import Controller
+
+    return Controller(settings).run()
+
+
+main = program("worker", WorkerSettings, run, about=ABOUT, texts=TEXTS)
+
+if __name__ == "__main__":
+    main()
