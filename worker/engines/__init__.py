@@ -5,13 +5,28 @@ Only this package and `worker.executor` may import vllm or torch. `simulated` im
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tokenyard.errors import Code
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model that an engine is to serve, and how; what is left out is the engine's choice."""
+
+    name: str  # that requests use
+    path: str  # a folder, or a name that vLLM can resolve
+    revision: str = ""
+    dtype: str = "auto"
+    max_model_len: int | None = None  # tokens, prompt and output together
+    max_num_seqs: int = 64  # requests that run at once
+    enforce_eager: bool = False  # no compilation: starts sooner, and small models run as fast
+    kv_cache_gib: float = 0.0  # 0: what the device has left
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # more of vLLM's EngineArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +46,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New tokens of one choice of a request that streams. ``key`` is the lane entry."""
+    """New tokens of one choice of a request that streams. ``key`` is the lane entry.
+
+    ``logprobs`` has one entry for each token, in the form of `worker.engines.logprobs`.
+    """
 
     key: str
     index: int
@@ -86,7 +104,9 @@ class Engine(Protocol):
         """Generate once for all running requests.
 
         A request that streams yields a `TokenDelta` for each step that made tokens, except the
-        last, whose tokens stand in `Finished` only. A fault of the whole engine is an exception.
+        last, whose tokens stand in `Finished` only. (A choice that ends before its siblings
+        yields its last tokens as a delta too.) The texts of the deltas are a beginning of the text
+        in `Finished`. A fault of the whole engine is an exception.
         """
 
     def close(self) -> None:

@@ -1,0 +1,63 @@
+"""What every engine refuses at the door, with the same words.
+
+A token id outside the vocabulary would index past the embedding table, which ends the process on
+a GPU; so nothing here is left to the engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from tokenyard.errors import InvalidRequest
+from tokenyard.wire import Assignment, Request, SamplingParams
+
+PromptField = Literal["tokens", "prompt", "messages"]
+
+
+def prompt_field(request: Request) -> PromptField:
+    """Which of the three prompts the request gives."""
+    if request.tokens is not None:
+        return "tokens"
+    return "prompt" if request.prompt is not None else "messages"
+
+
+def check_prompt(
+    field: PromptField, tokens: Sequence[int], vocab_size: int, max_model_len: int
+) -> None:
+    """Refuse an empty, over-long or out-of-vocabulary prompt; room for one token must be left."""
+    if not tokens:
+        raise InvalidRequest(field, "has no tokens")
+    if len(tokens) >= max_model_len:
+        raise InvalidRequest(
+            field,
+            f"has {len(tokens)} tokens; prompt and output together are at most {max_model_len}",
+        )
+    _check_ids(field, tokens, vocab_size)
+
+
+def check_params(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse parameters that name tokens which do not exist."""
+    _check_ids("params.stop_token_ids", params.stop_token_ids or (), vocab_size)
+    _check_ids("params.logit_bias", params.logit_bias or (), vocab_size)
+    if params.allowed_token_ids is not None:
+        if not params.allowed_token_ids:
+            raise InvalidRequest("params.allowed_token_ids", "is empty, so nothing may be said")
+        _check_ids("params.allowed_token_ids", params.allowed_token_ids, vocab_size)
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop or ()
+    if "" in stops:
+        raise InvalidRequest("params.stop", "must not contain an empty string")
+
+
+def check_resumable(assignment: Assignment) -> None:
+    """Refuse to continue several choices: published tokens do not say whose they are."""
+    if assignment.published and assignment.request.params.n > 1:
+        raise InvalidRequest("params.n", "a stream of several choices cannot be taken up again")
+
+
+def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    strange = [token for token in ids if not 0 <= token < vocab_size]
+    if strange:
+        raise InvalidRequest(
+            field, f"token id {strange[0]} is not in the vocabulary (0 to {vocab_size - 1})"
+        )

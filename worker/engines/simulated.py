@@ -1,0 +1,277 @@
+"""An engine without a model: tokens from a hash of the request, time from a speed model.
+
+For tests of the control plane and for benchmarks of the broker. It never claims to be anything
+else: `EngineInfo.engine` is ``simulated``, and it refuses what it could only make up.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import shake_128
+from typing import Final
+
+import msgspec
+
+import tokenyard
+from tokenyard.errors import InvalidRequest
+from tokenyard.replies import Choice
+from tokenyard.wire import Assignment, Request, SamplingParams, unpack_tokens
+from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
+from worker.engines.admission import (
+    check_params,
+    check_prompt,
+    check_resumable,
+    prompt_field,
+)
+from worker.engines.crash_points import CrashPoint
+
+UNLIMITED_SLOTS: Final = 256  # what an engine without a batch limit tells the coordinator
+_BYTES: Final = 256  # the vocabulary of text prompts
+_PRINTABLE: Final = [chr(33 + at) for at in range(94)]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """How long a step takes; zero means no limit.
+
+    A step prefills what joined the batch and then makes ``tokens_per_step`` tokens for every
+    request in it. Without a decode rate nothing is gained by steps, so a request that does not
+    stream is answered in one.
+    """
+
+    prefill_tokens_per_s: float = 0.0  # of all prompts together
+    decode_tokens_per_s: float = 0.0  # of each sequence, however many run
+    max_num_seqs: int = 0
+    tokens_per_step: int = 1
+
+
+class SimulatedEngine:
+    """Answers every request with tokens that follow from the request alone.
+
+    Token i of choice c is a word of the hash of (prompt, seed, c): the same on every worker, in
+    every batch and after every crash, and one pass of a hash function for a whole answer, so
+    that the broker is what a benchmark sees. Text is one printable character per token.
+    """
+
+    def __init__(
+        self,
+        model: str = "simulated",
+        *,
+        speed: SpeedModel | None = None,
+        vocab_size: int = 32_000,
+        max_model_len: int = 8_192,
+        crash_point: str = "",
+    ) -> None:
+        """``crash_point`` is read by `CrashPoint`, which raises `ValueError`."""
+        self._speed = speed or SpeedModel()
+        self._crash = CrashPoint(crash_point)
+        self._waiting: deque[_Generation] = deque()
+        self._running: dict[str, _Generation] = {}
+        self._free_at_s = 0.0  # monotonic time at which the simulated device is idle
+        self._info = EngineInfo(
+            engine="simulated",
+            engine_version=tokenyard.__version__,
+            model=model,
+            revision="",
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            slots=self._speed.max_num_seqs or UNLIMITED_SLOTS,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it serves."""
+        return self._info
+
+    def add(self, assignment: Assignment) -> None:
+        """Take a request in; see `worker.engines.Engine.add`."""
+        check_resumable(assignment)
+        self._waiting.append(_start(assignment, self._info))
+
+    def abort(self, keys: Iterable[str]) -> None:
+        """Forget requests, by lane entry; unknown ones are ignored."""
+        gone = set(keys)
+        for key in gone & self._running.keys():
+            del self._running[key]
+        if any(generation.key in gone for generation in self._waiting):
+            self._waiting = deque(one for one in self._waiting if one.key not in gone)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._running or self._waiting)
+
+    def step(self) -> list[EngineEvent]:
+        """Generate once for all running requests, taking the time that the speed model says."""
+        self._crash.passed("before_step")
+        self._spend(self._admit())
+        events: list[EngineEvent] = []
+        for generation in list(self._running.values()):
+            self._advance(generation, events)
+        return events
+
+    def close(self) -> None:
+        """Forget everything; idempotent."""
+        self._waiting.clear()
+        self._running.clear()
+
+    def _admit(self) -> int:
+        """Fill the batch; returns how many prompt tokens joined."""
+        joined = 0
+        limit = self._speed.max_num_seqs or len(self._running) + len(self._waiting)
+        while self._waiting and len(self._running) < limit:
+            generation = self._waiting.popleft()
+            self._running[generation.key] = generation
+            joined += generation.prompt_tokens
+        return joined
+
+    def _spend(self, joined: int) -> None:
+        """Sleep as long as the device would work.
+
+        The device's clock, not the length of each sleep, is what counts: sleeps that last too
+        long are made good by shorter ones.
+        """
+        cost_s = 0.0
+        if self._speed.prefill_tokens_per_s:
+            cost_s += joined / self._speed.prefill_tokens_per_s
+        if self._speed.decode_tokens_per_s:
+            cost_s += self._speed.tokens_per_step / self._speed.decode_tokens_per_s
+        if not cost_s:
+            return
+        now = time.monotonic()
+        if now - self._free_at_s > cost_s:
+            self._free_at_s = now  # it was idle, not late
+        self._free_at_s += cost_s
+        if self._free_at_s > now:
+            time.sleep(self._free_at_s - now)
+
+    def _advance(self, generation: _Generation, events: list[EngineEvent]) -> None:
+        at_once = not generation.streams and not self._speed.decode_tokens_per_s
+        start = generation.made
+        end = generation.longest if at_once else start + self._speed.tokens_per_step
+        generation.made = end
+        if end >= generation.longest:
+            self._crash.passed("before_finish")
+            del self._running[generation.key]
+            events.append(Finished(generation.key, generation.choices, generation.prompt_tokens))
+            return
+        if generation.streams:
+            self._crash.passed("mid_stream")
+            events.extend(
+                TokenDelta(
+                    generation.key,
+                    choice.index,
+                    choice.tokens[start:end],
+                    None if choice.text is None else choice.text[start:end],
+                )
+                for choice in generation.choices
+                if start < len(choice.tokens)
+            )
+
+
+@dataclass(slots=True)
+class _Generation:
+    """A request in the engine: its whole answer, known from the start, and how far it is."""
+
+    key: str
+    prompt_tokens: int
+    streams: bool
+    choices: list[Choice]
+    longest: int  # tokens of its longest choice
+    made: int  # tokens of every choice that have been made
+
+
+def _start(assignment: Assignment, info: EngineInfo) -> _Generation:
+    request = assignment.request
+    prompt = _tokenize(request)
+    field = prompt_field(request)
+    known = info.vocab_size if field == "tokens" else _BYTES
+    check_prompt(field, prompt, known, info.max_model_len)
+    _check_simulated(request, info.vocab_size)
+    published = unpack_tokens(assignment.published)
+    room = info.max_model_len - len(prompt)
+    choices = [
+        _choice(request, index, prompt, published, room, info.vocab_size)
+        for index in range(request.params.n)
+    ]
+    return _Generation(
+        key=assignment.entry,
+        prompt_tokens=len(prompt),
+        streams=request.stream,
+        choices=choices,
+        longest=max(len(choice.tokens) for choice in choices),
+        made=len(published),
+    )
+
+
+def _tokenize(request: Request) -> list[int]:
+    """Token ids, or the bytes of the text."""
+    if request.tokens is not None:
+        return unpack_tokens(request.tokens)
+    if request.prompt is not None:
+        return list(request.prompt.encode())
+    return list(msgspec.json.encode(request.messages, order="deterministic"))
+
+
+def _check_simulated(request: Request, vocab_size: int) -> None:
+    params = request.params
+    check_params(params, vocab_size)
+    for name in ("logprobs", "prompt_logprobs", "structured_outputs"):
+        if getattr(params, name) is not None:
+            raise InvalidRequest(f"params.{name}", "the simulated engine has none to give")
+    if params.stop and not request.wants_text:
+        raise InvalidRequest("params.stop", "stop strings need text; ask with detokenize")
+
+
+def _choice(
+    request: Request,
+    index: int,
+    prompt: list[int],
+    published: list[int],
+    room: int,
+    vocab_size: int,
+) -> Choice:
+    """A whole choice; what was published stands, should another version have made it."""
+    params = request.params
+    count = room if params.max_tokens is None else min(params.max_tokens, room)
+    tokens = published + _hashed(prompt, params.seed, index, count, vocab_size)[len(published) :]
+    tokens, reason, stop = _cut_at_token(tokens, params)
+    if not request.wants_text:
+        return Choice(index, tokens, None, reason, stop)
+    text = "".join([_PRINTABLE[token % 94] for token in tokens])
+    found = _first_stop(text, params)
+    if found is None:
+        return Choice(index, tokens, text, reason, stop)
+    at, word = found
+    end = at + len(word)
+    shown = text[: end if params.include_stop_str_in_output else at]
+    return Choice(index, tokens[:end], shown, "stop", word)
+
+
+def _hashed(
+    prompt: list[int], seed: int | None, index: int, count: int, vocab_size: int
+) -> list[int]:
+    """Words of an extendable hash: a longer answer begins as a shorter one."""
+    key = array("q", [seed or 0, index, *prompt]).tobytes()
+    words = array("I", shake_128(key).digest(4 * count))
+    return [word % vocab_size for word in words]
+
+
+def _cut_at_token(tokens: list[int], params: SamplingParams) -> tuple[list[int], str, int | None]:
+    if not params.stop_token_ids:
+        return tokens, "length", None
+    for at, token in enumerate(tokens):
+        if token in params.stop_token_ids:
+            return tokens[: at + 1], "stop", token
+    return tokens, "length", None
+
+
+def _first_stop(text: str, params: SamplingParams) -> tuple[int, str] | None:
+    """The stop string that ends first in the text, and where it begins."""
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop or ()
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found, key=lambda hit: hit[0] + len(hit[1]), default=None)

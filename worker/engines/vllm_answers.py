@@ -1,0 +1,274 @@
+"""What vLLM's outputs mean for each request in the engine: deltas, an answer, or a fault.
+
+One class for each way in which a request can run (`worker.engines.resume` explains them):
+`Whole` does not stream, `Streamed` does, `Repeated` hides what was published before, and
+`Continued` puts its text together from the published tokens and the new ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tokenyard.errors import Code
+from tokenyard.replies import Choice
+from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
+from worker.engines.logprobs import entries, prompt_entries
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+    from tokenyard.wire import Assignment, SamplingParams
+    from worker.engines.resume import TextStream
+
+
+class Diverged(Exception):
+    """A repeated generation does not repeat what was published; ``at`` is the first other token."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(f"token {at} differs from the published one")
+        self.at = at
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request in the engine asks for."""
+
+    assignment: Assignment
+    prompt: list[int]
+    published: list[int]
+
+    @property
+    def key(self) -> str:
+        """The lane entry, and vLLM's request id."""
+        return self.assignment.entry
+
+    @property
+    def params(self) -> SamplingParams:
+        """Its sampling parameters."""
+        return self.assignment.request.params
+
+
+class Answer(Protocol):
+    """Collects the outputs of one request."""
+
+    asked: Asked
+    is_finished: bool
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """Add what one step made to the events; raises `Diverged`."""
+
+
+class Whole:
+    """A request that does not stream: vLLM hands over everything at once."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.is_finished = False
+        self._shows_text = asked.assignment.request.wants_text
+        self._logprobs = asked.params.logprobs
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """See `Answer`."""
+        if not output.finished:
+            return
+        self.is_finished = True
+        for part in output.outputs:
+            if part.finish_reason in ("abort", "error"):
+                events.append(_fault(self.asked.key, part.finish_reason))
+                return
+        choices = [self._choice(part) for part in output.outputs]
+        events.append(
+            Finished(
+                self.asked.key,
+                choices,
+                len(self.asked.prompt),
+                _prompt_logprobs(self.asked, output.prompt_logprobs),
+            )
+        )
+
+    def _choice(self, part: CompletionOutput) -> Choice:
+        tokens = list(part.token_ids)
+        logprobs = None
+        if self._logprobs is not None and part.logprobs is not None:
+            logprobs = entries(tokens, part.logprobs, self._logprobs)
+        return Choice(
+            part.index,
+            tokens,
+            part.text if self._shows_text else None,
+            part.finish_reason,
+            part.stop_reason,
+            logprobs,
+        )
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A choice as far as it has come."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class Streamed:
+    """A request that streams, from its first token."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.is_finished = False
+        self._shows_text = asked.assignment.request.wants_text
+        self._logprobs = asked.params.logprobs
+        self._prompt_logprobs: list[Any] | None = None
+        self._choices = [_Growing() for _ in range(asked.params.n)]
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """See `Answer`."""
+        if output.prompt_logprobs and self._prompt_logprobs is None:
+            self._take_prompt_logprobs(output.prompt_logprobs)
+        for part in output.outputs:
+            if part.finish_reason in ("abort", "error"):
+                self.is_finished = True
+                events.append(_fault(self.asked.key, part.finish_reason))
+                return
+            delta = self._grow(self._choices[part.index], part)
+            if delta is not None and not (output.finished or self.is_finished):
+                events.append(delta)
+        if output.finished or self.is_finished:
+            self.is_finished = True
+            events.append(self._finished())
+
+    def _take_prompt_logprobs(self, found: Any) -> None:
+        self._prompt_logprobs = _prompt_logprobs(self.asked, found)
+
+    def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
+        """Add what is new to a choice; returns it as a delta, None where nothing is."""
+        tokens = part.token_ids
+        choice.tokens.extend(tokens)
+        choice.text += part.text
+        choice.finish_reason = part.finish_reason
+        choice.stop_reason = part.stop_reason
+        return self._delta(choice, part, list(tokens), part.text)
+
+    def _delta(
+        self, choice: _Growing, part: CompletionOutput, tokens: list[int], text: str
+    ) -> TokenDelta | None:
+        if not tokens and not text:
+            return None
+        logprobs = None
+        if self._logprobs is not None and part.logprobs is not None:
+            logprobs = entries(tokens, part.logprobs[: len(tokens)], self._logprobs)
+            choice.logprobs.extend(logprobs)
+        return TokenDelta(
+            self.asked.key, part.index, tokens, text if self._shows_text else None, logprobs
+        )
+
+    def _finished(self) -> Finished:
+        choices = [
+            Choice(
+                index,
+                choice.tokens,
+                choice.text if self._shows_text else None,
+                choice.finish_reason,
+                choice.stop_reason,
+                choice.logprobs if self._logprobs is not None else None,
+            )
+            for index, choice in enumerate(self._choices)
+        ]
+        return Finished(self.asked.key, choices, len(self.asked.prompt), self._prompt_logprobs)
+
+
+class Repeated(Streamed):
+    """A stream that runs from its start again and shows only what was not published."""
+
+    def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
+        published = self.asked.published
+        start = len(choice.tokens)
+        seen = published[start : start + len(part.token_ids)]
+        for at, (old, new) in enumerate(zip(seen, part.token_ids, strict=False), start):
+            if old != new:
+                raise Diverged(at)
+        if part.finish_reason and start + len(part.token_ids) < len(published):
+            raise Diverged(start + len(part.token_ids))
+        delta = super()._grow(choice, part)
+        if delta is None or len(seen) == len(delta.tokens):
+            return None
+        # A step of several tokens may lie across the seam: its text then goes with the new ones.
+        logprobs = delta.logprobs[len(seen) :] if delta.logprobs is not None else None
+        return TokenDelta(delta.key, 0, delta.tokens[len(seen) :], delta.text, logprobs)
+
+
+class Continued(Streamed):
+    """A stream that goes on behind its published tokens, which vLLM sees as prompt.
+
+    ``text`` is None where neither text nor stop strings are asked for.
+    """
+
+    def __init__(self, asked: Asked, text: TextStream | None) -> None:
+        super().__init__(asked)
+        self._text = text
+        self._choices[0].tokens = list(asked.published)
+        for token in asked.published:
+            if text is not None:
+                text.push(token)
+        if text is not None:
+            text.show()  # was shown with the published tokens
+
+    def ended(self, finish_reason: str, stop_reason: int | None) -> Finished:
+        """The answer where the published tokens are all of it."""
+        choice = self._choices[0]
+        choice.finish_reason, choice.stop_reason = finish_reason, stop_reason
+        choice.text = self._text.text if self._text is not None else ""
+        if self._logprobs is not None:
+            choice.logprobs = [_unknown_logprob(token) for token in choice.tokens]
+        return self._finished()
+
+    def _take_prompt_logprobs(self, found: Any) -> None:
+        """Tell the published tokens, which vLLM counts as prompt, from our prompt."""
+        at = len(self.asked.prompt)
+        if self._logprobs is not None:
+            old = entries(self.asked.published, found[at:], self._logprobs)
+            self._choices[0].logprobs = old
+        self._prompt_logprobs = _prompt_logprobs(self.asked, found[:at])
+
+    def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
+        tokens = list(part.token_ids)
+        choice.finish_reason = part.finish_reason
+        choice.stop_reason = part.stop_reason
+        if self._text is None:
+            choice.tokens.extend(tokens)
+            return self._delta(choice, part, tokens, "")
+        tokens = tokens[: self._read(tokens, choice, self._text)]
+        choice.tokens.extend(tokens)
+        shown = self._text.show(finished=choice.finish_reason is not None)
+        choice.text = self._text.text
+        return self._delta(choice, part, tokens, shown)
+
+    def _read(self, tokens: list[int], choice: _Growing, text: TextStream) -> int:
+        """Turn tokens to text; returns how many of them belong to the answer."""
+        is_stopped = choice.finish_reason == "stop"
+        hides_last = is_stopped and not self.asked.params.include_stop_str_in_output
+        for at, token in enumerate(tokens):
+            if hides_last and at == len(tokens) - 1:
+                break
+            stop = text.push(token)
+            if stop is not None:
+                choice.finish_reason, choice.stop_reason = "stop", stop
+                self.is_finished = True
+                return at + 1
+        return len(tokens)
+
+
+def _prompt_logprobs(asked: Asked, found: Any) -> list[Any] | None:
+    top = asked.params.prompt_logprobs
+    return None if top is None or not found else prompt_entries(asked.prompt, found, top)
+
+
+def _unknown_logprob(token: int) -> dict[str, Any]:
+    return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
+
+
+def _fault(key: str, reason: str) -> Faulted:
+    return Faulted(key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}")

@@ -1,0 +1,56 @@
+"""Sampling parameters of the wire as vLLM's, and vLLM's refusals as ours."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+from vllm import SamplingParams as VllmParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from tokenyard.errors import InvalidRequest
+from tokenyard.wire import SamplingParams
+
+_NAMES: Final = frozenset(SamplingParams.__struct_fields__)
+_WORD: Final = re.compile(r"\w+")
+# A private copy for each request is made below, so vLLM need not make another.
+_OWN_COPY: Final = {"skip_clone": True} if "skip_clone" in VllmParams.__struct_fields__ else {}
+
+
+def build_params(
+    params: SamplingParams, *, streams: bool, detokenize: bool, **changes: Any
+) -> VllmParams:
+    """Parameters for vLLM; ``changes`` replaces some by name.
+
+    Raises `InvalidRequest` naming the field that vLLM refuses.
+    """
+    kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
+    named = msgspec.structs.asdict(params) | changes
+    named |= {"detokenize": detokenize, "output_kind": kind} | _OWN_COPY
+    try:
+        if params.structured_outputs is not None:
+            constraint = msgspec.structs.asdict(params.structured_outputs)
+            named["structured_outputs"] = StructuredOutputsParams(**constraint)
+        return VllmParams(**named)
+    except Exception as fault:  # vLLM's validation errors have no common root in all versions
+        raise refusal(fault, params) from fault
+
+
+def refusal(fault: Exception, params: SamplingParams) -> InvalidRequest:
+    """A refusal by vLLM as ours, with the field where it can be told."""
+    message = str(fault.args[0]) if fault.args else str(fault)
+    return InvalidRequest(_field(fault, message, params), message[:1000])
+
+
+def _field(fault: Exception, message: str, params: SamplingParams) -> str:
+    parameter = getattr(fault, "parameter", None)
+    if parameter in _NAMES:
+        return f"params.{parameter}"
+    words = _WORD.findall(message)
+    if words and words[0] in _NAMES:
+        return f"params.{words[0]}"
+    if params.structured_outputs is not None:
+        return "params.structured_outputs"
+    named = [word for word in words if word in _NAMES and word != "n"]
+    return f"params.{named[0]}" if named else "params"
