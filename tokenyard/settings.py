@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from tokenyard.errors import SettingsError
 from tokenyard.keys import is_name
 
@@ -107,6 +109,8 @@ class WorkerSettings:
     max_model_len: int = 0
     #: Requests that an engine runs at once (vLLM's name).
     max_num_seqs: int = 256
+    #: No graph capture and no compilation: starts sooner; for tiny models and for the CPU.
+    enforce_eager: bool = False
     #: Further arguments of the engine, by vLLM's own names, as JSON.
     engine_args: str = "{}"
     #: The workers' leases; renewed three times as often.
@@ -151,6 +155,10 @@ class WorkerSettings:
             yield "model: the vllm engine needs one (a folder or a Hugging Face name)"
         if self.devices and len(self.devices) != self.slots:
             yield f"devices: {len(self.devices)} given for {self.slots} slots"
+        try:
+            msgspec.json.decode(self.engine_args, type=dict)
+        except msgspec.MsgspecError as fault:
+            yield f"engine_args: must be a JSON object: {fault}"
         for name in ("slots", "max_num_seqs", "block_ms", "reply_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"

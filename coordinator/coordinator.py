@@ -1,0 +1,216 @@
+"""The coordinator process: leads the yard, or stands by until it may."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing.synchronize import Event as ProcessEvent
+from typing import Any
+
+import msgspec
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+
+from coordinator.dispatcher import Deposed, Dispatcher
+from coordinator.intake import Intake
+from coordinator.judge import Judge
+from coordinator.leadership import Leadership
+from coordinator.rescuer import Rescuer
+from coordinator.roster import Roster
+from coordinator.selection import Selection
+from tokenyard.connection import BLOCK_MARGIN_S, open_connection
+from tokenyard.keys import Keys
+from tokenyard.scripts import RESCUE_NOT_LEADER, Scripts
+from tokenyard.settings import CoordinatorSettings
+from tokenyard.wire import WIRE_VERSION
+
+log = logging.getLogger("tokenyard.coordinator")
+
+#: After a (re)connection, leases that have run out are left alone for so long: their owners may
+#: have been cut off by the same fault and are about to renew.
+RESCUE_GRACE_S = 3.0
+
+
+class Coordinator:
+    """Assigns requests to workers and takes back what lost workers held.
+
+    It keeps no state that Redis does not have: what it holds in memory is read again after a
+    takeover. One thread does everything, one bounded turn at a time.
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._keys = Keys(settings.yard)
+        # Without retries: a repeated read would not give again what the first one took.
+        self._connection = open_connection(
+            settings.redis_url, timeout_s=settings.block_ms / 1000 + BLOCK_MARGIN_S, retries=0
+        )
+        self._scripts = Scripts(
+            self._connection,
+            self._keys,
+            reply_maxlen=settings.reply_maxlen,
+            dead_maxlen=settings.dead_maxlen,
+        )
+        self._roster = Roster(self._connection, self._keys)
+        self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
+        self._rescuer = Rescuer(self._connection, self._scripts, self._keys)
+        self._intake = Intake(self._connection, self._keys, settings.max_batch)
+        self._models: set[str] = set()
+        self._selection = Selection(settings)
+        self._dispatcher = Dispatcher(
+            self._scripts,
+            self._intake,
+            self._roster,
+            Judge(
+                max_request_bytes=settings.max_request_bytes,
+                max_crashes=settings.max_crashes,
+                models=lambda: self._models,
+            ),
+            self._selection,
+            max_batch=settings.max_batch,
+        )
+        self._prepared_for = ""
+        self._quiet_until = 0.0
+        self._complete = settings.expect_workers == 0
+        self._backlog = 0  # entries of lost workers that the rescuer has yet to move
+
+    @classmethod
+    def entrypoint(
+        cls, settings: CoordinatorSettings, ready_event: ProcessEvent | None = None
+    ) -> int:
+        """Run in a process of its own, for example as the target of a `multiprocessing.Process`.
+
+        ``ready_event`` is set once the coordinator leads or stands by.
+        """
+        coordinator = cls(settings)
+        if ready_event is not None:
+            announce = threading.Thread(
+                target=coordinator._announce, args=(ready_event,), daemon=True
+            )
+            announce.start()
+        return coordinator.run()
+
+    def _announce(self, ready_event: ProcessEvent) -> None:
+        self._ready.wait()
+        ready_event.set()
+
+    def run(self) -> int:
+        """Work until SIGTERM or SIGINT, or until `stop`; the exit status."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: self.stop())
+        self._selection.start()
+        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        while not self._stop.is_set():
+            try:
+                self.run_once()
+                failures = 0
+            except Deposed:
+                self._leadership.lose()
+            except redis.RedisError as fault:
+                failures += 1
+                pause = backoff.compute(failures)
+                log.warning("%s; again in %.1f s", fault, pause)
+                self._recover()
+                self._stop.wait(pause)
+        self._close()
+        return 0
+
+    def stop(self) -> None:
+        """End `run` after the turn that is under way; idempotent, also before `run`."""
+        self._stop.set()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Wait until it leads or stands by."""
+        return self._ready.wait(timeout_s)
+
+    def run_once(self) -> None:
+        """One turn: keep the lead, know the workers, rescue, dispatch."""
+        if not self._leadership.keep():
+            self._prepared_for = ""
+            self._ready.set()
+            self._stop.wait(min(0.5, self._settings.lease_ms / 10_000))
+            return
+        self._take_over()
+        self._follow_roster()
+        self._rescue()
+        self._dispatch()
+
+    def _take_over(self) -> None:
+        """Once for each term of leadership: publish the handshake, read what is pending."""
+        token = self._leadership.token
+        if self._prepared_for == token:
+            return
+        self._intake.prepare()
+        self._publish_handshake()
+        self._read_again()
+        self._roster.mark_stale()
+        self._quiet_until = time.monotonic() + RESCUE_GRACE_S
+        self._prepared_for = token
+        self._ready.set()
+
+    def _read_again(self) -> None:
+        """Judge anew what was read before and still waits."""
+        self._intake.forget()
+        self._dispatcher.take_in(self._leadership.token, self._intake.read_pending())
+
+    def _publish_handshake(self) -> None:
+        known = self._connection.hget(self._keys.info, "models")
+        self._models |= set(msgspec.json.decode(known, type=list[str]) if known else ())
+        limits: Mapping[Any, Any] = {
+            "protocol": WIRE_VERSION,
+            "coordinator": self._settings.name,
+            "models": msgspec.json.encode(sorted(self._models)),
+            "default_model": next(iter(self._models)) if len(self._models) == 1 else "",
+            "max_num_queued_reqs": self._settings.max_num_queued_reqs,
+            "max_request_bytes": self._settings.max_request_bytes,
+        }
+        self._connection.hset(self._keys.info, mapping=limits)
+
+    def _follow_roster(self) -> None:
+        if not self._roster.refresh():
+            return
+        if not self._roster.models() <= self._models:
+            self._models |= self._roster.models()
+            self._publish_handshake()
+            self._read_again()
+        if not self._complete and len(self._roster.lanes()) >= self._settings.expect_workers:
+            log.info("%d workers have joined", self._settings.expect_workers)
+            self._complete = True
+
+    def _rescue(self) -> None:
+        lost = self._roster.lost
+        if time.monotonic() < self._quiet_until:
+            members = self._roster.members
+            lost = [w for w in lost if w not in members or members[w].lease_ms <= 0]
+        if not lost:
+            self._backlog = 0
+            return
+        self._backlog = self._rescuer.run_once(self._leadership.token, lost)
+        if self._backlog == RESCUE_NOT_LEADER:
+            raise Deposed
+        if not self._backlog:
+            self._roster.mark_stale()
+
+    def _dispatch(self) -> None:
+        self._dispatcher.run_once(
+            self._leadership.token,
+            may_place=self._complete,
+            block_ms=0 if self._backlog else self._settings.block_ms,
+        )
+
+    def _recover(self) -> None:
+        """After a fault of the connection: what was read may have been lost on the way."""
+        self._prepared_for = ""
+
+    def _close(self) -> None:
+        with contextlib.suppress(redis.RedisError):
+            self._leadership.resign()
+        self._selection.close()
+        self._connection.close()

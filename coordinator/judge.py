@@ -1,0 +1,63 @@
+"""Whether an intake entry is a request that this yard can run (guarantee G7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+
+from tokenyard.errors import Code
+from tokenyard.keys import IntakeClass
+from tokenyard.parse import parse_request
+from tokenyard.wire import Refused, Request, Unanswerable
+
+Verdict = Request | Refused | Unanswerable
+
+
+class Judge:
+    """Judges entries; pure but for the set of models, which the yard's workers determine."""
+
+    def __init__(
+        self, *, max_request_bytes: int, max_crashes: int, models: Callable[[], Set[str]]
+    ) -> None:
+        self._max_request_bytes = max_request_bytes
+        self._max_crashes = max_crashes
+        self._models = models
+
+    def judge(self, intake: IntakeClass, fields: Mapping[bytes, bytes]) -> Verdict:
+        """The request in an entry, or why it is not run."""
+        verdict = parse_request(fields)
+        if not isinstance(verdict, Request):
+            return verdict
+        size = sum(len(name) + len(value) for name, value in fields.items())
+        if size > self._max_request_bytes:
+            message = f"request: {size} bytes, more than {self._max_request_bytes}"
+            return _refuse(verdict, Code.INVALID_REQUEST, message)
+        models = self._models()
+        if models and not self._is_served(verdict, models):
+            message = f"model: {verdict.model or 'none given'}; served: {', '.join(sorted(models))}"
+            return _refuse(verdict, Code.MODEL_UNAVAILABLE, message)
+        # Only the system writes retries; in other entries these fields are a client's fancy.
+        return self._judge_history(verdict, fields) if intake == "retry" else verdict
+
+    def _judge_history(self, request: Request, fields: Mapping[bytes, bytes]) -> Verdict:
+        """Whether a request that has run before may run again."""
+        crashes = int(fields.get(b"crashes", b"0"))
+        if crashes > self._max_crashes:
+            return _refuse(request, Code.WORKER_LOST, f"{crashes} workers died with it")
+        if request.params.n > 1 and fields.get(b"published"):
+            message = "its worker died, and a stream with n > 1 cannot be continued"
+            return _refuse(request, Code.WORKER_LOST, message)
+        return request
+
+    def model_of(self, request: Request) -> str:
+        """The model that a request means: the one it names, else the yard's only one."""
+        models = self._models()
+        return request.model or (next(iter(models)) if len(models) == 1 else "")
+
+    def _is_served(self, request: Request, models: Set[str]) -> bool:
+        return self.model_of(request) in models
+
+
+def _refuse(request: Request, code: Code, message: str) -> Refused:
+    return Refused(
+        request.id, request.client, request.reply_to, code, message, request.result_ttl_s
+    )

@@ -1,0 +1,41 @@
+"""Which worker gets the next request: pure functions of what is known.
+
+A policy sees the candidates and says one of them, or none if the request has to wait. It does no
+I/O, reads no clock and keeps no state beside the turn that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A worker as a policy sees it."""
+
+    worker: str
+    name: str  # without the incarnation
+    model: str
+    load: int  # entries on the lane
+    limit: int  # most entries that it takes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one more request fits."""
+        return self.load < self.limit
+
+
+def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
+    """The next open lane behind the worker named ``last``, in the order of names.
+
+    A full lane is passed over, so its turn is not waited for.
+    """
+    following = [lane for lane in lanes if lane.name > last]
+    preceding = [lane for lane in lanes if lane.name <= last]
+    return next((lane for lane in (*following, *preceding) if lane.is_open), None)
+
+
+def named(lanes: Sequence[Lane], name: str | None) -> Lane | None:
+    """The lane of the worker of that name, or None while it is absent or full."""
+    return next((lane for lane in lanes if lane.name == name and lane.is_open), None)

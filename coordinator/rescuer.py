@@ -1,0 +1,58 @@
+"""Takes back what workers without a lease hold."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+
+from tokenyard.keys import Keys
+from tokenyard.scripts import RESCUE_HELD, RESCUE_NOT_LEADER, Scripts
+from tokenyard.wire import DEFAULT_CLIENT
+
+log = logging.getLogger("tokenyard.coordinator.rescuer")
+
+BATCH = 100
+
+
+class Rescuer:
+    """Moves the lanes of lost workers back to the intake, a bounded batch in a turn."""
+
+    def __init__(self, connection: redis.Redis, scripts: Scripts, keys: Keys) -> None:
+        self._connection = connection
+        self._scripts = scripts
+        self._keys = keys
+
+    def run_once(self, token: str, lost: list[str]) -> int:
+        """One batch from each lost worker; how many entries remain.
+
+        Returns `RESCUE_NOT_LEADER` where the caller was deposed.
+        """
+        remaining = 0
+        for worker in lost:
+            left = self._rescue(token, worker)
+            if left == RESCUE_NOT_LEADER:
+                return left
+            remaining += max(0, left)
+        return remaining
+
+    def _rescue(self, token: str, worker: str) -> int:
+        began = time.monotonic()
+        held = self._scripts.rescue(token, worker)
+        if held in (RESCUE_NOT_LEADER, RESCUE_HELD, 0):
+            return held
+        entries: Any = self._connection.xrange(self._keys.lane(worker), count=BATCH)
+        batch = [(entry.decode(), *_address(fields)) for entry, fields in entries]
+        left = self._scripts.rescue(token, worker, batch)
+        took_ms = (time.monotonic() - began) * 1000
+        log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)
+        return left
+
+
+def _address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
+    """Client and id of the request in a lane entry."""
+    client = fields.get(b"client", b"").decode(errors="replace") or DEFAULT_CLIENT
+    return client, fields.get(b"id", b"").decode(errors="replace")

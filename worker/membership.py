@@ -1,0 +1,101 @@
+"""The workers of one host in the yard: joining, keeping the leases, leaving.
+
+Leases are renewed by a thread of the controller with its own connection, so that neither a busy
+engine nor a slow start of another process can let one lapse.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tokenyard.scripts import Renewed, Scripts
+from tokenyard.worker_info import WorkerInfo, encode_worker
+
+log = logging.getLogger("tokenyard.worker.membership")
+
+
+class Membership:
+    """Holds the leases of this host's workers."""
+
+    def __init__(self, scripts: Scripts, lease_ms: int, on_lost: Callable[[str], None]) -> None:
+        self._scripts = scripts
+        self._lease_ms = lease_ms
+        self._on_lost = on_lost
+        self._entries: dict[str, WorkerInfo] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+
+    def start(self) -> None:
+        """Begin renewing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more; idempotent."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def join(self, entry: WorkerInfo) -> str:
+        """Register a worker; its name with incarnation. Raises `redis.RedisError`."""
+        worker = self._scripts.register(entry.name, self._lease_ms, encode_worker(entry))
+        with self._lock:
+            self._entries[worker] = entry
+        log.info("%s joins", worker)
+        return worker
+
+    def show(self, worker: str, entry: WorkerInfo) -> None:
+        """Change what the roster says of a worker, now."""
+        with self._lock:
+            if worker in self._entries:
+                self._entries[worker] = entry
+        self._wake.set()
+
+    def forget(self, worker: str) -> None:
+        """Renew this lease no more."""
+        with self._lock:
+            self._entries.pop(worker, None)
+
+    def leave(self, worker: str, why: Literal["left", "lost"]) -> None:
+        """End a lease now, so that the lane is rescued at once. Raises `redis.RedisError`.
+
+        Where Redis cannot be reached the lease simply runs out.
+        """
+        self.forget(worker)
+        rest = self._scripts.retire(worker, why)
+        log.info("%s: %s, %d entries go back", worker, why, max(0, rest))
+
+    def renew(self) -> None:
+        """Renew all leases once. Raises `redis.RedisError`."""
+        with self._lock:
+            entries = list(self._entries.items())
+        if not entries:
+            return
+        packed = [(worker, encode_worker(entry)) for worker, entry in entries]
+        codes = self._scripts.renew(self._lease_ms, packed)
+        for (worker, _), code in zip(entries, codes, strict=True):
+            if code is Renewed.LOST:
+                self.forget(worker)
+                self._on_lost(worker)
+
+    def _run(self) -> None:
+        backoff, failures = ExponentialWithJitterBackoff(cap=1.0, base=0.05), 0
+        while not self._stop.is_set():
+            pause = self._lease_ms / 3000
+            try:
+                self.renew()
+                failures = 0
+            except redis.RedisError as fault:
+                failures += 1
+                pause = backoff.compute(failures)
+                log.warning("renewing leases: %s; again in %.1f s", fault, pause)
+            self._wake.wait(pause)
+            self._wake.clear()

@@ -1,0 +1,145 @@
+"""From what an engine says to what is published: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tokenyard.replies import (
+    Choice,
+    ErrorInfo,
+    Provenance,
+    Reply,
+    Timing,
+    Usage,
+    json_text,
+)
+from tokenyard.wire import Assignment, pack_tokens
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
+
+
+@dataclass(slots=True)
+class Run:
+    """A request that the engine has, and how much of it has been published."""
+
+    assignment: Assignment
+    began: float  # monotonic seconds
+    seq: int = field(init=False)  # tokens published, over all choices
+    first_token: float | None = None
+
+    def __post_init__(self) -> None:
+        self.seq = len(self.assignment.published) // 4
+
+
+def merge(events: Iterable[EngineEvent]) -> list[EngineEvent]:
+    """Events of one or more steps, with the deltas of each choice joined.
+
+    Deltas of a request that has ended since are left out: its result carries their tokens.
+    """
+    ends: dict[str, EngineEvent] = {}
+    deltas: dict[tuple[str, int], list[TokenDelta]] = {}
+    for event in events:
+        if isinstance(event, TokenDelta):
+            deltas.setdefault((event.key, event.index), []).append(event)
+        else:
+            ends[event.key] = event
+    joined = [_join(parts) for (key, _), parts in deltas.items() if key not in ends]
+    return [*joined, *ends.values()]
+
+
+def _join(parts: list[TokenDelta]) -> TokenDelta:
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return TokenDelta(
+        key=first.key,
+        index=first.index,
+        tokens=[token for part in parts for token in part.tokens],
+        text=None if first.text is None else "".join(part.text or "" for part in parts),
+        logprobs=None
+        if first.logprobs is None
+        else [entry for part in parts for entry in part.logprobs or ()],
+    )
+
+
+def delta_reply(run: Run, delta: TokenDelta) -> Reply:
+    """A delta as it travels; counts its tokens as published."""
+    reply = Reply(
+        id=run.assignment.request.id,
+        event="delta",
+        seq=run.seq,
+        tokens=pack_tokens(delta.tokens),
+        text=delta.text,
+        index=delta.index,
+        logprobs=None if delta.logprobs is None else json_text(delta.logprobs),
+    )
+    run.seq += len(delta.tokens)
+    return reply
+
+
+def result_reply(
+    run: Run, end: Finished | Faulted, info: EngineInfo, worker: str, now: float
+) -> Reply:
+    """The result as it travels."""
+    provenance = _provenance(run.assignment, info, worker)
+    timing = json_text(_timing(run, now))
+    if isinstance(end, Faulted):
+        return Reply(
+            id=run.assignment.request.id,
+            event="result",
+            seq=run.seq,
+            tokens=run.assignment.published,
+            status="failed",
+            error=json_text(ErrorInfo(end.code, end.message)),
+            provenance=provenance,
+            timing=timing,
+        )
+    choice = end.choices[0]
+    return Reply(
+        id=run.assignment.request.id,
+        event="result",
+        seq=run.seq,
+        tokens=pack_tokens(choice.tokens),
+        text=choice.text,
+        status="completed",
+        finish_reason=choice.finish_reason,
+        stop_reason=None if choice.stop_reason is None else json_text(choice.stop_reason),
+        usage=json_text(_usage(end)),
+        provenance=provenance,
+        timing=timing,
+        logprobs=None if choice.logprobs is None else json_text(choice.logprobs),
+        prompt_logprobs=None if end.prompt_logprobs is None else json_text(end.prompt_logprobs),
+        choices=_choices(end),
+    )
+
+
+def _choices(end: Finished) -> str | None:
+    return json_text(list[Choice](end.choices)) if len(end.choices) > 1 else None
+
+
+def _usage(end: Finished) -> Usage:
+    completion = sum(len(choice.tokens) for choice in end.choices)
+    return Usage(end.prompt_tokens, completion, end.prompt_tokens + completion)
+
+
+def _provenance(assignment: Assignment, info: EngineInfo, worker: str) -> str:
+    return json_text(
+        Provenance(
+            model=info.model,
+            revision=info.revision,
+            engine=info.engine,
+            engine_version=info.engine_version,
+            worker=worker,
+            attempt=assignment.attempt,
+            seed=assignment.request.params.seed,
+        )
+    )
+
+
+def _timing(run: Run, now: float) -> Timing:
+    first = run.first_token
+    return Timing(
+        queue_ms=run.assignment.waited_ms,
+        engine_ms=round((now - run.began) * 1000, 3),
+        first_token_ms=None if first is None else round((first - run.began) * 1000, 3),
+    )

@@ -1,0 +1,140 @@
+"""Publishes what the engine makes: a thread that ships a whole step in one script call."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tokenyard.scripts import Publication, Published, Scripts
+from worker.engines import EngineEvent, EngineInfo, TokenDelta
+from worker.outcomes import Run, delta_reply, merge, result_reply
+
+log = logging.getLogger("tokenyard.worker.publisher")
+
+T = TypeVar("T")
+#: Steps that may wait to be published before the engine has to wait.
+MOST_WAITING = 64
+STEPS_AT_ONCE = 16
+
+
+class Publisher:
+    """Publishes for one incarnation of a worker, until its lease is lost.
+
+    Both scripts are idempotent, so a call whose answer was lost is simply made again; while
+    Redis is away the queue fills and the engine waits.
+    """
+
+    def __init__(
+        self,
+        scripts: Scripts,
+        worker: str,
+        info: EngineInfo,
+        *,
+        on_stale: Callable[[str], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.runs: dict[str, Run] = {}  # by lane entry
+        self.attempts = 0  # calls made: a sign of life while Redis is away
+        self._scripts = scripts
+        self._worker = worker
+        self._info = info
+        self._on_stale = on_stale
+        self._on_lost = on_lost
+        self._queue: queue.Queue[Sequence[EngineEvent]] = queue.Queue(MOST_WAITING)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
+
+    def start(self) -> None:
+        """Begin publishing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more; idempotent. What waits is dropped: it is another attempt's now."""
+        self._stop.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything given has been published."""
+        return not self.runs
+
+    def put(self, events: Sequence[EngineEvent]) -> None:
+        """Publish the events of one step; waits while too many steps wait already."""
+        while events and not self._stop.is_set():
+            try:
+                self._queue.put(events, timeout=0.2)
+            except queue.Full:
+                continue
+            return
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Publish what has gathered, waiting a little for the first of it."""
+        try:
+            events = list(self._queue.get(timeout=0.2))
+        except queue.Empty:
+            return
+        for _ in range(min(STEPS_AT_ONCE, self._queue.qsize())):
+            events += self._queue.get_nowait()
+        self._publish(events)
+
+    def _publish(self, events: Sequence[EngineEvent]) -> None:
+        deltas, results = self._publications(events)
+        if deltas:
+            self._settle(deltas, self._call(lambda: self._scripts.emit(self._worker, deltas)))
+        if results:
+            self._settle(results, self._call(lambda: self._scripts.finish(self._worker, results)))
+            for item in results:
+                self.runs.pop(item.assignment.entry, None)
+
+    def _publications(
+        self, events: Sequence[EngineEvent]
+    ) -> tuple[list[Publication], list[Publication]]:
+        now = time.monotonic()
+        deltas, results = [], []
+        for event in merge(events):
+            run = self.runs.get(event.key)
+            if run is None:  # stale, and forgotten since
+                continue
+            if run.first_token is None and not run.assignment.published:
+                run.first_token = now if isinstance(event, TokenDelta) else None
+            if isinstance(event, TokenDelta):
+                deltas.append(Publication(run.assignment, delta_reply(run, event)))
+            else:
+                reply = result_reply(run, event, self._info, self._worker, now)
+                results.append(Publication(run.assignment, reply))
+        return deltas, results
+
+    def _settle(self, items: Sequence[Publication], codes: Sequence[Published] | None) -> None:
+        for item, code in zip(items, codes or (), strict=False):
+            if code is Published.LEASE_LOST:
+                log.warning("%s has lost its lease", self._worker)
+                self.stop()
+                self._on_lost()
+                return
+            if code is Published.STALE:
+                log.warning("%s is another attempt's now", item.assignment.request.id)
+                self.runs.pop(item.assignment.entry, None)
+                self._on_stale(item.assignment.entry)
+
+    def _call(self, call: Callable[[], T]) -> T | None:
+        """Make a call until it is answered or this incarnation is over (then None)."""
+        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        while not self._stop.is_set():
+            self.attempts += 1
+            try:
+                return call()
+            except redis.RedisError as fault:
+                failures += 1
+                log.warning("publishing for %s: %s", self._worker, fault)
+                self._stop.wait(backoff.compute(failures))
+        return None

@@ -1,0 +1,82 @@
+"""Reads one lane: a thread that turns its entries into assignments."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tokenyard.keys import Keys
+from tokenyard.parse import parse_assignment
+from tokenyard.wire import Assignment
+
+log = logging.getLogger("tokenyard.worker.reader")
+
+COUNT = 256
+
+
+class LaneReader:
+    """Hands each assignment on a lane to ``deliver``, once, in order.
+
+    The lane belongs to one incarnation, so a plain read behind the last entry seen is enough;
+    the entries stay until their results are published.
+    """
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        keys: Keys,
+        worker: str,
+        deliver: Callable[[Assignment], None],
+        block_ms: int,
+    ) -> None:
+        self._connection = connection
+        self._lane = keys.lane(worker)
+        self._deliver = deliver
+        self._block_ms = block_ms
+        self._last = "0"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"reader-{worker}", daemon=True)
+
+    def start(self) -> None:
+        """Begin reading."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more; does not wait for a blocked read, whose entries are not delivered."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        while not self._stop.is_set():
+            try:
+                self.run_once()
+                failures = 0
+            except redis.RedisError as fault:
+                failures += 1
+                log.warning("reading %s: %s", self._lane, fault)
+                self._stop.wait(backoff.compute(failures))
+
+    def run_once(self) -> None:
+        """One bounded read."""
+        answer: Any = self._connection.xread(
+            {self._lane: self._last}, count=COUNT, block=self._block_ms
+        )
+        for _, entries in answer or ():
+            for entry, fields in entries:
+                if self._stop.is_set():
+                    return
+                self._last = entry.decode()
+                self._take(self._last, fields)
+
+    def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
+        assignment = parse_assignment(entry, fields)
+        if assignment is None:
+            log.error("entry %s of %s is no assignment; removed", entry, self._lane)
+            self._connection.xdel(self._lane, entry)
+            return
+        self._deliver(assignment)
