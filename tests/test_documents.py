@@ -1,0 +1,46 @@
+"""Every relative link in a document leads to a file, and to a heading where it names one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+HEADING = re.compile(r"^#+\s+(?P<text>.+?)\s*$", re.MULTILINE)
+INLINE_CODE = re.compile(r"`[^`\n]*`")
+
+
+def documents() -> list[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub makes of a document's headings."""
+    text = FENCED.sub("", document.read_text(encoding="utf-8"))
+    plain = (found["text"].lower() for found in HEADING.finditer(text))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def is_broken(document: Path, target: str) -> bool:
+    if re.match(r"[a-z]+:", target):
+        return False
+    name, _, anchor = target.partition("#")
+    goal = (document.parent / name).resolve() if name else document
+    if not goal.exists() or not goal.is_relative_to(ROOT):
+        return True
+    return bool(anchor) and goal.suffix == ".md" and anchor not in anchors(goal)
+
+
+@pytest.mark.parametrize("name", documents())
+def test_links_lead_somewhere(name: str) -> None:
+    document = ROOT / name
+    text = INLINE_CODE.sub("", FENCED.sub("", document.read_text(encoding="utf-8")))
+    targets = [found["target"] for found in LINK.finditer(text)]
+    assert [target for target in targets if is_broken(document, target)] == []
