@@ -27,6 +27,8 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
+#: Time for a child that was told twice.
+HURRY_S: Final = 6.0
 #: How often a stopping child is looked at.
 _POLL_S: Final = 0.02
 #: A killed process is gone at once, unless the machine is very busy.
@@ -67,14 +69,28 @@ def stop_tethered(
 ) -> int:
     """End a child and its process group; its exit status.
 
-    SIGTERM first. What is left after ``grace_s``, or as soon as ``hurry`` says so, is killed.
+    SIGTERM first, and once more as soon as ``hurry`` says so, which leaves it `HURRY_S`. What is
+    left in the end is killed.
     """
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    until = time.monotonic() + grace_s
-    while process.poll() is None and time.monotonic() < until and not hurry():
-        time.sleep(_POLL_S)
+    _terminate(process)
+    if not _has_ended(process, grace_s, hurry) and hurry():
+        _terminate(process)
+        _has_ended(process, HURRY_S)
     # Also where the leader has ended: what it has left behind is in the same group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.wait(_KILL_WAIT_S)
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+
+
+def _has_ended(
+    process: subprocess.Popen[bytes], within_s: float, unless: Callable[[], bool] = lambda: False
+) -> bool:
+    until = time.monotonic() + within_s
+    while process.poll() is None and time.monotonic() < until and not unless():
+        time.sleep(_POLL_S)
+    return process.poll() is not None

@@ -1,0 +1,183 @@
+"""A whole yard on this machine: broker, coordinator, and a controller with its workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import click
+import redis
+
+from tokenyard.admin import WorkerView, YardView, read_yard
+from tokenyard.broker import EmbeddedBroker
+from tokenyard.broker_check import check_broker
+from tokenyard.cli.child import Child, LogLine
+from tokenyard.connection import open_connection, translated
+from tokenyard.keys import Keys
+from tokenyard.settings import EngineName, default_name
+
+#: The coordinator has nothing to finish.
+_COORDINATOR_STOP_S: Final = 10.0
+#: What a controller needs beside the time that requests get to finish.
+_CONTROLLER_STOP_S: Final = 15.0
+_POLL_S: Final = 0.1
+
+
+class YardFailed(click.ClickException):
+    """A part of the yard has ended and will not come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlan:
+    """What is to run here."""
+
+    yard: str
+    redis_url: str  # "" for an embedded broker
+    data_dir: Path  # of the embedded broker; log files in any case
+    port: int = 0  # of the embedded broker; 0: a free one
+    workers: int
+    engine: EngineName
+    model: str
+    # Prefix of the workers' names, by which ours are told from those of an earlier run.
+    name: str = field(default_factory=lambda: default_name("worker"))
+    grace_s: float = 30.0  # running requests may finish for so long
+    start_timeout_s: float = 600.0
+    debug: bool = False
+
+
+class LocalYard:
+    """Starts the parts of a yard in order, watches them, and stops them in reverse.
+
+    ``say`` gets what the parts log: the part's name and the line.
+    """
+
+    def __init__(self, plan: LocalPlan, say: Callable[[str, LogLine], None]) -> None:
+        self._plan = plan
+        self._say = say
+        self._keys = Keys(plan.yard)
+        self._broker: EmbeddedBroker | None = None
+        self._children: list[Child] = []
+        self._connection: redis.Redis | None = None
+        self.url = plan.redis_url
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Processes by part."""
+        broker = {"broker": self._broker.pid} if self._broker else {}
+        return broker | {child.name: child.pid for child in self._children}
+
+    def start(self) -> list[str]:
+        """Start everything; what the operator of the broker should know, if anything.
+
+        Raises `tokenyard.errors.TokenyardError` where the broker cannot be used.
+        """
+        logs = self._plan.data_dir / "logs"
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.url:
+            self._broker = EmbeddedBroker(self._plan.data_dir, port=self._plan.port)
+            self.url = self._broker.start()
+        self._connection = open_connection(self.url)
+        with translated(self.url):
+            warnings = check_broker(self._connection, self._plan.yard)
+        for child in self._programs(logs):
+            self._children.append(child)
+            child.start()
+        return warnings
+
+    def _programs(self, logs: Path) -> Iterator[Child]:
+        plan = self._plan
+        # The URL may hold a password, which the list of processes would show.
+        env = {**os.environ, "TOKENYARD_REDIS_URL": self.url, "TOKENYARD_YARD": plan.yard}
+        # -P: a folder `worker` where the user happens to be is not ours.
+        python = [sys.executable, "-P", "-m"]
+        debug = ["--debug"] if plan.debug else []
+        coordinator = [*python, "coordinator", *debug]
+        controller = [*python, "worker", *debug, *_worker_arguments(plan)]
+        yield Child("coordinator", coordinator, logs / "coordinator.log", env, _COORDINATOR_STOP_S)
+        stop_s = plan.grace_s + _CONTROLLER_STOP_S
+        yield Child("worker", controller, logs / "worker.log", env, stop_s)
+
+    def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
+        """Wait until a coordinator leads and all our workers are ready.
+
+        ``tell`` gets, at each look, whether one leads and how many are ready.
+
+        Raises `YardFailed` after ``start_timeout_s`` or when a part ends for good.
+        """
+        until = time.monotonic() + self._plan.start_timeout_s
+        while True:
+            self.watch()
+            view = self.view()
+            ready = sum(self._is_ours(worker) for worker in view.workers if worker.is_ready)
+            tell(view.leader is not None, ready)
+            if view.leader and ready >= self._plan.workers:
+                return
+            if time.monotonic() > until:
+                raise YardFailed(
+                    f"after {self._plan.start_timeout_s:g} s, {ready} of"
+                    f" {self._plan.workers} workers are ready; the end of the log:\n"
+                    + self._children[-1].last_words()
+                )
+            time.sleep(_POLL_S)
+
+    def _is_ours(self, worker: WorkerView) -> bool:
+        return worker.worker.startswith(self._plan.name)
+
+    def view(self) -> YardView:
+        """The yard now."""
+        if self._connection is None:
+            raise RuntimeError("not started")
+        with translated(self.url):
+            return read_yard(self._connection, self._keys)
+
+    def run(self) -> None:
+        """Watch until interrupted; raises `YardFailed` when a part ends for good."""
+        while True:
+            self.watch()
+            time.sleep(_POLL_S)
+
+    def watch(self) -> None:
+        """Look once: pass on what was logged, start again what has died."""
+        for child in self._children:
+            for line in child.listen():
+                self._say(child.name, line)
+            if child.status is not None:
+                self._revive(child)
+        if self._broker and not self._broker.is_running:
+            raise YardFailed(f"the broker has ended; see {self._broker.log}")
+
+    def _revive(self, child: Child) -> None:
+        status, pid = child.status, child.pid
+        self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
+        if not child.restart():
+            raise YardFailed(
+                f"the {child.name} has ended for good (status {status}); the end of"
+                f" {child.log}:\n{child.last_words()}"
+            )
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Stop workers, coordinator and broker, in this order; idempotent."""
+        while self._children:
+            self._children[-1].stop(hurry)
+            self._children.pop()
+        if self._connection is not None:
+            self._connection.close()
+        if self._broker is not None:
+            self._broker.stop()
+
+
+def _worker_arguments(plan: LocalPlan) -> list[str]:
+    given: Mapping[str, str] = {
+        "name": plan.name,
+        "model": plan.model,
+        "engine": plan.engine,
+        "slots": str(plan.workers),
+        "grace-s": str(plan.grace_s),
+        "start-timeout-s": str(plan.start_timeout_s),
+    }
+    return [f"--{name}={value}" for name, value in given.items() if value]
