@@ -1,0 +1,16 @@
+"""A fresh yard for each test of a script."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.support.yard import Yard
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    """A yard that its coordinator leads, on both servers in turn."""
+    return Yard(connection, keys, scripts)

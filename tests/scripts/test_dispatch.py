@@ -1,0 +1,324 @@
+"""dispatch.lua: entries move from the intake onto lanes, and are in one place at every moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_delta, make_request, make_result
+from tests.support.yard import Waiting, Yard, requests
+from tokenyard.keys import GROUP
+from tokenyard.parse import parse_request
+from tokenyard.replies import refusal
+from tokenyard.errors import Code
+from tokenyard.scripts import Dispatched, Publication
+from tokenyard.wire import MAX_FIELDS, Request, request_fields
+
+HIGHEST = "18446744073709551615-18446744073709551615"
+
+
+def test_entry_moves_whole_with_its_fencing_token(yard: Yard) -> None:
+    worker = yard.worker()
+    waiting = yard.submit(make_request(model="adder", stream=True))
+    yard.read()
+
+    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.DISPATCHED]
+
+    (assignment,) = yard.lane(worker)
+    assert assignment.request == waiting.request
+    assert (assignment.sid, assignment.attempt) == (f"normal/{waiting.entry}", 1)
+    assert (assignment.crashes, assignment.published) == (0, b"")
+    assert yard.intake() == []
+    assert yard.pending() == 0
+    assert yard.ledger(waiting.request) == {
+        "state": "assigned",
+        "sid": f"normal/{waiting.entry}",
+        "intake": "normal",
+        "entry": assignment.entry,
+        "worker": worker,
+        "attempt": "1",
+    }
+
+
+def test_plain_entry_of_any_client_moves_like_a_submitted_one(yard: Yard) -> None:
+    worker = yard.worker()
+    request = Request(id="q1", prompt="Hello")
+    pushed = yard.push({"id": "q1", "prompt": "Hello"}, request)
+
+    assignment = yard.place(pushed, worker)
+
+    assert assignment.request == request
+    assert assignment.sid == f"normal/{pushed.entry}"
+    assert yard.ledger(request)["state"] == "assigned"
+
+
+def test_round_without_moves(yard: Yard) -> None:
+    assert yard.scripts.dispatch(yard.token, []) == []
+
+
+def test_one_round_serves_many_lanes_and_classes(yard: Yard) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    moves = [yard.submit(priority_class="low").to(one), yard.submit(priority_class="high").to(two)]
+    moves += [yard.submit().to(one)]
+
+    codes = yard.scripts.dispatch(yard.token, moves)
+
+    assert codes == [Dispatched.DISPATCHED] * 3
+    assert [len(yard.lane(one)), len(yard.lane(two))] == [2, 1]
+
+
+def test_deposed_leader_moves_nothing(yard: Yard) -> None:
+    worker = yard.worker()
+    moves = [yard.submit().to(worker), yard.submit().to(worker)]
+    yard.depose()
+
+    assert yard.scripts.dispatch(yard.token, moves) == [Dispatched.NOT_LEADER] * 2
+    assert len(yard.intake()) == 2
+    assert yard.lane(worker) == []
+
+
+def test_round_repeated_after_a_lost_answer_moves_nothing_again(yard: Yard) -> None:
+    worker = yard.worker()
+    move = yard.submit().to(worker)
+    yard.scripts.dispatch(yard.token, [move])
+
+    assert yard.scripts.dispatch(yard.token, [move]) == [Dispatched.GONE]
+    assert len(yard.lane(worker)) == 1
+
+
+def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    waiting = yard.submit()
+
+    codes = yard.scripts.dispatch(yard.token, [waiting.to(one), waiting.to(two)])
+
+    assert codes == [Dispatched.DISPATCHED, Dispatched.GONE]
+    assert [len(yard.lane(one)), len(yard.lane(two))] == [1, 0]
+
+
+def test_entry_that_somebody_deleted_is_acknowledged(yard: Yard) -> None:
+    waiting = yard.submit()
+    yard.read()
+    yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
+
+    assert yard.scripts.dispatch(yard.token, [waiting.to(yard.worker())]) == [Dispatched.GONE]
+    assert yard.pending() == 0
+
+
+@pytest.mark.parametrize("state", ["waiting", "assigned", "completed"])
+def test_second_entry_of_a_known_id_is_dropped(yard: Yard, state: str) -> None:
+    worker = yard.worker()
+    first = yard.submit()
+    if state != "waiting":
+        assignment = yard.place(first, worker)
+    if state == "completed":
+        yard.scripts.finish(worker, [Publication(assignment, make_result(first.request.id))])
+    before, load = yard.ledger(first.request), len(yard.lane(worker))
+    second = yard.push(request_fields(first.request), first.request)
+
+    assert yard.scripts.dispatch(yard.token, [second.to(worker)]) == [Dispatched.DUPLICATE]
+
+    assert yard.ledger(first.request) == before
+    assert len(yard.lane(worker)) == load
+    assert second.entry not in [entry for entry, _ in yard.intake()]
+
+
+def test_plain_entry_before_and_after_a_submission_runs_once(yard: Yard) -> None:
+    worker = yard.worker()
+    request = make_request()
+    early = yard.push(request_fields(request), request)
+    submitted = yard.submit(request)
+    late = yard.push(request_fields(request), request, intake="high")
+
+    codes = yard.scripts.dispatch(yard.token, [e.to(worker) for e in (early, late, submitted)])
+
+    assert codes == [Dispatched.DUPLICATE, Dispatched.DUPLICATE, Dispatched.DISPATCHED]
+
+
+@pytest.mark.parametrize("why", ["unknown", "left", "lost"])
+def test_worker_without_a_lease_gets_nothing(yard: Yard, why) -> None:
+    worker = "nobody.1" if why == "unknown" else yard.worker()
+    if why != "unknown":
+        yard.assign(worker)
+        yard.scripts.retire(worker, why)
+    waiting = yard.submit()
+
+    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
+    assert [entry for entry, _ in yard.intake()] == [waiting.entry]
+    assert yard.ledger(waiting.request)["state"] == "waiting"
+
+
+def test_full_lane_takes_no_more_also_within_one_round(yard: Yard) -> None:
+    worker = yard.worker()
+    waiting = [yard.submit() for _ in range(3)]
+
+    codes = yard.scripts.dispatch(yard.token, [item.to(worker, 2) for item in waiting])
+
+    assert codes == [Dispatched.DISPATCHED, Dispatched.DISPATCHED, Dispatched.FULL]
+    assert [entry for entry, _ in yard.intake()] == [waiting[2].entry]
+
+
+def test_codes_follow_the_order_of_the_moves(yard: Yard) -> None:
+    worker = yard.worker()
+    good, full, closed = (yard.submit() for _ in range(3))
+    moves = [closed.to("nobody.1"), good.to(worker, 1), good.to(worker, 1), full.to(worker, 1)]
+
+    assert yard.scripts.dispatch(yard.token, moves) == [
+        Dispatched.CLOSED,
+        Dispatched.DISPATCHED,
+        Dispatched.GONE,
+        Dispatched.FULL,
+    ]
+
+
+def test_spoofed_system_fields_are_dropped(yard: Yard) -> None:
+    spoofed = {"sid": "high/9-9", "attempt": "77", "crashes": "99", "published": b"\1\0\0\0"}
+    request = Request(id="q1", prompt="x")
+    pushed = yard.push({**spoofed, "id": "q1", "prompt": "x"}, request)
+
+    assignment = yard.place(pushed, yard.worker())
+
+    assert (assignment.sid, assignment.attempt) == (f"normal/{pushed.entry}", 1)
+    assert (assignment.crashes, assignment.published) == (0, b"")
+
+
+def test_spoofed_retry_does_not_start_behind_tokens_nobody_saw(yard: Yard) -> None:
+    worker = yard.worker()
+    request = Request(id="q1", prompt="x", stream=True)
+    fields = {"id": "q1", "prompt": "x", "stream": "1", "published": b"\1\0\0\0"}
+    pushed = yard.push(fields, request, intake="retry")
+
+    assignment = yard.place(pushed, worker)
+
+    assert assignment.published == b""
+    delta = Publication(assignment, make_delta("q1", 0, [5]))
+    assert yard.scripts.emit(worker, [delta]) == [1]
+
+
+def test_field_named_thousands_of_times_counts_once_and_the_last_wins(yard: Yard) -> None:
+    """Given more fields than Lua can unpack, I expect the lane to carry what was judged."""
+    stream = yard.keys.intake("normal")
+    pairs = ["id", "wrong", "prompt", "wrong", *["prompt", "x"] * 10_000, "id", "q1"]
+    entry = yard.connection.execute_command("XADD", stream, "*", *pairs)
+    ((_, fields),) = yard.intake()
+    request = parse_request(fields)
+    assert request == Request(id="q1", prompt="x")
+    neighbour, worker = yard.submit(), yard.worker()
+
+    pushed = Waiting(request, "normal", entry.decode())
+    codes = yard.scripts.dispatch(yard.token, [pushed.to(worker), neighbour.to(worker)])
+
+    assert codes == [Dispatched.DISPATCHED] * 2
+    assert yard.lane(worker)[0].request == request
+
+
+def test_most_fields_that_are_allowed_survive_a_rescue(yard: Yard) -> None:
+    worker = yard.worker()
+    extra = {f"unknown-{i}": "x" for i in range(MAX_FIELDS - 3)}
+    request = Request(id="q1", prompt="x", stream=True)
+    pushed = yard.push({"id": "q1", "prompt": "x", "stream": "1", **extra}, request)
+    assignment = yard.place(pushed, worker)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta("q1", 0, [5]))])
+    yard.expire(worker)
+    yard.rescue(worker)
+
+    again = yard.place(yard.waiting(request), yard.worker())
+
+    assert (again.request, again.published) == (request, b"\5\0\0\0")
+    ((_, fields),) = yard.connection.xrange(yard.keys.lane("w.2"))
+    assert all(name.encode() in fields for name in extra)
+
+
+def test_entry_of_thousands_of_fields_breaks_no_round(yard: Yard) -> None:
+    """The coordinator refuses such an entry; the script must stand it all the same."""
+    worker = yard.worker()
+    request = Request(id="q1", prompt="x")
+    extra = {f"unknown-{i}": "x" for i in range(10_000)}
+    pushed = yard.push({"id": "q1", "prompt": "x", **extra}, request)
+    neighbour = yard.submit()
+
+    codes = yard.scripts.dispatch(yard.token, [pushed.to(worker), neighbour.to(worker)])
+
+    assert codes == [Dispatched.DISPATCHED] * 2
+    assert [item.request.id for item in yard.lane(worker)] == ["q1", neighbour.request.id]
+
+
+def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: Yard) -> None:
+    worker = yard.worker()
+    ids = ["a/b", "a{b}", "a b\n\0", "é" * 100, "*", "%s", "'\"\\"]
+    waiting = [yard.submit(make_request(request_id)) for request_id in ids]
+
+    codes = yard.scripts.dispatch(yard.token, [item.to(worker) for item in waiting])
+
+    assert codes == [Dispatched.DISPATCHED] * len(ids)
+    assert [item.request.id for item in yard.lane(worker)] == ids
+
+
+def test_second_attempt_counts_up_and_keeps_its_server_id(yard: Yard) -> None:
+    first = yard.worker()
+    assignment = yard.assign(first, make_request(stream=True))
+    yard.scripts.emit(first, [Publication(assignment, make_delta("x", 0, [7, 0, 8]))])
+    yard.expire(first)
+    yard.rescue(first)
+
+    again = yard.place(yard.waiting(assignment.request), yard.worker())
+
+    assert (again.sid, again.attempt, again.crashes) == (assignment.sid, 2, 1)
+    assert again.published == yard.published(assignment.request)
+    assert again.published == b"\7\0\0\0\0\0\0\0\10\0\0\0"
+
+
+@pytest.mark.parametrize("how", ["dispatch", "duplicate", "answer", "bury"])
+@pytest.mark.parametrize("entry_id", [HIGHEST, "18446744073709551615-1"])
+def test_highest_entry_id_does_not_close_the_intake(yard: Yard, how: str, entry_id: str) -> None:
+    """Given an id behind which the stream can take no other, I expect the next to get in."""
+    worker = yard.worker()
+    request = Request(id="q1", prompt="x")
+    if how == "duplicate":
+        yard.submit(request, "high")
+    pushed = yard.push({"id": "q1", "prompt": "x"}, request, entry=entry_id)
+    yard.read()
+    match how:
+        case "dispatch" | "duplicate":
+            yard.scripts.dispatch(yard.token, [pushed.to(worker)])
+        case "answer":
+            reply = refusal(request, Code.INVALID_REQUEST, "x")
+            yard.scripts.answer(yard.token, "normal", pushed.entry, request, reply)
+        case _:
+            yard.scripts.bury(yard.token, "normal", pushed.entry, "x")
+
+    accepted = yard.submit()
+
+    assert yard.read() == [accepted.entry]
+    assert len(accepted.entry.partition("-")[0]) == 13
+
+
+def test_intake_behind_the_highest_id_heals_when_the_rest_has_left(yard: Yard) -> None:
+    worker = yard.worker()
+    before = yard.submit()
+    highest = yard.push({"id": "q1", "prompt": "x"}, Request(id="q1", prompt="x"), entry=HIGHEST)
+
+    yard.scripts.dispatch(yard.token, [highest.to(worker)])
+    assert [entry for entry, _ in yard.intake()] == [before.entry]
+    yard.place(before, worker)
+
+    assert yard.submit().entry > before.entry
+
+
+def test_emptied_intake_keeps_its_group(yard: Yard) -> None:
+    yard.place(yard.submit(), yard.worker())
+
+    groups = yard.connection.xinfo_groups(yard.keys.intake("normal"))
+
+    assert [group["name"].decode() for group in groups] == [GROUP]
+
+
+def test_round_of_a_thousand(yard: Yard) -> None:
+    worker = yard.worker()
+    answers = yard.scripts.submit("normal", batch := requests(1000))
+    moves = [
+        Waiting(request, "normal", answer.sid.partition("/")[2]).to(worker)
+        for request, answer in zip(batch, answers, strict=True)
+    ]
+
+    assert set(yard.scripts.dispatch(yard.token, moves)) == {Dispatched.DISPATCHED}
+    assert [item.request for item in yard.lane(worker)] == batch

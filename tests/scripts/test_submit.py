@@ -1,0 +1,162 @@
+"""submit.lua: a burst of requests is accepted, each at most once."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.support.builders import framed, make_request, make_result
+from tests.support.yard import Yard, requests
+from tokenyard.parse import parse_request
+from tokenyard.replies import refusal
+from tokenyard.errors import Code
+from tokenyard.scripts import Answered, Publication, Submitted
+
+
+def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
+    request = make_request(model="adder", stream=True)
+
+    (accepted,) = yard.scripts.submit("high", [request])
+
+    ((entry, fields),) = yard.intake("high")
+    assert accepted.code is Submitted.ACCEPTED
+    assert accepted.sid == f"high/{entry}"
+    assert parse_request(fields) == request
+    assert yard.ledger(request) == {
+        "state": "waiting",
+        "sid": accepted.sid,
+        "intake": "high",
+        "entry": entry,
+    }
+
+
+@pytest.mark.parametrize("priority_class", ["high", "normal", "low"])
+def test_each_class_has_its_intake(yard: Yard, priority_class) -> None:
+    waiting = yard.submit(priority_class=priority_class)
+
+    assert [entry for entry, _ in yard.intake(priority_class)] == [waiting.entry]
+
+
+def test_class_that_only_the_system_writes_is_refused_before_anything_changes(yard: Yard) -> None:
+    request = make_request()
+
+    with pytest.raises(redis.ResponseError):
+        yard.scripts.submit("retry", [request])  # type: ignore[arg-type]
+
+    assert yard.intake("retry") == []
+    assert yard.ledger(request) == {}
+
+
+def test_empty_burst_changes_nothing(yard: Yard) -> None:
+    assert yard.scripts.submit("normal", []) == []
+    assert yard.intake() == []
+
+
+def test_submitting_again_says_how_far_the_first_came(yard: Yard) -> None:
+    worker = yard.worker()
+    waiting = yard.submit()
+
+    def state() -> str:
+        (known,) = yard.scripts.submit("high", [waiting.request])
+        assert known.code is Submitted.KNOWN
+        return known.state
+
+    assert state() == "waiting"
+    assignment = yard.place(waiting, worker)
+    assert state() == "assigned"
+    yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
+    assert state() == "completed"
+    assert yard.intake("high") == []
+
+
+def test_id_of_another_client_is_another_request(yard: Yard) -> None:
+    codes = [
+        yard.scripts.submit("normal", [make_request("same", client=client)])[0].code
+        for client in ("ann", "bob")
+    ]
+
+    assert codes == [Submitted.ACCEPTED] * 2
+
+
+def test_id_given_twice_in_one_burst_is_accepted_once(yard: Yard) -> None:
+    request, other = requests(2)
+
+    answers = yard.scripts.submit("normal", [request, request, other])
+
+    assert [answer.code for answer in answers] == [
+        Submitted.ACCEPTED,
+        Submitted.KNOWN,
+        Submitted.ACCEPTED,
+    ]
+    assert len(yard.intake()) == 2
+
+
+def test_full_yard_takes_what_fits_and_says_when_to_come_back(yard: Yard) -> None:
+    yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 3)
+    yard.submit(priority_class="low")
+
+    answers = yard.scripts.submit("normal", requests(4))
+
+    assert [answer.code for answer in answers] == [Submitted.ACCEPTED] * 2 + [Submitted.FULL] * 2
+    assert answers[-1].retry_after_ms == 1000
+    assert len(yard.intake()) == 2
+
+
+def test_refused_request_leaves_no_trace_and_is_taken_later(yard: Yard) -> None:
+    yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
+    first = yard.submit()
+    request = make_request()
+    assert yard.scripts.submit("normal", [request])[0].code is Submitted.FULL
+    assert yard.ledger(request) == {}
+
+    yard.place(first, yard.worker())
+
+    assert yard.scripts.submit("normal", [request])[0].code is Submitted.ACCEPTED
+
+
+def test_full_yard_still_knows_what_it_has_accepted(yard: Yard) -> None:
+    yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
+    first = yard.submit()
+
+    (known,) = yard.scripts.submit("normal", [first.request])
+
+    assert known.code is Submitted.KNOWN
+
+
+def test_rescued_requests_count_as_waiting(yard: Yard) -> None:
+    yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
+    worker = yard.worker()
+    yard.assign(worker)
+    yard.expire(worker)
+    yard.rescue(worker)
+
+    assert yard.scripts.submit("normal", [make_request()])[0].code is Submitted.FULL
+
+
+def test_burst_larger_than_one_lua_call_can_unpack(yard: Yard) -> None:
+    answers = yard.scripts.submit("normal", requests(2000))
+
+    assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
+    assert len({answer.sid for answer in answers}) == 2000
+
+
+def test_request_without_memory_is_refused_and_accepted_work_still_ends(yard: Yard) -> None:
+    """Given a full server, I expect what runs to finish and a waiting request to be answered."""
+    worker = yard.worker()
+    running, waiting = yard.assign(worker, framed(stream=True)), yard.submit()
+    late = yard.submit()
+    before = yard.connection.config_get("maxmemory")["maxmemory"]
+    yard.connection.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.OutOfMemoryError):
+            yard.scripts.submit("normal", [make_request()])
+        assert yard.scripts.lead("coordinator", 60_000, yard.token) == yard.token
+        yard.place(late, worker)
+        reply = refusal(waiting.request, Code.CANCELLED, "")
+        answered = yard.scripts.answer(yard.token, "normal", waiting.entry, waiting.request, reply)
+        assert answered is Answered.DONE
+        result = Publication(running, make_result(running.request.id))
+        assert yard.scripts.finish(worker, [result]) == [1]
+    finally:
+        yard.connection.config_set("maxmemory", before)
+    assert yard.result(running.request) == result.reply

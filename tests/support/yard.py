@@ -1,0 +1,159 @@
+"""A yard under test: its scripts, and short ways to bring requests into a state and look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from tests.support.builders import make_request, random_name, worker_json
+from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys, PriorityClass
+from tokenyard.parse import parse_assignment
+from tokenyard.replies import Reply, decode_replies, decode_reply
+from tokenyard.scripts import Dispatched, Move, Scripts, Submitted, destination
+from tokenyard.wire import Assignment, Request
+
+LONG_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in an intake."""
+
+    request: Request
+    intake: IntakeClass
+    entry: str
+
+    def to(self, worker: str, lane_limit: int = 1000) -> Move:
+        """Its move onto a worker's lane."""
+        client, request_id = self.request.client, self.request.id
+        return Move(self.intake, self.entry, client, request_id, worker, lane_limit)
+
+
+class Yard:
+    """One leader, its consumer groups, and as many workers as the test registers."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+        self.connection = connection
+        self.keys = keys
+        self.scripts = scripts
+        for name in INTAKE_CLASSES:
+            connection.xgroup_create(keys.intake(name), GROUP, id="0", mkstream=True)
+        self.token = scripts.lead("coordinator", LONG_MS)
+
+    # Bringing about
+
+    def depose(self) -> str:
+        """Another coordinator takes over; its token. `token` stays the old one."""
+        self.scripts.resign(self.token)
+        return self.scripts.lead("successor", LONG_MS)
+
+    def worker(self, name: str = "w", lease_ms: int = LONG_MS) -> str:
+        """A new worker with a lease."""
+        return self.scripts.register(name, lease_ms, worker_json(name))
+
+    def expire(self, worker: str) -> None:
+        """The worker's lease runs out, as it does when nobody renews it."""
+        self.connection.zadd(self.keys.leases, {worker: 1}, xx=True)
+
+    def submit(
+        self, request: Request | None = None, priority_class: PriorityClass = "normal"
+    ) -> Waiting:
+        """A request in the intake, by way of the script."""
+        request = request or make_request()
+        (accepted,) = self.scripts.submit(priority_class, [request])
+        assert accepted.code is Submitted.ACCEPTED
+        return Waiting(request, priority_class, accepted.sid.partition("/")[2])
+
+    def push(
+        self,
+        fields: Mapping[bytes | str, bytes | str],
+        request: Request | None = None,
+        intake: IntakeClass = "normal",
+        entry: str = "*",
+    ) -> Waiting:
+        """A request in the intake by a plain XADD, as any client may do it."""
+        added = self.connection.xadd(self.keys.intake(intake), dict(fields), id=entry)
+        return Waiting(request or make_request(), intake, added.decode())
+
+    def read(self, intake: IntakeClass = "normal") -> list[str]:
+        """Read the intake through its group, as the coordinator does."""
+        stream = self.keys.intake(intake)
+        answer = self.connection.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=1000)
+        return [entry.decode() for _, entries in answer for entry, _ in entries]
+
+    def place(self, waiting: Waiting, worker: str) -> Assignment:
+        """Move a waiting request onto a lane; what the worker reads there."""
+        (code,) = self.scripts.dispatch(self.token, [waiting.to(worker)])
+        assert code is Dispatched.DISPATCHED
+        return self.lane(worker)[-1]
+
+    def assign(self, worker: str, request: Request | None = None) -> Assignment:
+        """A request on a worker's lane."""
+        return self.place(self.submit(request), worker)
+
+    def rescue(self, worker: str) -> int:
+        """Rescue all that a worker's lane holds, in one call."""
+        held = [(item.entry, item.request.client, item.request.id) for item in self.lane(worker)]
+        return self.scripts.rescue(self.token, worker, held)
+
+    # Looking
+
+    def intake(self, name: IntakeClass = "normal") -> list[tuple[str, dict[bytes, bytes]]]:
+        """The entries of an intake."""
+        entries = self.connection.xrange(self.keys.intake(name))
+        return [(entry.decode(), fields) for entry, fields in entries]
+
+    def waiting(self, request: Request, name: IntakeClass = "retry") -> Waiting:
+        """Where a request waits, by its ledger."""
+        entry = self.ledger(request)["entry"]
+        assert entry in [found for found, _ in self.intake(name)]
+        return Waiting(request, name, entry)
+
+    def pending(self, name: IntakeClass = "normal") -> int:
+        """How many entries were read through the group and not acknowledged."""
+        return int(self.connection.xpending(self.keys.intake(name), GROUP)["pending"])
+
+    def lane(self, worker: str) -> list[Assignment]:
+        """What is on a lane, as its worker reads it."""
+        found = []
+        for entry, fields in self.connection.xrange(self.keys.lane(worker)):
+            assignment = parse_assignment(entry.decode(), fields)
+            assert isinstance(assignment, Assignment)
+            found.append(assignment)
+        return found
+
+    def ledger(self, request: Request) -> dict[str, str]:
+        """The ledger of a request, but for the result."""
+        fields = self.connection.hgetall(self.keys.ledger(request.client, request.id))
+        fields.pop(b"result", None)
+        return {name.decode(): value.decode() for name, value in fields.items()}
+
+    def result(self, request: Request) -> Reply | None:
+        """The result in the ledger."""
+        packed = self.connection.hget(self.keys.ledger(request.client, request.id), "result")
+        return None if packed is None else decode_reply(packed)
+
+    def replies(self, request: Request) -> list[Reply]:
+        """Everything that was published on a request's stream."""
+        entries = self.connection.xrange(destination(self.keys, request))
+        return [reply for _, fields in entries for reply in decode_replies(fields)]
+
+    def published(self, request: Request) -> bytes:
+        """The tokens of a running request that its readers have seen, packed."""
+        value = self.connection.get(self.keys.tokens(request.client, request.id))
+        return value or b""
+
+    def events(self) -> list[dict[bytes, bytes]]:
+        """The wake-ups for the coordinator."""
+        return [fields for _, fields in self.connection.xrange(self.keys.events)]
+
+    def ttl_s(self, key: str) -> int:
+        """Seconds that a key has to live; -1 where it stays."""
+        return int(self.connection.ttl(key))
+
+
+def requests(count: int, **fields: object) -> Sequence[Request]:
+    """So many different requests."""
+    return [make_request(random_name("request"), **fields) for _ in range(count)]
