@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import click
+
 from problems import CHECKED_NUMBERS, Operation, Problem, problems
 
 Precision = Literal["float32", "bfloat16"]
@@ -38,7 +39,7 @@ def answers(model: Path, dtype: Precision, prompts: list[str]) -> list[str]:
     """The greedy answer to each prompt, in order, without its EOS."""
     for name, value in CPU_SETTINGS.items():
         os.environ.setdefault(name, value)
-    from vllm import LLM, SamplingParams  # noqa: PLC0415 - after the settings above
+    from vllm import LLM, SamplingParams
 
     engine = LLM(
         model=str(model),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 import torch
-from problems import CHECKED_NUMBERS, TRAINING_NUMBERS, Operation, Problem, problems
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -22,6 +21,8 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
+
+from problems import CHECKED_NUMBERS, TRAINING_NUMBERS, Operation, Problem, problems
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 VOCABULARY = (PAD, BOS, EOS, UNK, *"0123456789+-= ")
@@ -224,7 +225,10 @@ def make(operation: Operation, recipe: Recipe, out: Path) -> Score:
 
 @click.command(help="Train the adder, the subtractor or both.")
 @click.option(
-    "--operation", type=click.Choice([*(each.value for each in Operation), "both"]), default="both"
+    "--operation",
+    type=click.Choice([*(each.value for each in Operation), "both"]),
+    default="both",
+    show_default=True,
 )
 @click.option(
     "--out",
