@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Waiting, Yard, requests
+from tokenyard.errors import Code
 from tokenyard.keys import GROUP
 from tokenyard.parse import parse_request
 from tokenyard.replies import refusal
-from tokenyard.errors import Code
 from tokenyard.scripts import Dispatched, Publication
 from tokenyard.wire import MAX_FIELDS, Request, request_fields
 

@@ -7,9 +7,9 @@ import redis
 
 from tests.support.builders import framed, make_request, make_result
 from tests.support.yard import Yard, requests
+from tokenyard.errors import Code
 from tokenyard.parse import parse_request
 from tokenyard.replies import refusal
-from tokenyard.errors import Code
 from tokenyard.scripts import Answered, Publication, Submitted
 
 

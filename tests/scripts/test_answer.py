@@ -1,0 +1,151 @@
+"""answer.lua: a waiting request gets its result without being run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.yard import Waiting, Yard
+from tokenyard.errors import Code
+from tokenyard.keys import IntakeClass
+from tokenyard.replies import refusal
+from tokenyard.scripts import Answered, Publication
+from tokenyard.wire import Refused, pack_tokens, request_fields
+
+
+def answer(yard: Yard, waiting: Waiting, token: str | None = None, **fields) -> Answered:
+    reply = refusal(waiting.request, Code.INVALID_REQUEST, "top_p: too high", **fields)
+    return yard.scripts.answer(
+        token or yard.token, waiting.intake, waiting.entry, waiting.request, reply
+    )
+
+
+@pytest.mark.parametrize("kind", [make_request, framed])
+@pytest.mark.parametrize("pushed", [True, False])
+def test_waiting_request_gets_its_result(yard: Yard, kind, pushed: bool) -> None:
+    request = kind(result_ttl_s=100)
+    waiting = yard.push(request_fields(request), request) if pushed else yard.submit(request)
+    yard.read()
+
+    assert answer(yard, waiting) is Answered.DONE
+
+    (reply,) = yard.replies(request)
+    assert (reply.status, reply.tokens) == ("failed", b"")
+    assert yard.result(request) == reply
+    ledger = yard.ledger(request)
+    assert (ledger["state"], ledger["sid"]) == ("failed", f"normal/{waiting.entry}")
+    assert yard.intake() == []
+    assert yard.pending() == 0
+    stream = (
+        yard.keys.replies("framed") if request.reply_to else yard.keys.reply("anon", request.id)
+    )
+    for key in (stream, yard.keys.ledger(request.client, request.id)):
+        assert 95 <= yard.ttl_s(key) <= 100
+
+
+def test_entry_that_cannot_be_read_but_named(yard: Yard) -> None:
+    refused = Refused("q1", "anon", "", Code.INVALID_REQUEST, "prompt: is empty")
+    entry = yard.push({"id": "q1", "prompt": ""}).entry
+    reply = refusal(refused, refused.code, refused.message)
+
+    assert yard.scripts.answer(yard.token, "normal", entry, refused, reply) is Answered.DONE
+
+    ((_, fields),) = yard.connection.xrange(yard.keys.reply("anon", "q1"))
+    assert fields[b"error"] == b'{"code":"INVALID_REQUEST","message":"prompt: is empty"}'
+    assert fields[b"status"] == b"failed"
+
+
+@pytest.mark.parametrize("status", ["cancelled", "expired", "failed"])
+def test_status_is_the_state(yard: Yard, status) -> None:
+    waiting = yard.submit()
+
+    answer(yard, waiting, status=status)
+
+    assert yard.ledger(waiting.request)["state"] == status
+
+
+def test_deposed_leader_answers_nothing(yard: Yard) -> None:
+    waiting = yard.submit()
+    yard.depose()
+
+    assert answer(yard, waiting) is Answered.NOT_LEADER
+    assert yard.replies(waiting.request) == []
+    assert len(yard.intake()) == 1
+
+
+def test_second_answer_finds_nobody(yard: Yard) -> None:
+    waiting = yard.submit()
+    answer(yard, waiting)
+
+    assert answer(yard, waiting) is Answered.GONE
+    assert len(yard.replies(waiting.request)) == 1
+
+
+def test_request_on_a_lane_is_not_answered(yard: Yard) -> None:
+    waiting = yard.submit()
+    yard.place(waiting, yard.worker())
+
+    assert answer(yard, waiting) is Answered.GONE
+    assert yard.ledger(waiting.request)["state"] == "assigned"
+
+
+@pytest.mark.parametrize("state", ["waiting", "assigned", "completed", "failed"])
+def test_faulty_second_entry_of_a_known_id_is_dropped_in_silence(yard: Yard, state: str) -> None:
+    """Given a request that goes well, I expect a broken twin not to fail it."""
+    worker = yard.worker()
+    first = yard.submit()
+    if state == "failed":
+        answer(yard, first)
+    elif state != "waiting":
+        assignment = yard.place(first, worker)
+        if state == "completed":
+            yard.scripts.finish(worker, [Publication(assignment, make_result(first.request.id))])
+    before = yard.ledger(first.request), yard.replies(first.request)
+    twin = yard.push({"id": first.request.id}, first.request, intake="high")
+
+    assert answer(yard, twin) is Answered.DUPLICATE
+
+    assert (yard.ledger(first.request), yard.replies(first.request)) == before
+    assert yard.intake("high") == []
+
+
+def test_rescued_request_keeps_the_tokens_that_were_seen(yard: Yard) -> None:
+    worker = yard.worker()
+    request = make_request(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [1, 2]))])
+    yard.expire(worker)
+    yard.rescue(worker)
+    again = yard.waiting(request)
+
+    assert answer(yard, again, published=yard.published(request)) is Answered.DONE
+
+    result = yard.replies(request)[-1]
+    assert (result.seq, result.tokens) == (2, pack_tokens([1, 2]))
+    assert yard.published(request) == b""
+    assert yard.ledger(request)["sid"] == assignment.sid
+
+
+@pytest.mark.parametrize("intake", ["high", "low"])
+def test_class_of_the_intake_is_part_of_the_server_id(yard: Yard, intake: IntakeClass) -> None:
+    request = make_request()
+    waiting = yard.push(request_fields(request), request, intake=intake)
+
+    answer(yard, waiting)
+
+    assert yard.ledger(request)["sid"] == f"{intake}/{waiting.entry}"
+
+
+def test_short_wish_does_not_shorten_the_life_of_the_clients_other_results(yard: Yard) -> None:
+    answer(yard, yard.submit(framed(client="ann", result_ttl_s=1000)))
+    answer(yard, yard.submit(framed(client="ann", result_ttl_s=10)))
+
+    assert yard.ttl_s(yard.keys.replies("ann")) > 900
+
+
+def test_stream_of_answers_is_bounded(yard: Yard) -> None:
+    yard.scripts._reply_maxlen = 100
+    for _ in range(500):
+        answer(yard, yard.submit(framed(client="ann")))
+
+    assert 100 <= yard.connection.xlen(yard.keys.replies("ann")) <= 300

@@ -1,0 +1,67 @@
+"""bury.lua: what nobody can be answered for goes to the dead letters, whole."""
+
+from __future__ import annotations
+
+from tests.support.yard import Yard
+from tokenyard.scripts import Answered, Scripts
+
+
+def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
+    entry = yard.push({b"prompt": b"\xff\0", b"\xfe": b""}).entry
+    yard.read()
+
+    assert yard.scripts.bury(yard.token, "normal", entry, "id: is missing") is Answered.DONE
+
+    ((_, fields),) = yard.connection.xrange(yard.keys.dead)
+    assert fields == {
+        b"dead_reason": b"id: is missing",
+        b"dead_sid": f"normal/{entry}".encode(),
+        b"prompt": b"\xff\0",
+        b"\xfe": b"",
+    }
+    assert yard.intake() == []
+    assert yard.pending() == 0
+
+
+def test_deposed_leader_buries_nothing(yard: Yard) -> None:
+    entry = yard.push({"prompt": "x"}).entry
+    yard.depose()
+
+    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.NOT_LEADER
+    assert len(yard.intake()) == 1
+    assert yard.connection.xlen(yard.keys.dead) == 0
+
+
+def test_second_burial_finds_nothing(yard: Yard) -> None:
+    entry = yard.push({"prompt": "x"}).entry
+    yard.scripts.bury(yard.token, "normal", entry, "x")
+
+    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.GONE
+    assert yard.connection.xlen(yard.keys.dead) == 1
+
+
+def test_entry_that_somebody_deleted_is_acknowledged(yard: Yard) -> None:
+    entry = yard.push({"prompt": "x"}).entry
+    yard.read()
+    yard.connection.xdel(yard.keys.intake("normal"), entry)
+
+    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.GONE
+    assert yard.pending() == 0
+
+
+def test_entry_of_thousands_of_fields_keeps_its_beginning(yard: Yard) -> None:
+    entry = yard.push({f"field-{i}": "x" for i in range(20_000)}).entry
+
+    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.DONE
+
+    ((_, fields),) = yard.connection.xrange(yard.keys.dead)
+    assert fields[b"field-0"] == b"x"
+    assert 50 < len(fields) < 200
+
+
+def test_dead_letters_are_bounded(yard: Yard) -> None:
+    scripts = Scripts(yard.connection, yard.keys, dead_maxlen=100)
+    for _ in range(500):
+        scripts.bury(yard.token, "normal", yard.push({"prompt": "x"}).entry, "x")
+
+    assert 100 <= yard.connection.xlen(yard.keys.dead) <= 300

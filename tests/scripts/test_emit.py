@@ -1,0 +1,247 @@
+"""emit.lua: token deltas are published once, in order, and only by who holds the request."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.yard import Yard
+from tokenyard.replies import Reply
+from tokenyard.scripts import Publication, Published
+from tokenyard.wire import Assignment, Request, pack_tokens, unpack_tokens
+
+KINDS = [make_request, framed]
+
+
+def delta(assignment: Assignment, seq: int, tokens: list[int], **fields: object) -> Publication:
+    return Publication(assignment, make_delta(assignment.request.id, seq, tokens, **fields))
+
+
+def tokens_of(replies: list[Reply]) -> list[int]:
+    return [token for reply in replies for token in unpack_tokens(reply.tokens)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deltas_appear_in_order_and_are_counted(yard: Yard, kind) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, kind(stream=True))
+    first = delta(assignment, 0, [1, 0, 2**31 - 1], text="a\0é", logprobs='[{"1":-0.5}]')
+    second = delta(assignment, 3, [256], index=2)
+
+    assert yard.scripts.emit(worker, [first]) == [Published.PUBLISHED]
+    assert yard.scripts.emit(worker, [second]) == [Published.PUBLISHED]
+
+    assert yard.replies(assignment.request) == [first.reply, second.reply]
+    assert yard.published(assignment.request) == pack_tokens([1, 0, 2**31 - 1, 256])
+
+
+def test_step_without_deltas(yard: Yard) -> None:
+    assert yard.scripts.emit(yard.worker(), []) == []
+
+
+def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) -> None:
+    """Given flat and framed requests mixed, I expect one frame a client and codes in place."""
+    worker = yard.worker()
+    ann = [yard.assign(worker, framed(client="ann", stream=True)) for _ in range(3)]
+    flat = [yard.assign(worker, make_request(stream=True)) for _ in range(2)]
+    bob = yard.assign(worker, framed(client="bob", stream=True))
+    step = [
+        delta(ann[0], 0, [1]),
+        delta(flat[0], 0, [2]),
+        delta(bob, 9, [3]),  # tokens before it are missing
+        delta(ann[1], 0, [4]),
+        delta(flat[1], 0, [5]),
+        delta(ann[0], 1, [6]),
+        delta(ann[2], 0, [7]),
+    ]
+
+    codes = yard.scripts.emit(worker, step)
+
+    assert codes == [1, 1, Published.STALE, 1, 1, 1, 1]
+    assert tokens_of(yard.replies(ann[0].request)) == [1, 4, 6, 7]
+    assert yard.connection.xlen(yard.keys.replies("ann")) == 1
+    assert [tokens_of(yard.replies(item.request)) for item in flat] == [[2], [5]]
+    assert yard.replies(bob.request) == []
+
+
+def test_step_repeated_after_a_lost_answer_publishes_nothing_again(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, make_request(stream=True))
+    step = [delta(assignment, 0, [1, 2]), delta(assignment, 2, [3])]
+    yard.scripts.emit(worker, step)
+
+    assert yard.scripts.emit(worker, step) == [Published.REPEATED] * 2
+    assert tokens_of(yard.replies(assignment.request)) == [1, 2, 3]
+
+
+def test_repeated_delta_does_not_hold_up_a_new_one_in_its_step(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, make_request(stream=True))
+    yard.scripts.emit(worker, [delta(assignment, 0, [1])])
+
+    codes = yard.scripts.emit(worker, [delta(assignment, 0, [1]), delta(assignment, 1, [2])])
+
+    assert codes == [Published.REPEATED, Published.PUBLISHED]
+    assert tokens_of(yard.replies(assignment.request)) == [1, 2]
+
+
+@pytest.mark.parametrize("seq", [1, 3, 99])
+def test_delta_that_would_skip_or_half_repeat_tokens_is_refused(yard: Yard, seq: int) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, make_request(stream=True))
+    yard.scripts.emit(worker, [delta(assignment, 0, [1, 2])])
+
+    assert yard.scripts.emit(worker, [delta(assignment, seq, [8, 9])]) == [Published.STALE]
+    assert tokens_of(yard.replies(assignment.request)) == [1, 2]
+
+
+def test_delta_without_tokens_is_never_published(yard: Yard) -> None:
+    """It could not be told from its own repetition."""
+    worker = yard.worker()
+    assignment = yard.assign(worker, make_request(stream=True))
+
+    assert yard.scripts.emit(worker, [delta(assignment, 0, [], text="x")]) == [Published.REPEATED]
+    assert yard.replies(assignment.request) == []
+
+
+@pytest.mark.parametrize("how", ["retired", "rescued", "unknown"])
+def test_worker_without_a_lease_publishes_nothing(yard: Yard, how: str) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, make_request(stream=True))
+    if how == "retired":
+        yard.scripts.retire(worker, "lost")
+    elif how == "rescued":
+        yard.expire(worker)
+        yard.scripts.rescue(yard.token, worker)
+    sender = "nobody.1" if how == "unknown" else worker
+
+    step = [delta(assignment, 0, [1]), delta(assignment, 1, [2])]
+
+    assert yard.scripts.emit(sender, step) == [Published.LEASE_LOST] * 2
+    assert yard.replies(assignment.request) == []
+    assert yard.published(assignment.request) == b""
+
+
+def test_expired_lease_counts_until_the_rescuer_takes_it(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, make_request(stream=True))
+    yard.expire(worker)
+
+    assert yard.scripts.emit(worker, [delta(assignment, 0, [1])]) == [Published.PUBLISHED]
+
+
+def test_only_the_holder_of_the_attempt_publishes(yard: Yard) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    old = yard.assign(one, make_request(stream=True))
+    yard.expire(one)
+    yard.rescue(one)
+    again = yard.place(yard.waiting(old.request), two)
+    one = yard.worker("one")
+
+    assert yard.scripts.emit(one, [delta(old, 0, [1])]) == [Published.STALE]
+    assert yard.scripts.emit(two, [delta(old, 0, [1])]) == [Published.STALE]
+    assert yard.scripts.emit(one, [delta(again, 0, [1])]) == [Published.STALE]
+    assert yard.scripts.emit(two, [delta(again, 0, [1])]) == [Published.PUBLISHED]
+
+
+def test_next_attempt_goes_on_behind_the_last_published_token(yard: Yard) -> None:
+    first, second = yard.worker(), yard.worker()
+    request = make_request(stream=True)
+    assignment = yard.assign(first, request)
+    yard.scripts.emit(first, [delta(assignment, 0, [1, 2])])
+    yard.expire(first)
+    yard.rescue(first)
+    again = yard.place(yard.waiting(request), second)
+
+    assert unpack_tokens(again.published) == [1, 2]
+    assert yard.scripts.emit(second, [delta(again, 0, [1])]) == [Published.REPEATED]
+    assert yard.scripts.emit(second, [delta(again, 2, [3])]) == [Published.PUBLISHED]
+    assert tokens_of(yard.replies(request)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("when", ["waits", "finished", "unknown"])
+def test_request_that_is_not_running_takes_no_deltas(yard: Yard, when: str) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, make_request(stream=True))
+    if when == "waits":
+        yard.expire(worker)
+        yard.rescue(worker)
+        worker = yard.worker()
+    elif when == "finished":
+        result = make_result(assignment.request.id)
+        yard.scripts.finish(worker, [Publication(assignment, result)])
+    else:
+        yard.connection.delete(yard.keys.ledger("anon", assignment.request.id))
+    before = yard.replies(assignment.request)
+
+    assert yard.scripts.emit(worker, [delta(assignment, 0, [1])]) == [Published.STALE]
+    assert yard.replies(assignment.request) == before
+    assert yard.published(assignment.request) == b""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 31, 32, 63, 64, 255, 256, 65_535, 65_536, 70_000])
+def test_every_length_of_text_and_tokens_arrives_whole(yard: Yard, kind, size: int) -> None:
+    """Given each way in which msgpack writes a length, I expect the same bytes back."""
+    worker = yard.worker()
+    assignment = yard.assign(worker, kind(stream=True))
+    step = delta(assignment, 0, [0, 255, 2**24] * size, text="a\0" + "x" * (size - 2))
+
+    assert yard.scripts.emit(worker, [step]) == [Published.PUBLISHED]
+    assert yard.replies(assignment.request) == [step.reply]
+
+
+@pytest.mark.parametrize("seq", [127, 128, 255, 256, 65_535, 65_536, 100_000, 1_000_000])
+def test_count_of_tokens_is_a_plain_decimal(yard: Yard, seq: int) -> None:
+    worker = yard.worker()
+    request = make_request(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.emit(worker, [delta(assignment, 0, [1] * seq)])
+
+    assert yard.scripts.emit(worker, [delta(assignment, seq, [2])]) == [Published.PUBLISHED]
+
+    ((_, fields),) = yard.connection.xrevrange(yard.keys.reply("anon", request.id), count=1)
+    assert fields[b"seq"] == str(seq).encode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reply_stream_is_bounded(yard: Yard, kind) -> None:
+    """Given a client that does not read, I expect its oldest entries to go, about."""
+    yard.scripts._reply_maxlen = 100
+    worker = yard.worker()
+    assignment = yard.assign(worker, kind(stream=True))
+
+    for seq in range(500):
+        yard.scripts.emit(worker, [delta(assignment, seq, [seq])])
+
+    kept = tokens_of(yard.replies(assignment.request))
+    assert 100 <= len(kept) <= 300
+    assert kept == list(range(500 - len(kept), 500))
+    assert yard.published(assignment.request) == pack_tokens(range(500))
+
+
+def test_wide_step(yard: Yard) -> None:
+    worker = yard.worker()
+    running = [yard.assign(worker, framed(stream=True)) for _ in range(300)]
+
+    codes = yard.scripts.emit(worker, [delta(item, 0, [at]) for at, item in enumerate(running)])
+
+    assert codes == [Published.PUBLISHED] * 300
+    assert tokens_of(yard.replies(running[0].request)) == list(range(300))
+
+
+def test_plain_reply_reads_as_the_protocol_says(yard: Yard) -> None:
+    """Given only XREAD, I expect ids, numbers and tokens without any packing around them."""
+    worker = yard.worker()
+    assignment = yard.assign(worker, Request(id="q1", prompt="x", stream=True))
+
+    yard.scripts.emit(worker, [delta(assignment, 0, [65, 66], text="AB")])
+
+    ((_, fields),) = yard.connection.xrange(yard.keys.reply("anon", "q1"))
+    assert fields == {
+        b"id": b"q1",
+        b"event": b"delta",
+        b"seq": b"0",
+        b"tokens": b"A\0\0\0B\0\0\0",
+        b"text": b"AB",
+    }

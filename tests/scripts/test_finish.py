@@ -1,0 +1,199 @@
+"""finish.lua: the first valid writer of a result is the only one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.yard import Yard
+from tokenyard.scripts import Publication, Published
+from tokenyard.wire import Assignment
+
+KINDS = [make_request, framed]
+
+
+def result(assignment: Assignment, tokens: list[int] | None = None, **fields) -> Publication:
+    return Publication(assignment, make_result(assignment.request.id, tokens or [], **fields))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_result_is_published_kept_and_frees_its_place(yard: Yard, kind) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, kind(result_ttl_s=100))
+    done = result(assignment, [1, 0], text="", usage='{"total_tokens":2}', finish_reason="stop")
+
+    assert yard.scripts.finish(worker, [done]) == [Published.PUBLISHED]
+
+    request = assignment.request
+    assert yard.replies(request) == [done.reply]
+    assert yard.result(request) == done.reply
+    assert yard.ledger(request)["state"] == "completed"
+    assert yard.lane(worker) == []
+    assert 95 <= yard.ttl_s(yard.keys.ledger(request.client, request.id)) <= 100
+    assert yard.events()[-1] == {
+        b"event": b"freed",
+        b"worker": worker.encode(),
+        b"count": b"1",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_result_goes_behind_the_deltas_and_forgets_their_count(yard: Yard, kind) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, kind(stream=True))
+    delta = Publication(assignment, make_delta(assignment.request.id, 0, [1]))
+    yard.scripts.emit(worker, [delta])
+    done = result(assignment, [1, 2], seq=1)
+
+    yard.scripts.finish(worker, [done])
+
+    assert yard.replies(assignment.request) == [delta.reply, done.reply]
+    assert yard.published(assignment.request) == b""
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "expired"])
+def test_state_of_the_ledger_is_the_status_of_the_result(yard: Yard, status) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+
+    yard.scripts.finish(worker, [result(assignment, status=status)])
+
+    assert yard.ledger(assignment.request)["state"] == status
+
+
+def test_step_without_results_wakes_nobody(yard: Yard) -> None:
+    worker = yard.worker()
+    before = yard.events()
+
+    assert yard.scripts.finish(worker, []) == []
+    assert yard.events() == before
+
+
+def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) -> None:
+    worker = yard.worker()
+    ann = [yard.assign(worker, framed(client="ann")) for _ in range(2)]
+    flat = [yard.assign(worker) for _ in range(2)]
+    yard.scripts.finish(worker, [result(flat[1], [9])])
+    step = [result(item) for item in (ann[0], flat[0], flat[1], ann[1])]
+
+    codes = yard.scripts.finish(worker, step)
+
+    assert codes == [1, 1, Published.REPEATED, 1]
+    assert yard.connection.xlen(yard.keys.replies("ann")) == 1
+    assert yard.replies(ann[0].request) == [step[0].reply, step[3].reply]
+    assert yard.replies(flat[0].request) == [step[1].reply]
+    assert yard.lane(worker) == []
+    assert yard.events()[-1][b"count"] == b"3"
+
+
+def test_result_repeated_after_a_lost_answer_appears_once(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    first = result(assignment, [1])
+    yard.scripts.finish(worker, [first])
+    events = yard.events()
+
+    assert yard.scripts.finish(worker, [result(assignment, [2])]) == [Published.REPEATED]
+    assert yard.replies(assignment.request) == [first.reply]
+    assert yard.result(assignment.request) == first.reply
+    assert yard.events() == events
+
+
+def test_request_twice_in_one_step_finishes_once(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+
+    codes = yard.scripts.finish(worker, [result(assignment, [1]), result(assignment, [2])])
+
+    assert codes == [Published.PUBLISHED, Published.REPEATED]
+    assert len(yard.replies(assignment.request)) == 1
+
+
+@pytest.mark.parametrize("how", ["retired", "rescued", "unknown"])
+def test_worker_without_a_lease_finishes_nothing(yard: Yard, how: str) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    if how == "retired":
+        yard.scripts.retire(worker, "lost")
+    elif how == "rescued":
+        yard.expire(worker)
+        yard.scripts.rescue(yard.token, worker)
+    sender = "nobody.1" if how == "unknown" else worker
+
+    assert yard.scripts.finish(sender, [result(assignment)] * 2) == [Published.LEASE_LOST] * 2
+    assert yard.replies(assignment.request) == []
+    assert yard.result(assignment.request) is None
+    assert len(yard.lane(worker)) == 1
+
+
+def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    old = yard.assign(one)
+    yard.expire(one)
+    yard.rescue(one)
+    again = yard.place(yard.waiting(old.request), two)
+    one = yard.worker("one")
+
+    assert yard.scripts.finish(one, [result(old)]) == [Published.STALE]
+    assert yard.scripts.finish(one, [result(again)]) == [Published.STALE]
+    assert yard.scripts.finish(two, [result(old)]) == [Published.STALE]
+    assert yard.result(old.request) is None
+    assert len(yard.lane(two)) == 1
+    assert yard.scripts.finish(two, [result(again)]) == [Published.PUBLISHED]
+
+
+def test_entry_that_nobody_waits_for_gives_up_its_place(yard: Yard) -> None:
+    """Given a ledger that somebody deleted, I expect the lane to be free again all the same."""
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    yard.connection.delete(yard.keys.ledger("anon", assignment.request.id))
+
+    assert yard.scripts.finish(worker, [result(assignment)]) == [Published.STALE]
+    assert yard.lane(worker) == []
+    assert yard.replies(assignment.request) == []
+
+
+def test_wrong_attempt_of_ones_own_entry_does_not_lose_it(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    wrong = Assignment(
+        request=assignment.request, entry=assignment.entry, sid=assignment.sid, attempt=7
+    )
+
+    assert yard.scripts.finish(worker, [result(wrong)]) == [Published.STALE]
+    assert yard.lane(worker) == [assignment]
+
+
+def test_longest_wish_keeps_a_shared_stream(yard: Yard) -> None:
+    worker = yard.worker()
+    stream = yard.keys.replies("ann")
+
+    for ttl_s, expected in ((10, 10), (100, 100), (20, 100)):
+        assignment = yard.assign(worker, framed(client="ann", result_ttl_s=ttl_s))
+        yard.scripts.finish(worker, [result(assignment)])
+        assert expected - 5 <= yard.ttl_s(stream) <= expected
+
+
+def test_finished_worker_publishes_a_wide_step_at_once(yard: Yard) -> None:
+    worker = yard.worker()
+    running = [yard.assign(worker, kind()) for _ in range(200) for kind in KINDS]
+
+    codes = yard.scripts.finish(worker, [result(item, [1]) for item in running])
+
+    assert codes == [Published.PUBLISHED] * 400
+    assert yard.lane(worker) == []
+
+
+def test_result_with_every_field_arrives_whole(yard: Yard) -> None:
+    """Given more fields than a small msgpack map holds, I expect all of them, flat and framed."""
+    worker = yard.worker()
+    names = ("logprobs", "finish_reason", "stop_reason", "usage", "error", "provenance", "timing")
+    fields = dict.fromkeys((*names, "choices", "prompt_logprobs", "text"), "x" * 300)
+    for kind in KINDS:
+        assignment = yard.assign(worker, kind())
+        done = result(assignment, list(range(100_000)), seq=70_000, index=3, **fields)
+
+        yard.scripts.finish(worker, [done])
+
+        assert yard.replies(assignment.request) == [done.reply]
+        assert yard.result(assignment.request) == done.reply

@@ -1,0 +1,236 @@
+"""Each Lua file says what it takes and gives, and the method that calls it agrees."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import re
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tokenyard import scripts
+
+LUA = Path(str(resources.files("tokenyard"))) / "lua"
+NAMES = sorted(path.stem for path in LUA.glob("*.lua"))
+INCLUDES = sorted(path.stem for path in (LUA / "include").glob("*.lua"))
+
+#: What the answers of a script are called in Python, where they have names.
+ENUMS: dict[str, type[enum.IntEnum]] = {
+    "submit": scripts.Submitted,
+    "dispatch": scripts.Dispatched,
+    "answer": scripts.Answered,
+    "bury": scripts.Answered,
+    "emit": scripts.Published,
+    "finish": scripts.Published,
+    "renew": scripts.Renewed,
+}
+#: The scripts call a success by what they did, the enums by one word for all their scripts.
+SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
+CONSTANTS = {
+    "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
+    "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
+    "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
+}
+#: Scripts that answer with a text alone.
+WITHOUT_CODES = {"lead", "register"}
+
+
+@dataclass
+class Header:
+    """The comment at the top of a Lua file."""
+
+    purpose: str
+    sections: dict[str, str] = field(default_factory=dict)
+
+    def indices(self, table: str) -> set[int]:
+        """Indices of KEYS or ARGV that are documented one by one."""
+        return {
+            int(i) for i in re.findall(rf"{table}\[(\d+)(?:\.\.\.)?\]", " ".join(self.sections))
+        }
+
+    def open_from(self, table: str) -> int | None:
+        """First index of the repeating rest, if there is one."""
+        found = re.search(rf"{table}\[(\d+)\.\.\.\]", " ".join(self.sections))
+        return int(found[1]) if found else None
+
+
+def read_header(name: str) -> tuple[Header, str]:
+    """The header of a file, and its code with the comments taken out."""
+    lines = (LUA / f"{name}.lua").read_text().splitlines()
+    if lines[0].startswith("#!"):
+        lines = lines[1:]
+    end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
+    text = [line[2:].strip() for line in lines[:end]]
+    start = next(i for i, line in enumerate(text) if not line)
+    header = Header(" ".join(text[:start]))
+    current = ""
+    for line in text[start + 1 :]:
+        opening = re.match(r"(KEYS\[\S+\]|ARGV\[\S+\]|Returns|Atomic|Without)\s*,?\s*(.*)", line)
+        if opening:
+            current = opening[1]
+            header.sections[current] = opening[2]
+        else:
+            header.sections[current] += " " + line
+    code = "\n".join(re.sub(r"--.*", "", line) for line in lines[end:])
+    return header, code
+
+
+def method_of(name: str) -> ast.FunctionDef:
+    """The one function in scripts.py that names this file."""
+    tree = ast.parse(inspect.getsource(scripts))
+    found = [
+        function
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        and any(
+            isinstance(node, ast.Call)
+            and any(isinstance(arg, ast.Constant) and arg.value == name for arg in node.args)
+            and ast.unparse(node.func) in ("self._run", "Call", "self._published")
+            for node in ast.walk(function)
+        )
+    ]
+    assert len(found) == 1, f"{name}.lua: called by {[function.name for function in found]}"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_header_tells_purpose_keys_answers_and_why_it_is_atomic(name: str) -> None:
+    header, _ = read_header(name)
+
+    assert header.purpose.endswith(".")
+    assert "KEYS[1]" in header.sections
+    assert header.sections["Returns"]
+    assert header.sections["Atomic"].startswith("because ")
+    for section, text in header.sections.items():
+        if section.startswith("KEYS"):
+            assert re.search(r"\((string|hash|stream|zset)\)", text), f"{section}: of which type?"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("table", ["KEYS", "ARGV"])
+def test_every_index_that_the_code_uses_is_documented_and_no_other(name: str, table: str) -> None:
+    header, code = read_header(name)
+    documented, rest = header.indices(table), header.open_from(table)
+    used = {int(index) for index in re.findall(rf"{table}\[(\d+)\]", code)}
+
+    assert documented == set(range(1, len(documented) + 1)), "no gaps"
+    assert used <= documented
+    assert documented - used <= ({rest} if rest else set()) | _named_by_loops(code)
+    if rest:
+        assert rest == max(documented)
+        assert re.search(rf"{table}\[[^\d\]]", code), "the rest is walked by a variable"
+
+
+def _named_by_loops(code: str) -> set[int]:
+    """Indices that the code reaches by a loop over literal bounds, `for i = 2, 5`."""
+    return {
+        index
+        for low, high in re.findall(r"for i = (\d+), (\d+) do", code)
+        for index in range(int(low), int(high) + 1)
+    }
+
+
+#: What a method calls to build a key, by the first word of the key.
+BUILDERS = {
+    "leader": ".leader",
+    "leases": ".leases",
+    "workers": ".workers",
+    "events": ".events",
+    "dead": ".dead",
+    "info": ".info",
+    "intake": ".intake(",
+    "lane": ".lane(",
+    "request": ".ledger(",
+    "tokens": ".tokens(",
+    "replies": "destination(",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_method_calls_it_with_the_keys_that_stand_in_the_header(name: str) -> None:
+    """Given a key by name in the header, I expect the method to build it, and no other."""
+    header, _ = read_header(name)
+    method = ast.unparse(method_of(name))
+    if "_ledger_and_tokens" in method:
+        method += inspect.getsource(scripts.Scripts._ledger_and_tokens)
+
+    keys = " ".join(text for section, text in header.sections.items() if "KEYS" in section)
+    named = set(re.findall(r"(\w+)(?::\S+)? \((?:string|hash|stream|zset)\)", keys))
+
+    assert named
+    assert named == {word for word, builder in BUILDERS.items() if builder in method}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_method_says_what_it_does(name: str) -> None:
+    assert ast.get_docstring(method_of(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_in_the_header_are_those_of_code_and_python(name: str) -> None:
+    header, code = read_header(name)
+    documented = {
+        word: int(number)
+        for number, word in re.findall(
+            r"(-?\d),? (?:server id\} |state\} )?([A-Z]{3}[A-Z_]*)", _codes(header)
+        )
+    }
+    if name in WITHOUT_CODES:
+        assert not documented
+        return
+    assigned = re.search(
+        r"^local ((?:[A-Z_]+, )*[A-Z_]+) = (-?\d+(?:, -?\d+)*)$", code, re.MULTILINE
+    )
+    assert assigned
+    numbers = (int(number) for number in assigned[2].split(", "))
+    assert documented == dict(zip(assigned[1].split(", "), numbers, strict=True))
+    python = {code.name: code.value for code in ENUMS[name]} if name in ENUMS else CONSTANTS[name]
+    for word, number in documented.items():
+        assert python[SUCCESS.get(word, word)] == number
+
+
+def _codes(header: Header) -> str:
+    """The Returns line, with `{1, server id} ACCEPTED` told as `1 ACCEPTED`."""
+    return re.sub(r"\{(\d), [a-z ]+\}", r"\1", header.sections["Returns"])
+
+
+@pytest.mark.parametrize("kind", sorted({kind.__name__ for kind in ENUMS.values()}))
+def test_every_answer_in_python_is_given_by_a_script(kind: str) -> None:
+    returns = " ".join(
+        read_header(name)[0].sections["Returns"]
+        for name, enum_ in ENUMS.items()
+        if enum_.__name__ == kind
+    )
+    words = {SUCCESS.get(word, word) for word in re.findall(r"[A-Z_]{4,}", returns)}
+
+    assert {code.name for code in getattr(scripts, kind)} <= words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_includes_exist_are_used_and_are_spliced_in(name: str) -> None:
+    _, code = read_header(name)
+    text = (LUA / f"{name}.lua").read_text()
+    included = re.findall(r"^-- @include (\w+)$", text, re.MULTILINE)
+
+    for include in included:
+        assert re.search(rf"\b{include}\(", code), f"{include} is not used"
+    assert "@include" not in scripts.source(name)
+    assert {word for word in INCLUDES if re.search(rf"\b{word}\(", code)} == set(included)
+
+
+def test_every_include_is_explained_and_needed() -> None:
+    everything = "".join((LUA / f"{name}.lua").read_text() for name in NAMES)
+
+    for include in INCLUDES:
+        assert (LUA / "include" / f"{include}.lua").read_text().startswith("-- ")
+        assert f"-- @include {include}\n" in everything
+
+
+def test_only_new_requests_are_refused_by_a_server_without_memory() -> None:
+    refusing = [name for name in NAMES if "allow-oom" not in scripts.source(name).splitlines()[0]]
+
+    assert refusing == ["submit"]

@@ -1,0 +1,182 @@
+"""rescue.lua: what a lost worker held goes back to the intake, and its late writes fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_delta, make_request, make_result
+from tests.support.yard import Yard
+from tokenyard.scripts import (
+    RESCUE_HELD,
+    RESCUE_NOT_LEADER,
+    Publication,
+    Published,
+)
+from tokenyard.wire import Assignment, pack_tokens
+
+
+def held(assignment: Assignment) -> tuple[str, str, str]:
+    return assignment.entry, assignment.request.client, assignment.request.id
+
+
+def test_entries_go_back_with_the_tokens_that_were_seen(yard: Yard) -> None:
+    worker = yard.worker()
+    quiet, streaming = yard.assign(worker), yard.assign(worker, make_request(stream=True))
+    delta = make_delta(streaming.request.id, 0, [0, 7])
+    yard.scripts.emit(worker, [Publication(streaming, delta)])
+    yard.expire(worker)
+
+    assert yard.rescue(worker) == 0
+
+    back = dict(yard.intake("retry"))
+    for assignment, published in ((quiet, None), (streaming, pack_tokens([0, 7]))):
+        ledger = yard.ledger(assignment.request)
+        assert (ledger["state"], ledger["intake"]) == ("waiting", "retry")
+        assert (ledger["sid"], ledger["crashes"]) == (assignment.sid, "1")
+        assert "worker" not in ledger
+        assert back[ledger["entry"]].get(b"published") == published
+    assert not yard.connection.exists(yard.keys.lane(worker))
+    assert yard.connection.zscore(yard.keys.leases, worker) is None
+    assert yard.connection.hget(yard.keys.workers, worker) is None
+
+
+def test_deposed_leader_rescues_nothing(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    yard.expire(worker)
+    yard.depose()
+
+    assert yard.scripts.rescue(yard.token, worker, [held(assignment)]) == RESCUE_NOT_LEADER
+    assert yard.lane(worker) == [assignment]
+
+
+def test_running_lease_protects_a_lane(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+
+    assert yard.scripts.rescue(yard.token, worker, [held(assignment)]) == RESCUE_HELD
+    assert yard.lane(worker) == [assignment]
+    assert yard.scripts.finish(
+        worker, [Publication(assignment, make_result(assignment.request.id))]
+    ) == [Published.PUBLISHED]
+
+
+def test_first_call_only_ends_the_lease(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    yard.expire(worker)
+
+    assert yard.scripts.rescue(yard.token, worker) == 1
+
+    assert yard.lane(worker) == [assignment]
+    result = make_result(assignment.request.id)
+    assert yard.scripts.finish(worker, [Publication(assignment, result)]) == [Published.LEASE_LOST]
+
+
+def test_idle_worker_is_forgotten_by_the_first_call(yard: Yard) -> None:
+    worker = yard.worker()
+    yard.expire(worker)
+
+    assert yard.scripts.rescue(yard.token, worker) == 0
+    assert yard.connection.zcard(yard.keys.leases) == 0
+
+
+def test_lane_is_emptied_a_batch_at_a_time(yard: Yard) -> None:
+    worker = yard.worker()
+    lane = [yard.assign(worker) for _ in range(5)]
+    yard.expire(worker)
+
+    left = [yard.scripts.rescue(yard.token, worker, [held(item)]) for item in lane]
+
+    assert left == [4, 3, 2, 1, 0]
+    assert len(yard.intake("retry")) == 5
+
+
+def test_batch_repeated_after_a_lost_answer_changes_nothing(yard: Yard) -> None:
+    worker = yard.worker()
+    lane = [yard.assign(worker) for _ in range(2)]
+    yard.expire(worker)
+    yard.scripts.rescue(yard.token, worker, [held(lane[0])])
+
+    assert yard.scripts.rescue(yard.token, worker, [held(lane[0])]) == 1
+    assert yard.scripts.rescue(yard.token, worker, [held(lane[1]), held(lane[1])]) == 0
+    assert yard.scripts.rescue(yard.token, worker, [held(item) for item in lane]) == 0
+    assert len(yard.intake("retry")) == 2
+    assert yard.ledger(lane[0].request)["crashes"] == "1"
+
+
+@pytest.mark.parametrize(("why", "crashes"), [("left", "0"), ("lost", "1")])
+def test_only_a_crash_is_counted(yard: Yard, why, crashes: str) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    yard.scripts.retire(worker, why)
+
+    yard.rescue(worker)
+
+    assert yard.ledger(assignment.request).get("crashes", "0") == crashes
+    again = yard.place(yard.waiting(assignment.request), yard.worker())
+    assert (again.attempt, again.crashes) == (2, int(crashes))
+
+
+def test_request_that_loses_three_workers(yard: Yard) -> None:
+    request = make_request(stream=True)
+    worker = yard.worker()
+    assignment = yard.assign(worker, request)
+    for seq in range(3):
+        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, seq, [seq]))])
+        yard.expire(worker)
+        yard.rescue(worker)
+        worker = yard.worker()
+        assignment = yard.place(yard.waiting(request), worker)
+
+    assert (assignment.attempt, assignment.crashes) == (4, 3)
+    assert assignment.published == pack_tokens([0, 1, 2])
+    assert assignment.request == request
+    lane = yard.keys.lane(worker)
+    ((_, fields),) = yard.connection.xrange(lane)
+    values = yard.connection.eval("return #redis.call('XRANGE', KEYS[1], '-', '+')[1][2]", 1, lane)
+    assert values == 2 * len(fields), "a field stands there twice"
+
+
+def test_finished_request_is_not_run_again(yard: Yard) -> None:
+    worker = yard.worker()
+    done, open_ = yard.assign(worker), yard.assign(worker)
+    yard.scripts.finish(worker, [Publication(done, make_result(done.request.id))])
+    yard.expire(worker)
+
+    assert yard.scripts.rescue(yard.token, worker, [held(done), held(open_)]) == 0
+    assert yard.ledger(done.request)["state"] == "completed"
+    assert len(yard.intake("retry")) == 1
+
+
+def test_what_is_no_assignment_is_dropped_so_that_the_lane_can_end(yard: Yard) -> None:
+    worker = yard.worker()
+    strange = yard.connection.xadd(yard.keys.lane(worker), {"x": "y"}).decode()
+    yard.expire(worker)
+
+    assert yard.scripts.rescue(yard.token, worker, [(strange, "anon", "")]) == 0
+    assert yard.intake("retry") == []
+
+
+def test_unknown_worker_with_a_lane_is_rescued_as_lost(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    yard.connection.zrem(yard.keys.leases, worker)
+
+    assert yard.rescue(worker) == 0
+    assert yard.ledger(assignment.request)["crashes"] == "1"
+
+
+def test_rescued_request_runs_once_more_and_the_dead_worker_stays_silent(yard: Yard) -> None:
+    first, second = yard.worker(), yard.worker()
+    assignment = yard.assign(first)
+    request = assignment.request
+    yard.expire(first)
+    yard.rescue(first)
+    again = yard.place(yard.waiting(request), second)
+    late = make_result(request.id, [1])
+    good = make_result(request.id, [2])
+
+    assert yard.scripts.finish(first, [Publication(assignment, late)]) == [Published.LEASE_LOST]
+    assert yard.scripts.finish(second, [Publication(again, good)]) == [Published.PUBLISHED]
+    assert yard.replies(request) == [good]

@@ -1,0 +1,149 @@
+"""register.lua, renew.lua and retire.lua: a worker's right to its lane."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import worker_json
+from tests.support.yard import LONG_MS, Yard
+from tokenyard.scripts import RETIRE_UNKNOWN, Dispatched, Renewed
+
+
+def lease(yard: Yard, worker: str) -> float | None:
+    score = yard.connection.zscore(yard.keys.leases, worker)
+    return None if score is None else float(score)
+
+
+def now_ms(yard: Yard) -> float:
+    seconds, micros = yard.connection.time()
+    return seconds * 1000 + micros / 1000
+
+
+def roster(yard: Yard) -> dict[str, bytes]:
+    found = yard.connection.hgetall(yard.keys.workers)
+    return {worker.decode(): info for worker, info in found.items()}
+
+
+def test_worker_joins_with_a_lease_by_the_servers_clock(yard: Yard) -> None:
+    before = now_ms(yard)
+
+    worker = yard.scripts.register("host-0", 30_000, worker_json("host-0"))
+
+    assert worker == "host-0.1"
+    assert roster(yard) == {worker: worker_json("host-0")}
+    assert before + 29_999 <= lease(yard, worker) <= now_ms(yard) + 30_000
+    assert yard.events()[-1] == {b"event": b"joined", b"worker": b"host-0.1"}
+
+
+def test_every_life_of_a_worker_has_a_name_of_its_own(yard: Yard) -> None:
+    names = [yard.worker("w"), yard.worker("w"), yard.worker("v")]
+
+    assert names == ["w.1", "w.2", "v.3"]
+
+
+def test_joining_again_leaves_the_first_life_to_the_rescuer(yard: Yard) -> None:
+    first = yard.worker()
+    assignment = yard.assign(first)
+    second = yard.worker()
+
+    assert yard.lane(second) == []
+    assert yard.lane(first) == [assignment]
+    assert set(roster(yard)) == {first, second}
+
+
+def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: Yard) -> None:
+    worker = yard.worker(lease_ms=1_000)
+    draining = worker_json("w", state="draining")
+
+    assert yard.scripts.renew(60_000, [(worker, draining)]) == [Renewed.HELD]
+
+    assert lease(yard, worker) > now_ms(yard) + 50_000
+    assert roster(yard)[worker] == draining
+
+
+def test_expired_lease_that_nobody_took_may_be_renewed(yard: Yard) -> None:
+    worker = yard.worker()
+    yard.expire(worker)
+
+    assert yard.scripts.renew(60_000, [(worker, b"{}")]) == [Renewed.HELD]
+    assert yard.scripts.rescue(yard.token, worker) == -2
+
+
+@pytest.mark.parametrize("how", ["unknown", "left", "lost", "rescued"])
+def test_lease_that_is_gone_does_not_come_back(yard: Yard, how: str) -> None:
+    worker = "nobody.1" if how == "unknown" else yard.worker()
+    if how != "unknown":
+        yard.assign(worker)
+    if how in ("left", "lost"):
+        yard.scripts.retire(worker, how)  # type: ignore[arg-type]
+    elif how == "rescued":
+        yard.expire(worker)
+        yard.scripts.rescue(yard.token, worker)
+    before = lease(yard, worker), roster(yard)
+
+    assert yard.scripts.renew(60_000, [(worker, b"new")]) == [Renewed.LOST]
+    assert (lease(yard, worker), roster(yard)) == before
+
+
+def test_one_lost_lease_does_not_spoil_the_others(yard: Yard) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    info = b"{}"
+
+    answers = yard.scripts.renew(60_000, [(one, info), ("nobody.1", info), (two, info)])
+
+    assert answers == [Renewed.HELD, Renewed.LOST, Renewed.HELD]
+    assert yard.scripts.renew(60_000, []) == []
+
+
+def test_idle_worker_leaves_at_once(yard: Yard) -> None:
+    worker = yard.worker()
+
+    assert yard.scripts.retire(worker, "left") == 0
+
+    assert lease(yard, worker) is None
+    assert roster(yard) == {}
+    assert yard.events()[-1] == {b"event": b"gone", b"worker": worker.encode()}
+
+
+@pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0)])
+def test_busy_worker_leaves_its_entries_to_the_rescuer(yard: Yard, why, score: int) -> None:
+    worker = yard.worker()
+    held = [yard.assign(worker) for _ in range(2)]
+
+    assert yard.scripts.retire(worker, why) == 2
+
+    assert lease(yard, worker) == score
+    assert yard.lane(worker) == held
+    assert yard.events()[-1][b"event"] == b"gone"
+    waiting = yard.submit()
+    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
+
+
+@pytest.mark.parametrize(("first", "then"), [("left", "lost"), ("lost", "left")])
+def test_first_reason_stands(yard: Yard, first, then) -> None:
+    """Given a worker that left and then died, I expect its requests to pay for no crash."""
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+
+    assert yard.scripts.retire(worker, first) == 1
+    assert yard.scripts.retire(worker, then) == 1
+
+    yard.rescue(worker)
+    crashes = yard.ledger(assignment.request).get("crashes", "0")
+    assert crashes == ("1" if first == "lost" else "0")
+
+
+def test_worker_that_nobody_knows(yard: Yard) -> None:
+    worker = yard.worker()
+    yard.scripts.retire(worker, "left")
+    before = yard.events()
+
+    assert yard.scripts.retire(worker, "left") == RETIRE_UNKNOWN
+    assert yard.events() == before
+
+
+def test_wake_ups_are_bounded(yard: Yard) -> None:
+    for _ in range(1500):
+        yard.scripts.register("w", LONG_MS, b"{}")
+
+    assert len(yard.events()) <= 1200
