@@ -1,0 +1,192 @@
+"""How much does the broker cost? Requests per second, added latency and CPU time per request.
+
+Client, coordinator and two simulated workers of unlimited speed, every guarantee on, on an
+embedded Valkey with an append-only file; beside them in the same run the raw limit, the same
+three hops by plain redis-py (`benchmarks.raw`). 128 prompt tokens in, 32 result tokens out; every
+answer is checked.
+
+    python -m benchmarks.broker [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import click
+
+from benchmarks import raw
+from benchmarks.measure import Latencies, Throughput, measure_throughput, paced, print_table
+from benchmarks.yard import Yard, embedded_broker, simulated_yard
+from tokenyard import Client
+from tokenyard.broker import EmbeddedBroker
+from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens
+from worker.engines import Finished
+from worker.engines.simulated import SimulatedEngine
+
+PROMPT_TOKENS = 128
+RESULT_TOKENS = 32
+WORKERS = 2
+WINDOW = 2048
+#: Prompts differ, but not all: checking an answer must not cost more than getting it.
+PROMPTS = 64
+RATE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One measurement of either side."""
+
+    throughput: Throughput
+    latency: Latencies
+
+
+def prompts() -> list[list[int]]:
+    """Different prompts, the same in each run."""
+    draw = random.Random(128)
+    return [[draw.randrange(32_000) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
+
+
+def expected(prompt: list[int]) -> list[int]:
+    """What the simulated engine answers."""
+    engine = SimulatedEngine()
+    params = SamplingParams(max_tokens=RESULT_TOKENS)
+    request = Request(id="x", tokens=pack_tokens(prompt), params=params)
+    engine.add(Assignment(request=request, entry="1-0", sid="normal/1-0", attempt=1))
+    [end] = engine.step()
+    if not isinstance(end, Finished):
+        raise TypeError(f"the simulated engine said {end}")
+    return end.choices[0].tokens
+
+
+class Checked:
+    """Asks the yard and compares every answer."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._prompts = prompts()
+        self._answers = [expected(prompt) for prompt in self._prompts]
+
+    def many(self, requests: int) -> int:
+        """Ask ``requests`` times with `WINDOW` under way."""
+        asked: Iterator[list[int]] = (self._prompts[at % PROMPTS] for at in range(requests))
+        count = 0
+        results = self._client.map(asked, window=WINDOW, max_tokens=RESULT_TOKENS)
+        for number, result in results:
+            self._check(number, result.tokens)
+            count += 1
+        return count
+
+    def one(self, number: int) -> None:
+        """Ask once."""
+        prompt = self._prompts[number % PROMPTS]
+        result = self._client.submit(prompt, max_tokens=RESULT_TOKENS).result(30.0)
+        self._check(number, result.tokens)
+
+    def _check(self, number: int, tokens: list[int]) -> None:
+        if tokens != self._answers[number % PROMPTS]:
+            sys.exit(f"request {number}: wrong answer {tokens}")
+
+
+def measure_yard(yard: Yard, requests: int, paced_requests: int) -> Round:
+    """Tokenyard, with every guarantee."""
+    with Client(yard.url, yard=yard.name) as client:
+        checked = Checked(client)
+        checked.many(min(requests, 2000))  # everybody is warm
+        throughput = measure_throughput(yard.pids, lambda: checked.many(requests))
+        return Round(throughput, paced(paced_requests, RATE, checked.one))
+
+
+def measure_raw(broker: EmbeddedBroker, requests: int, paced_requests: int) -> Round:
+    """Plain redis-py, nothing guaranteed."""
+    payload = pack_tokens(prompts()[0])
+    url, run = broker.url, secrets.token_hex(4)
+    throughput = raw.throughput(url, f"{run}t", requests, payload, WINDOW, broker.pid)
+    return Round(throughput, raw.latency(url, f"{run}l", paced_requests, payload, RATE))
+
+
+def median(rounds: list[Round], value: Callable[[Round], float]) -> float:
+    """Of the rounds."""
+    return statistics.median(map(value, rounds))
+
+
+def summary(ours: list[Round], theirs: list[Round]) -> dict[str, float]:
+    """The figures, medians over the rounds."""
+    ratios = [a.throughput.per_s / b.throughput.per_s for a, b in zip(ours, theirs, strict=True)]
+    figures = {
+        "requests_per_s": median(ours, lambda one: one.throughput.per_s),
+        "raw_requests_per_s": median(theirs, lambda one: one.throughput.per_s),
+        "ratio_to_raw": statistics.median(ratios),
+        "p50_ms": median(ours, lambda one: one.latency.percentile(50)),
+        "p99_ms": median(ours, lambda one: one.latency.percentile(99)),
+        "raw_p50_ms": median(theirs, lambda one: one.latency.percentile(50)),
+        "raw_p99_ms": median(theirs, lambda one: one.latency.percentile(99)),
+    }
+    for prefix, rounds in (("cpu_us", ours), ("raw_cpu_us", theirs)):
+        for name in rounds[0].throughput.cpu_s:
+            used = [one.throughput.cpu_us(name) for one in rounds]
+            figures[f"{prefix}_{name}"] = statistics.median(used)
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def show(figures: dict[str, float], requests: int, rounds: int) -> None:
+    """The figures as a table."""
+    rows = [
+        ("requests/s", figures["requests_per_s"], figures["raw_requests_per_s"]),
+        ("p50 ms at 100/s", figures["p50_ms"], figures["raw_p50_ms"]),
+        ("p99 ms at 100/s", figures["p99_ms"], figures["raw_p99_ms"]),
+    ]
+    for name, middle in (
+        ("client", "client"),
+        ("coordinator", "router"),
+        ("workers", "workers"),
+        ("broker", "broker"),
+    ):
+        rows.append(
+            (
+                f"CPU µs/request, {name}",
+                figures[f"cpu_us_{name}"],
+                figures[f"raw_cpu_us_{middle}"],
+            )
+        )
+    print_table(
+        f"{requests:,} requests, {PROMPT_TOKENS} tokens in, {RESULT_TOKENS} out, "
+        f"{WORKERS} simulated workers; medians of {rounds}",
+        ("", "Tokenyard", "raw three hops"),
+        rows,
+    )
+    print(f"Tokenyard / raw: {figures['ratio_to_raw']:.2f}")
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--requests", default=30_000, help="Requests of one throughput measurement.")
+@click.option("--paced-requests", default=500, help="Requests of one latency measurement.")
+@click.option("--rounds", default=3, help="Measurements of each side, in turn; medians are shown.")
+@click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(requests: int, paced_requests: int, rounds: int, quick: bool, as_json: bool) -> None:
+    """Measure what the broker adds, against the raw limit of the same three hops."""
+    if quick:
+        requests, paced_requests, rounds = 3_000, 100, 1
+    ours, theirs = [], []
+    with (
+        embedded_broker() as broker,
+        simulated_yard(broker, "bench", WORKERS, max_num_seqs=WINDOW) as yard,
+    ):
+        for _ in range(rounds):
+            theirs.append(measure_raw(broker, requests, paced_requests))
+            ours.append(measure_yard(yard, requests, paced_requests))
+    figures = summary(ours, theirs)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        show(figures, requests, rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What the benchmarks share: clocks, CPU time by process, percentiles, tables."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+Pids = Mapping[str, Iterable[int]]
+
+
+def cpu_seconds(pids: Pids) -> dict[str, float]:
+    """User and system time of processes that live, by name."""
+    return {
+        name: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in group)
+        for name, group in pids.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How many requests in how many seconds, and what CPU time that took, by process."""
+
+    requests: int
+    seconds: float
+    cpu_s: Mapping[str, float]
+
+    @property
+    def per_s(self) -> float:
+        """Requests per second."""
+        return self.requests / self.seconds
+
+    def cpu_us(self, name: str) -> float:
+        """CPU time per request in µs."""
+        return self.cpu_s[name] / self.requests * 1e6
+
+
+def measure_throughput(pids: Pids, run: Callable[[], int]) -> Throughput:
+    """Time ``run``, which returns how many requests it made."""
+    before, began = cpu_seconds(pids), time.perf_counter()
+    requests = run()
+    seconds, after = time.perf_counter() - began, cpu_seconds(pids)
+    return Throughput(requests, seconds, {name: after[name] - before[name] for name in pids})
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Times of single requests in ms."""
+
+    all_ms: Sequence[float]
+
+    def percentile(self, percent: int) -> float:
+        """For example 50 or 99."""
+        return statistics.quantiles(self.all_ms, n=100, method="inclusive")[percent - 1]
+
+
+def paced(requests: int, rate: float, ask: Callable[[int], None]) -> Latencies:
+    """Ask at a fixed rate per second, one at a time, and time each.
+
+    A request that is late because the one before it was slow is timed from when it was due, so
+    that a stall counts for all whom it delays.
+    """
+    times = []
+    start = time.perf_counter()
+    for number in range(requests):
+        due = start + number / rate
+        time.sleep(max(0.0, due - time.perf_counter()))
+        ask(number)
+        times.append((time.perf_counter() - due) * 1000)
+    return Latencies(times)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on standard output; floats get two digits or none."""
+    table = Table(title=title)
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if at == 0 else "right")
+    for row in rows:
+        table.add_row(*(_shown(cell) for cell in row))
+    Console(width=None if Console().is_terminal else 120).print(table)
+
+
+def _shown(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:,.2f}"
+    return str(cell)

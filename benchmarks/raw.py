@@ -1,0 +1,161 @@
+"""The raw limit: the same three hops through Redis by plain redis-py, and nothing else.
+
+client -> intake -> router -> lane -> 2 workers -> replies -> client, each hop a pipelined XADD,
+an XREADGROUP and XACK + XDEL. No ledger, no fence, no lease, no check of anything: what is lost
+here is lost. Every hop is a process of its own, as in the real thing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import redis
+
+from benchmarks.measure import Latencies, Throughput, measure_throughput, paced
+
+BATCH = 256
+WORKERS = 2
+REPLY = b"\0" * 128  # 32 tokens
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Names:
+    """Keys of one run."""
+
+    def __init__(self, run: str) -> None:
+        self.intake = f"{{{run}}}:intake"
+        self.lanes = [f"{{{run}}}:lane:{at}" for at in range(WORKERS)]
+        self.replies = f"{{{run}}}:replies"
+
+
+def _connect(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, protocol=2)
+
+
+def _read_group(connection: redis.Redis, stream: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    answer: Any = connection.xreadgroup("g", "c", {stream: ">"}, count=BATCH, block=200)
+    return answer[0][1] if answer else []
+
+
+def route(url: str, run: str) -> None:
+    """The middle hop: entries go to the lanes in turn."""
+    names, connection, turn = Names(run), _connect(url), 0
+    while True:
+        entries = _read_group(connection, names.intake)
+        pipeline = connection.pipeline(transaction=False)
+        for _, fields in entries:
+            pipeline.xadd(names.lanes[turn % WORKERS], fields)  # type: ignore[arg-type]
+            turn += 1
+        _let_go(pipeline, names.intake, entries)
+
+
+def work(url: str, run: str, at: int) -> None:
+    """The last hop: each entry is answered with 32 tokens."""
+    names, connection = Names(run), _connect(url)
+    lane = names.lanes[at]
+    while True:
+        entries = _read_group(connection, lane)
+        pipeline = connection.pipeline(transaction=False)
+        for _, fields in entries:
+            pipeline.xadd(names.replies, {"id": fields[b"id"], "tokens": REPLY})
+        _let_go(pipeline, lane, entries)
+
+
+def _let_go(pipeline: Any, stream: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+    if entries:
+        ids = [entry for entry, _ in entries]
+        pipeline.xack(stream, "g", *ids)
+        pipeline.xdel(stream, *ids)
+        pipeline.execute()
+
+
+@contextmanager
+def running(url: str, run: str) -> Iterator[Sequence[BaseProcess]]:
+    """The router and the workers."""
+    names, connection = Names(run), _connect(url)
+    for stream in (names.intake, *names.lanes):
+        connection.xgroup_create(stream, "g", id="0", mkstream=True)
+    processes = [
+        _spawn.Process(target=route, args=(url, run), daemon=True),
+        *(_spawn.Process(target=work, args=(url, run, at), daemon=True) for at in range(WORKERS)),
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+class RawClient:
+    """Sends requests and reads replies, both in batches."""
+
+    def __init__(self, url: str, run: str) -> None:
+        self._names = Names(run)
+        self._connection = _connect(url)
+        self._last = b"0"
+
+    def send(self, ids: range, payload: bytes) -> None:
+        """Submit one batch."""
+        pipeline = self._connection.pipeline(transaction=False)
+        for number in ids:
+            pipeline.xadd(self._names.intake, {"id": number, "tokens": payload})
+        pipeline.execute()
+
+    def receive(self) -> list[int]:
+        """Ids that have been answered since, waiting for the first of them."""
+        answer: Any = self._connection.xread({self._names.replies: self._last}, BATCH, block=2000)
+        if not answer:
+            raise TimeoutError("raw hops: no reply within 2 s")
+        entries = answer[0][1]
+        self._last = entries[-1][0]
+        return [int(fields[b"id"]) for _, fields in entries]
+
+
+def throughput(
+    url: str, run: str, requests: int, payload: bytes, window: int, broker_pid: int
+) -> Throughput:
+    """Requests per second with at most ``window`` under way."""
+    with running(url, run) as (router, *workers):
+        client = RawClient(url, run)
+        client.send(range(1), payload)
+        client.receive()  # everybody is up
+
+        def ask() -> int:
+            sent = done = 0
+            while done < requests:
+                while sent < requests and sent - done < window:
+                    batch = min(BATCH, requests - sent)
+                    client.send(range(sent, sent + batch), payload)
+                    sent += batch
+                done += len(client.receive())
+            return done
+
+        pids = {
+            "client": [os.getpid()],
+            "router": [router.pid or 0],
+            "workers": [worker.pid or 0 for worker in workers],
+            "broker": [broker_pid],
+        }
+        return measure_throughput(pids, ask)
+
+
+def latency(url: str, run: str, requests: int, payload: bytes, rate: float) -> Latencies:
+    """Time from submission to reply at a fixed rate, one request at a time."""
+    with running(url, run):
+        client = RawClient(url, run)
+        client.send(range(1), payload)
+        client.receive()
+
+        def ask(number: int) -> None:
+            client.send(range(number, number + 1), payload)
+            client.receive()
+
+        return paced(requests, rate, ask)
