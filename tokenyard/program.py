@@ -170,13 +170,13 @@ def _settings_options(
     for field in dataclasses.fields(settings_type):
         if field.name in {"redis_url", "yard"}:
             continue
-        default = None if field.default is dataclasses.MISSING else field.default
+        # A default that says nothing to a reader is left to the settings themselves.
+        is_plain = field.default is not dataclasses.MISSING and field.default not in {"", ()}
         yield click.Option(
             [_flag(field.name, hints[field.name])],
             type=_parameter_type(hints[field.name]),
-            default=default,
-            # A default of "" or () says nothing to a reader.
-            show_default=default not in {None, "", ()},
+            default=field.default if is_plain else None,
+            show_default=True,
             envvar=f"{prefix}_{field.name.upper()}",
             help=texts[field.name],
         )

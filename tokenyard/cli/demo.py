@@ -1,0 +1,206 @@
+"""`tokenyard demo`: the whole path on this machine, with answers that can be checked."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from tokenyard.cli.child import LogLine
+from tokenyard.cli.interrupts import Interrupts
+from tokenyard.cli.local_yard import LocalPlan, LocalYard
+from tokenyard.cli.places import example_model
+from tokenyard.cli.progress import spinner
+from tokenyard.client import Client
+from tokenyard.program import Exit, PlainCommand, YardChoice
+from tokenyard.replies import Result
+
+ABOUT: Final = """Ask two vLLM workers on this CPU 200 sums, and check the answers.
+
+Starts a broker in a temporary folder, a coordinator and the workers, which serve the example
+model `adder`; streams a few answers live, sends the rest, prints a table, and stops everything
+it started. Needs a checkout, but neither Redis nor a GPU.
+
+\b
+Examples:
+  tokenyard demo
+  tokenyard demo --requests 2000 --workers 1 --rows 0
+"""
+_STREAMED: Final = 3
+_SEED: Final = 2
+#: "99+99=" has three digits in its answer, and an end.
+_MAX_TOKENS: Final = 8
+_TIMEOUT_S: Final = 120.0
+_GRACE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A question with its one right answer."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for a sum."""
+
+    question: Sum
+    result: Result
+
+    @property
+    def text(self) -> str:
+        """The answer itself, or why there is none."""
+        if not self.result.ok:
+            error = self.result.error
+            return f"{self.result.status}: {error.message if error else ''}"
+        return (self.result.text or "").strip()
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether it is the sum."""
+        return self.result.ok and self.text == self.question.answer
+
+    @property
+    def worker(self) -> str:
+        """Who answered."""
+        return self.result.provenance.worker if self.result.provenance else "-"
+
+    @property
+    def time_ms(self) -> float | None:
+        """From acceptance to the end of the engine's work."""
+        timing = self.result.timing
+        if timing is None or timing.engine_ms is None:
+            return None
+        return timing.queue_ms + timing.engine_ms
+
+
+def sums(count: int) -> list[Sum]:
+    """Sums of two-digit numbers, the same in each run."""
+    numbers = random.Random(_SEED)
+    pairs = [(numbers.randint(10, 99), numbers.randint(10, 99)) for _ in range(count)]
+    return [Sum(f"{left}+{right}=", str(left + right)) for left, right in pairs]
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Ask two workers 200 sums, checked.")
+@click.option("--requests", type=click.IntRange(1), default=200, show_default=True, help="Sums.")
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes."
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Right answers in the table; wrong ones are always there.",
+)
+@click.pass_context
+def demo(ctx: click.Context, requests: int, workers: int, rows: int) -> None:
+    """Run it; the last line counts the answers."""
+    choice: YardChoice = ctx.obj
+    console = Console(highlight=False, markup=False)
+    model = example_model("adder")
+    with tempfile.TemporaryDirectory(prefix="tokenyard-demo-") as folder:
+        plan = LocalPlan(
+            yard="demo",
+            redis_url="",
+            data_dir=Path(folder),
+            workers=workers,
+            engine="vllm",
+            model=str(model),
+            name="demo",
+            grace_s=_GRACE_S,
+            debug=choice.debug,
+        )
+        answers = _run(plan, console, sums(requests))
+        console.print(_table(answers, rows))
+    answered = sum(answer.result.ok for answer in answers)
+    correct = sum(answer.is_correct for answer in answers)
+    click.echo(f"{answered} answered, {correct} correct")
+    ctx.exit(Exit.OK if correct == requests else Exit.FAILED)
+
+
+def _run(plan: LocalPlan, console: Console, questions: Sequence[Sum]) -> list[Answer]:
+    """Start a yard, ask it everything, stop it."""
+
+    def say(name: str, line: LogLine) -> None:
+        if line.is_serious or plan.debug:
+            console.print(f"{name}: {line.text}", style="yellow")
+
+    yard = LocalYard(plan, say)
+    with Interrupts() as interrupts:
+        try:
+            _start(yard, plan, console)
+            with Client(yard.url, yard=plan.yard) as client:
+                streamed = _stream(client, console, questions[:_STREAMED])
+                return streamed + _ask(client, console, questions[_STREAMED:])
+        except KeyboardInterrupt:
+            raise click.Abort from None
+        finally:
+            interrupts.hold()
+            with console.status("Stopping workers, coordinator and broker"):
+                yard.stop(lambda: interrupts.is_hurried)
+            console.print("Everything is stopped.\n")
+
+
+def _start(yard: LocalYard, plan: LocalPlan, console: Console) -> None:
+    console.print(
+        f"Starting a broker, a coordinator and {plan.workers} vLLM workers on this CPU;"
+        " their engines need half a minute or so."
+    )
+    with spinner(console, plan.workers) as tell:
+        for warning in yard.start():
+            console.print(f"Warning: {warning}", style="yellow")
+        yard.wait_ready(tell)
+
+
+def _stream(client: Client, console: Console, questions: Sequence[Sum]) -> list[Answer]:
+    console.print("\nA few answers as they come, token by token:")
+    answers = []
+    for question in questions:
+        handle = client.submit(
+            question.prompt, max_tokens=_MAX_TOKENS, temperature=0.0, stream=True
+        )
+        console.print(f"  {question.prompt}", end="")
+        for delta in handle:
+            console.print(f"[{delta.text or ''}]", end="")
+        console.print()
+        answers.append(Answer(question, handle.result(timeout=_TIMEOUT_S)))
+    return answers
+
+
+def _ask(client: Client, console: Console, questions: Sequence[Sum]) -> list[Answer]:
+    console.print(f"\n{len(questions)} more at once:")
+    results: dict[int, Result] = {}
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("answers", total=len(questions))
+        prompts = (question.prompt for question in questions)
+        for index, result in client.map(prompts, max_tokens=_MAX_TOKENS, temperature=0.0):
+            results[index] = result
+            progress.advance(task)
+    return [Answer(question, results[at]) for at, question in enumerate(questions)]
+
+
+def _table(answers: Sequence[Answer], rows: int) -> Table:
+    """Wrong answers first, then ``rows`` right ones."""
+    wrong = [answer for answer in answers if not answer.is_correct]
+    right = [answer for answer in answers if answer.is_correct]
+    table = Table("Prompt", "Answer", "Worker", title="What came back")
+    table.add_column("Time", justify="right")
+    for answer in wrong + right[:rows]:
+        time = "-" if answer.time_ms is None else f"{answer.time_ms:.0f} ms"
+        style = None if answer.is_correct else "red"
+        table.add_row(answer.question.prompt, answer.text, answer.worker, time, style=style)
+    if len(right) > rows:
+        table.caption = f"{len(right) - rows} more right answers: --rows {len(answers)} shows all"
+    return table

@@ -1,0 +1,183 @@
+"""`tokenyard submit`: ask, and print the answers."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, Final
+
+import click
+import msgspec
+
+from tokenyard.cli.answers import Printer
+from tokenyard.cli.reach import url_of
+from tokenyard.client import Client, Handle
+from tokenyard.drafting import Item, SharedOptions
+from tokenyard.errors import RequestFailed, WaitTimeout
+from tokenyard.program import Exit, PlainCommand, YardChoice, words
+
+ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
+
+TEXT is a prompt; `-` reads one prompt a line from standard input, and --file from a file. Blank
+lines are left out. Sampling parameters are vLLM's, by their own names.
+
+\b
+Examples:
+  tokenyard submit "12+34="
+  tokenyard submit --temperature 0 --max-tokens 64 --stream "Once upon a time"
+  tokenyard submit --param top_p=0.9 --param 'logit_bias={"7": -5}' "Hello"
+  tokenyard submit --ids 1,15,7 --json
+  tokenyard submit --file prompts.txt --json > answers.jsonl
+  tokenyard submit --client ann --id q1 "12+34="    ask again, and q1 still runs only once
+
+\b
+Exit statuses:
+  0  all requests completed        3  no broker or no coordinator
+  1  a request failed              4  time is over (the requests go on)
+  2  wrong usage, or a parameter that vLLM does not know
+"""
+
+
+#: A prompt on the command line: text or token ids.
+Asked = str | list[int]
+
+
+def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[list[int]]:
+    try:
+        return [[int(word) for word in words(value)] for value in values]
+    except ValueError as error:
+        raise click.BadParameter("give token ids like 1,15,7") from error
+
+
+def _params(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """``name=value`` pairs; a value that is no JSON is text."""
+    params = {}
+    for pair in values:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair!r}: give name=value")
+        try:
+            params[name.replace("-", "_")] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            params[name.replace("-", "_")] = value
+    return params
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Send prompts and print the answers.")
+@click.argument("text", nargs=-1)
+@click.option("--ids", multiple=True, callback=_token_ids, help="A prompt as token ids: 1,15,7.")
+@click.option("--file", type=click.File(), help="File with one prompt a line; - is standard input.")
+@click.option("--model", default="", help="Which model; needed where the yard holds several.")
+@click.option("--max-tokens", type=int, help="Most tokens of an answer.  [default: vLLM's, 16]")
+@click.option("--temperature", type=float, help="0 always takes the likeliest token.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, help="Text that ends an answer; can be given often.")
+@click.option(
+    "--param", "params", multiple=True, callback=_params, help="Any other parameter: name=JSON."
+)
+@click.option("--stream", is_flag=True, help="Print tokens as they come, prompt after prompt.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each answer.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001),
+    default=120.0,
+    show_default=True,
+    help="Seconds to wait while nothing comes.",
+)
+@click.option("--id", "request_id", help="Id of the one request.  [default: random]")
+@click.option("--client", "client_id", help="Name to ask under.  [default: random]")
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    /,
+    text: tuple[str, ...],
+    ids: list[list[int]],
+    file: IO[str] | None,
+    model: str,
+    params: dict[str, Any],
+    stream: bool,
+    as_json: bool,
+    timeout: float,
+    request_id: str | None,
+    client_id: str | None,
+    **sampling: Any,
+) -> None:
+    """Ask, print, and set the exit status."""
+    prompts = _prompts(text, ids, file)
+    given = {name: value for name, value in sampling.items() if value not in {None, ()}}
+    options: SharedOptions = {"model": model, "params": params | given, "stream": stream}
+    only = prompts[0] if isinstance(prompts, list) and len(prompts) == 1 else None
+    if request_id is not None and only is None:
+        raise click.UsageError("--id is for one prompt")
+    printer = Printer(as_json=as_json)
+    choice: YardChoice = ctx.obj
+    with Client(
+        url_of(choice), yard=choice.yard, client_id=client_id, result_timeout_s=timeout
+    ) as client:
+        if only is not None:
+            _ask_one(client, only, options, request_id, printer)
+        elif stream:
+            for prompt in prompts:
+                _ask_one(client, prompt, options, None, printer)
+        else:
+            _ask_many(client, prompts, options, printer)
+    ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
+
+
+def _prompts(
+    text: Sequence[str], ids: Sequence[list[int]], file: IO[str] | None
+) -> list[Asked] | Iterator[Asked]:
+    """A list of what was given, or an endless supply where a file is read."""
+    files: list[IO[str]] = [sys.stdin] if "-" in text else []
+    files += [file] if file else []
+    given: list[Asked] = [*(each for each in text if each != "-"), *ids]
+    if files:
+        return itertools.chain(given, *(_lines(each) for each in files))
+    if not given:
+        raise click.UsageError('give a prompt: tokenyard submit "12+34="')
+    return given
+
+
+def _lines(file: IO[str]) -> Iterator[str]:
+    return (line.rstrip("\r\n") for line in file if line.strip())
+
+
+def _ask_one(
+    client: Client, prompt: Asked, options: SharedOptions, request_id: str | None, printer: Printer
+) -> None:
+    item: Item = {"prompt": prompt, "id": request_id} if request_id else prompt
+    [handle] = client.submit_many([item], **options)
+    try:
+        if options["stream"]:
+            _follow(handle, printer)
+        result = handle.wait()
+    except WaitTimeout as error:
+        printer.stop()
+        raise WaitTimeout(
+            f"{error}; for its result later:"
+            f" tokenyard submit --client {client.client_id} --id {handle.id} (same prompt)"
+        ) from error
+    printer.result(prompt, 0, result)
+
+
+def _follow(handle: Handle, printer: Printer) -> None:
+    try:
+        for delta in handle:
+            printer.delta(delta)
+    except RequestFailed:
+        return  # the result says so, too
+
+
+def _ask_many(
+    client: Client, prompts: Iterable[Asked], options: SharedOptions, printer: Printer
+) -> None:
+    sent: dict[int, Asked] = {}
+
+    def remembered() -> Iterator[Asked]:
+        for index, prompt in enumerate(prompts):
+            sent[index] = prompt
+            yield prompt
+
+    for index, result in client.map(remembered(), ordered=True, **options):
+        printer.result(sent.pop(index), index, result)
