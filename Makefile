@@ -11,7 +11,7 @@ INSTALLED := .venv/.installed
 # The first of these that is Python 3.11 or newer. (A pyenv shim can exist and yet not run.)
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 ifndef PYTHON
-PYTHON := $(shell for each in python3.11 python3; do \
+PYTHON = $(shell for each in python3.11 python3; do \
 	"$$each" -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo "$$each" && break; done)
 endif
 
@@ -57,7 +57,8 @@ clean: ## Remove what `make` made
 	rm -rf .venv .tox dist $(FOREIGN)/node_modules .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 
-$(INSTALLED): requirements.txt pyproject.toml | python libnuma
+$(INSTALLED): requirements.txt pyproject.toml
+	@$(MAKE) --no-print-directory python libnuma
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 	@echo "Installing into .venv: about 3 GB, two to four minutes."
 	@$(PIP_INSTALL) -r requirements.txt
@@ -81,7 +82,7 @@ python:
 # vLLM's CPU kernels are linked against libnuma, which no wheel carries.
 HAS_LIBNUMA := import ctypes; ctypes.CDLL("libnuma.so.1")
 .PHONY: libnuma
-libnuma: | python
+libnuma:
 	@[ "$$(uname -s)" != Linux ] || "$(PYTHON)" -c '$(HAS_LIBNUMA)' 2>/dev/null || { \
 		echo "vLLM needs the system library libnuma."; \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
