@@ -7,11 +7,13 @@ a GPU; so nothing here is left to the engines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from tokenyard.errors import InvalidRequest
 from tokenyard.wire import Assignment, Request, SamplingParams
 
+_SMALLEST: Final = 1.2e-38  # of float32, in which engines keep their parameters
+_LARGEST: Final = 3.4e38
 PromptField = Literal["tokens", "prompt", "messages"]
 
 
@@ -37,13 +39,15 @@ def check_prompt(
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse parameters that name tokens which do not exist."""
+    """Refuse parameters that name tokens which do not exist, or numbers that no engine holds."""
     _check_ids("params.stop_token_ids", params.stop_token_ids or (), vocab_size)
     _check_ids("params.logit_bias", params.logit_bias or (), vocab_size)
     if params.allowed_token_ids is not None:
         if not params.allowed_token_ids:
             raise InvalidRequest("params.allowed_token_ids", "is empty, so nothing may be said")
         _check_ids("params.allowed_token_ids", params.allowed_token_ids, vocab_size)
+    if not _SMALLEST <= params.repetition_penalty <= _LARGEST:
+        raise InvalidRequest("params.repetition_penalty", "must be a float32 above zero")
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or ()
     if "" in stops:
         raise InvalidRequest("params.stop", "must not contain an empty string")

@@ -8,7 +8,7 @@ One class for each way in which a request can run (`worker.engines.resume` expla
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tokenyard.errors import Code
 from tokenyard.replies import Choice
@@ -16,6 +16,7 @@ from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
 from worker.engines.logprobs import entries, prompt_entries
 
 if TYPE_CHECKING:
+    from vllm.logprobs import Logprob
     from vllm.outputs import CompletionOutput, RequestOutput
 
     from tokenyard.wire import Assignment, SamplingParams
@@ -91,7 +92,7 @@ class Whole:
         tokens = list(part.token_ids)
         logprobs = None
         if self._logprobs is not None and part.logprobs is not None:
-            logprobs = entries(tokens, part.logprobs, self._logprobs)
+            logprobs = entries(tokens, _positions(part), self._logprobs)
         return Choice(
             part.index,
             tokens,
@@ -159,7 +160,7 @@ class Streamed:
             return None
         logprobs = None
         if self._logprobs is not None and part.logprobs is not None:
-            logprobs = entries(tokens, part.logprobs[: len(tokens)], self._logprobs)
+            logprobs = entries(tokens, _positions(part)[: len(tokens)], self._logprobs)
             choice.logprobs.extend(logprobs)
         return TokenDelta(
             self.asked.key, part.index, tokens, text if self._shows_text else None, logprobs
@@ -264,6 +265,11 @@ class Continued(Streamed):
 def _prompt_logprobs(asked: Asked, found: Any) -> list[Any] | None:
     top = asked.params.prompt_logprobs
     return None if top is None or not found else prompt_entries(asked.prompt, found, top)
+
+
+def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:
+    """Logprobs of new tokens; the flat form, which vLLM also has, is never asked for."""
+    return cast("list[dict[int, Logprob]]", part.logprobs)
 
 
 def _unknown_logprob(token: int) -> dict[str, Any]:

@@ -310,6 +310,7 @@ def _engine_args(spec: ModelSpec) -> EngineArgs:
         "skip_tokenizer_init": not has_tokenizer(spec.path),
         "distributed_executor_backend": "uni",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "scheduling_policy": "priority",  # a request's priority acts inside the engine too
     }
     if spec.kv_cache_gib:

@@ -1,0 +1,99 @@
+"""Drives an engine as a worker does, and remembers what it said of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.builders import make_assignment, make_request
+from tokenyard.replies import Choice
+from tokenyard.wire import Assignment, SamplingParams
+from worker.engines import Engine, Faulted, Finished, TokenDelta
+
+PROMPT = [5, 6, 14, 7, 8, 16]  # "12+34=" to the adder
+MAX_STEPS = 2_000
+
+
+@dataclass
+class Outcome:
+    """Everything that an engine said of one request."""
+
+    deltas: list[TokenDelta] = field(default_factory=list)
+    finished: Finished | None = None
+    fault: Faulted | None = None
+
+    @property
+    def choice(self) -> Choice:
+        """Its first choice; fails the test where it did not finish."""
+        assert self.finished is not None, self.fault
+        return self.finished.choices[0]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of its first choice."""
+        return list(self.choice.tokens)
+
+    def streamed(self, index: int = 0) -> list[int]:
+        """The tokens of all deltas of one choice."""
+        return [token for delta in self.deltas if delta.index == index for token in delta.tokens]
+
+    def streamed_text(self, index: int = 0) -> str:
+        """The text of all deltas of one choice."""
+        return "".join(delta.text or "" for delta in self.deltas if delta.index == index)
+
+
+def ask(
+    key: str = "1-0",
+    *,
+    tokens: Sequence[int] | None = None,
+    prompt: str | None = None,
+    messages: list[dict[str, Any]] | None = None,
+    stream: bool = False,
+    published: Sequence[int] = (),
+    **params: Any,
+) -> Assignment:
+    """An assignment with these parameters; of the common prompt where none is given."""
+    if tokens is None and prompt is None and messages is None:
+        tokens = PROMPT
+    request = make_request(
+        f"request-{key}",
+        tokens=tokens,
+        prompt=prompt,
+        messages=messages,
+        stream=stream,
+        params=SamplingParams(**params),
+    )
+    return make_assignment(request, entry=key, published=published)
+
+
+def greedy(key: str = "1-0", **fields: Any) -> Assignment:
+    """Twelve greedy tokens, whatever the model thinks of ending sooner."""
+    return ask(key, **({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | fields))
+
+
+def drain(engine: Engine, outcomes: dict[str, Outcome]) -> None:
+    """Step until nothing is left."""
+    for _ in range(MAX_STEPS):
+        if not engine.has_unfinished:
+            return
+        for event in engine.step():
+            outcome = outcomes.setdefault(event.key, Outcome())
+            if isinstance(event, TokenDelta):
+                assert outcome.finished is None, "a delta after the end"
+                outcome.deltas.append(event)
+            elif isinstance(event, Finished):
+                assert outcome.finished is None, "finished twice"
+                outcome.finished = event
+            else:
+                outcome.fault = event
+    raise AssertionError(f"the engine did not end in {MAX_STEPS} steps")
+
+
+def run(engine: Engine, *assignments: Assignment) -> list[Outcome]:
+    """Run requests together; their outcomes in order."""
+    outcomes: dict[str, Outcome] = {}
+    for assignment in assignments:
+        engine.add(assignment)
+    drain(engine, outcomes)
+    return [outcomes[assignment.entry] for assignment in assignments]

@@ -1,0 +1,262 @@
+"""What every engine does: one suite that all of them pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.harness import PROMPT, ask, drain, greedy, run
+from tokenyard.errors import InvalidRequest
+from worker.engines import Engine
+
+
+def test_a_request_that_does_not_stream_is_answered_once(engine: Engine) -> None:
+    (outcome,) = run(engine, greedy())
+
+    assert not outcome.deltas
+    assert len(outcome.tokens) == 12
+    assert outcome.choice.finish_reason == "length"
+    assert outcome.choice.text is None
+    assert outcome.finished is not None
+    assert outcome.finished.prompt_tokens == len(PROMPT)
+
+
+def test_deltas_are_a_beginning_of_the_result_and_the_last_step_is_not_among_them(
+    engine: Engine,
+) -> None:
+    (outcome,) = run(engine, greedy(stream=True))
+
+    assert outcome.streamed() == outcome.tokens[:-1]
+    assert all(delta.text is None for delta in outcome.deltas)
+
+
+def test_a_stream_says_the_same_as_an_answer(engine: Engine) -> None:
+    streamed, whole = run(engine, greedy("1-0", stream=True), greedy("2-0"))
+
+    assert streamed.tokens == whole.tokens
+
+
+def test_a_request_is_answered_alike_alone_and_in_a_batch(engine: Engine) -> None:
+    prompts = [[4 + digit, 14, 13 - digit, 16] for digit in range(8)]
+    alone = [run(engine, greedy(tokens=prompt))[0].tokens for prompt in prompts]
+
+    together = run(
+        engine,
+        *[
+            greedy(f"{at}-0", tokens=prompt, stream=at % 2 == 0)
+            for at, prompt in enumerate(prompts)
+        ],
+    )
+
+    assert [outcome.tokens for outcome in together] == alone
+
+
+@pytest.mark.parametrize("detokenize", [True, False])
+def test_it_goes_on_behind_published_tokens_at_every_cut(engine: Engine, detokenize: bool) -> None:
+    (before,) = run(engine, greedy(stream=True, detokenize=detokenize))
+    tokens = before.tokens
+    texts = [delta.text or "" for delta in before.deltas]
+
+    for cut in range(1, len(tokens)):
+        again = greedy(stream=True, detokenize=detokenize, published=tokens[:cut])
+        (after,) = run(engine, again)
+
+        assert after.finished == before.finished, f"cut at {cut}"
+        assert tokens[:cut] + after.streamed() == tokens[:-1], f"cut at {cut}"
+        assert "".join(texts[:cut]) + after.streamed_text() == before.streamed_text()
+
+
+def test_it_goes_on_alike_with_a_seed(engine: Engine) -> None:
+    given = {"max_tokens": 10, "seed": 11, "ignore_eos": True, "stream": True}
+    (before,) = run(engine, ask(**given))
+
+    for cut in (1, 4, 9):
+        (after,) = run(engine, ask(**given, published=before.tokens[:cut]))
+
+        assert after.finished == before.finished
+        assert before.tokens[:cut] + after.streamed() == before.tokens[:-1]
+
+
+def test_an_answer_that_was_published_whole_ends_at_once(engine: Engine) -> None:
+    (before,) = run(engine, greedy(stream=True))
+
+    (after,) = run(engine, greedy(stream=True, published=before.tokens))
+
+    assert after.finished == before.finished
+    assert not after.deltas
+
+
+def test_several_choices_cannot_be_taken_up_again(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        engine.add(ask(n=2, stream=True, published=[5]))
+
+    assert refused.value.field == "params.n"
+    assert not engine.has_unfinished
+
+
+def test_an_aborted_request_is_forgotten_and_its_neighbour_goes_on(engine: Engine) -> None:
+    engine.add(greedy("1-0", stream=True))
+    engine.add(greedy("2-0", stream=True))
+    engine.step()
+
+    engine.abort(["1-0", "unknown"])
+
+    outcomes = {}
+    drain(engine, outcomes)
+    assert list(outcomes) == ["2-0"]
+    assert len(outcomes["2-0"].tokens) == 12
+
+
+def test_a_request_can_be_aborted_before_it_starts(engine: Engine) -> None:
+    engine.add(greedy())
+
+    engine.abort(["1-0"])
+
+    assert not engine.has_unfinished
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_two_choices_come_under_their_own_index(engine: Engine, stream: bool) -> None:
+    given = ask(n=2, seed=3, max_tokens=20, ignore_eos=True, temperature=2.0, stream=stream)
+
+    (outcome,) = run(engine, given)
+
+    assert outcome.finished is not None
+    first, second = outcome.finished.choices
+    assert (first.index, second.index) == (0, 1)
+    assert first.tokens != second.tokens
+    for choice in (first, second):
+        streamed = outcome.streamed(choice.index)
+        assert len(choice.tokens) == 20
+        assert streamed == choice.tokens[: len(streamed)]
+        assert len(streamed) >= 19 if stream else not streamed
+
+
+def test_a_stop_token_ends_an_answer_and_stands_in_it(engine: Engine) -> None:
+    (free,) = run(engine, greedy())
+    stop = free.tokens[3]
+    at = free.tokens.index(stop)
+
+    (outcome,) = run(engine, greedy(stop_token_ids=[stop]))
+
+    assert outcome.tokens == free.tokens[: at + 1]
+    assert (outcome.choice.finish_reason, outcome.choice.stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_same_seed_gives_the_same_tokens(engine: Engine, stream: bool) -> None:
+    def sampled(seed: int) -> list[int]:
+        given = ask(seed=seed, max_tokens=16, ignore_eos=True, temperature=2.0, stream=stream)
+        return run(engine, given)[0].tokens
+
+    assert sampled(7) == sampled(7)
+    assert sampled(7) != sampled(8)
+
+
+def test_an_answer_ends_where_the_model_does(engine: Engine) -> None:
+    room = engine.info.max_model_len - len(PROMPT)
+
+    for max_tokens in (None, 10_000):
+        (outcome,) = run(engine, greedy(max_tokens=max_tokens))
+
+        assert len(outcome.tokens) == room
+        assert outcome.choice.finish_reason == "length"
+
+
+def test_a_text_is_streamed_as_it_stands_in_the_answer(engine: Engine) -> None:
+    (outcome,) = run(engine, greedy(prompt="12+34=", stream=True))
+
+    assert outcome.choice.text
+    assert outcome.choice.text.startswith(outcome.streamed_text())
+    assert outcome.streamed_text()
+
+
+def test_a_stop_string_ends_an_answer_and_is_cut_off(engine: Engine) -> None:
+    (free,) = run(engine, greedy(prompt="12+34=", skip_special_tokens=False))
+    text = free.choice.text or ""
+    stop = text[4:6]
+    at = text.index(stop)
+
+    for included in (True, False):
+        given = greedy(
+            prompt="12+34=",
+            stream=True,
+            stop=["~none~", stop],
+            include_stop_str_in_output=included,
+            skip_special_tokens=False,
+        )
+        (outcome,) = run(engine, given)
+
+        assert outcome.choice.text == text[: at + len(stop) * included]
+        assert (outcome.choice.finish_reason, outcome.choice.stop_reason) == ("stop", stop)
+        assert outcome.choice.text.startswith(outcome.streamed_text())
+
+
+@pytest.mark.parametrize(
+    ("field", "tokens"),
+    [
+        ("tokens", []),
+        ("tokens", [5] * 64),
+        ("tokens", [5] * 5_000),
+        ("tokens", [5, 100_000]),
+        ("tokens", [5, -1]),
+        ("tokens", [2**31 - 1]),
+    ],
+    ids=["empty", "full", "over-long", "out of vocabulary", "negative", "largest"],
+)
+def test_a_prompt_that_cannot_be_run_is_refused(
+    engine: Engine, field: str, tokens: list[int]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        engine.add(ask(tokens=tokens))
+
+    assert refused.value.field == field
+    assert not engine.has_unfinished
+
+
+def test_a_text_that_is_too_long_is_refused(engine: Engine) -> None:
+    for prompt in ("1" * 64, "1" * 1_000_000):
+        with pytest.raises(InvalidRequest) as refused:
+            engine.add(ask(prompt=prompt))
+
+        assert refused.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop_token_ids", [100_000]),
+        ("stop_token_ids", [-1]),
+        ("logit_bias", {100_000: 1.0}),
+        ("logit_bias", {-5: 1.0}),
+        ("allowed_token_ids", [5, 100_000]),
+        ("allowed_token_ids", []),
+        ("stop", ["a", ""]),
+    ],
+)
+def test_a_parameter_that_names_nothing_is_refused_by_name(
+    engine: Engine, name: str, value: object
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        engine.add(ask(prompt="1+1=", **{name: value}))
+
+    assert refused.value.field == f"params.{name}"
+    assert not engine.has_unfinished
+
+
+def test_a_refused_request_leaves_the_next_one_alone(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest):
+        engine.add(ask(tokens=[]))
+
+    (outcome,) = run(engine, greedy())
+
+    assert len(outcome.tokens) == 12
+
+
+def test_it_says_what_it_serves(engine: Engine, request: pytest.FixtureRequest) -> None:
+    info = engine.info
+
+    assert info.engine in request.node.name
+    assert info.engine_version
+    assert info.max_model_len == 64
+    assert info.slots > 0

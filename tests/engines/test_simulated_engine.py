@@ -1,0 +1,170 @@
+"""What the simulated engine promises beyond the suite: speed, crashes, honesty."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from tests.engines.harness import ask, drain, greedy, run
+from tokenyard.errors import InvalidRequest
+from tokenyard.wire import StructuredOutputs
+from worker.engines import Finished, TokenDelta
+from worker.engines.crash_points import CrashPoint
+from worker.engines.simulated import SimulatedEngine, SpeedModel
+
+
+def test_it_says_that_it_is_simulated() -> None:
+    assert SimulatedEngine().info.engine == "simulated"
+
+
+def test_two_engines_give_the_same_tokens_for_the_same_request() -> None:
+    given = ask(tokens=[1, 2, 3], max_tokens=50)
+
+    (first,), (second,) = run(SimulatedEngine(), given), run(SimulatedEngine(), given)
+
+    assert first.tokens == second.tokens
+    assert len(set(first.tokens)) > 30
+
+
+def test_tokens_follow_from_prompt_and_seed() -> None:
+    engine = SimulatedEngine()
+    given: list[dict[str, Any]] = [
+        {"tokens": [1, 2]},
+        {"tokens": [2, 1]},
+        {"tokens": [1, 2], "seed": 1},
+        {"prompt": "\u0001\u0002\u0003"},
+        {"messages": [{"role": "user", "content": "a"}]},
+    ]
+
+    answers = [tuple(run(engine, ask(**fields))[0].tokens) for fields in given]
+
+    assert len(set(answers)) == len(given)
+
+
+def test_the_recorded_answer_has_not_changed() -> None:
+    # Benchmarks and recorded schedules compare across versions.
+    (outcome,) = run(SimulatedEngine(), ask(tokens=[1, 2, 3], max_tokens=4))
+
+    assert outcome.tokens == [11782, 18161, 1351, 23861]
+
+
+def test_without_limits_an_answer_takes_one_step() -> None:
+    engine = SimulatedEngine()
+    for at in range(1_000):
+        engine.add(ask(f"{at}-0", max_tokens=32))
+
+    events = engine.step()
+
+    assert len(events) == 1_000
+    assert not engine.has_unfinished
+
+
+def test_a_stream_gives_some_tokens_with_each_step() -> None:
+    engine = SimulatedEngine(speed=SpeedModel(tokens_per_step=5))
+    engine.add(ask(max_tokens=12, stream=True))
+
+    steps = [engine.step() for _ in range(3)]
+
+    assert [type(event) for (event,) in steps] == [TokenDelta, TokenDelta, Finished]
+    assert [len(step[0].tokens) for step in steps[:2] if isinstance(step[0], TokenDelta)] == [5, 5]
+    assert not engine.has_unfinished
+
+
+def test_the_batch_is_limited_and_the_rest_waits() -> None:
+    engine = SimulatedEngine(speed=SpeedModel(max_num_seqs=2))
+    for at in range(5):
+        engine.add(ask(f"{at}-0", max_tokens=1))
+
+    assert [len(engine.step()) for _ in range(3)] == [2, 2, 1]
+    assert engine.info.slots == 2
+
+
+def test_steps_take_the_time_of_the_speed_model() -> None:
+    speed = SpeedModel(prefill_tokens_per_s=100.0, decode_tokens_per_s=100.0)
+    engine = SimulatedEngine(speed=speed)
+    for at in range(3):
+        engine.add(ask(f"{at}-0", tokens=[1, 2], max_tokens=5))
+
+    started = time.monotonic()
+    drain(engine, {})
+    took_s = time.monotonic() - started
+
+    # Six tokens of prompt and five steps, however many requests share them.
+    assert took_s >= 0.11 - 0.001
+    assert took_s < 1.0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logprobs": 1},
+        {"prompt_logprobs": 0},
+        {"structured_outputs": StructuredOutputs(regex="1")},
+        {"stop": "1"},
+    ],
+    ids=str,
+)
+def test_it_refuses_what_it_could_only_make_up(params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        SimulatedEngine().add(ask(**params))
+
+    assert refused.value.field == f"params.{next(iter(params))}"
+
+
+def test_closing_twice_is_harmless() -> None:
+    engine = SimulatedEngine()
+    engine.add(greedy())
+
+    engine.close()
+    engine.close()
+
+    assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize("text", ["nowhere", "mid_stream:0", "mid_stream:-1", "mid_stream:soon"])
+def test_a_crash_point_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        CrashPoint(text)
+
+
+def _stream_ten_tokens(crash_point: str, steps: Any) -> None:
+    engine = SimulatedEngine(crash_point=crash_point)
+    engine.add(ask(max_tokens=10, stream=True))
+    while engine.has_unfinished:
+        engine.step()
+        steps.value += 1
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("crash_point", "whole_steps"),
+    [("before_step:4", 3), ("mid_stream", 0), ("mid_stream:6", 5), ("before_finish", 9)],
+)
+def test_it_dies_where_it_is_told_to(crash_point: str, whole_steps: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    steps = context.Value("i", 0)
+    process = context.Process(target=_stream_ten_tokens, args=(crash_point, steps))
+    process.start()
+    process.join(timeout=30)
+
+    assert process.exitcode == -signal.SIGKILL
+    assert steps.value == whole_steps
+
+
+def test_it_needs_neither_torch_nor_vllm() -> None:
+    import subprocess
+
+    code = (
+        "import sys, worker.engines.simulated, worker.engines.vllm_environment\n"
+        "print(sorted({'torch', 'vllm', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert done.stdout.strip() == "[]"

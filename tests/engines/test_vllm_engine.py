@@ -1,0 +1,363 @@
+"""What only the real engine can do, and what hostile requests cannot do to it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.engines.harness import PROMPT, Outcome, ask, greedy, run
+from tokenyard.errors import InvalidRequest
+from tokenyard.wire import Assignment, StructuredOutputs
+from worker.engines import Engine
+
+pytestmark = pytest.mark.vllm
+
+DIGITS = range(4, 14)  # the adder's tokens "0" to "9"
+
+
+def test_a_text_is_answered_with_a_text(vllm_engine: Engine) -> None:
+    (outcome,) = run(vllm_engine, ask(prompt="12+34=", temperature=0.0))
+
+    assert outcome.choice.text == "46"
+    assert outcome.choice.finish_reason == "stop"
+    assert outcome.choice.stop_reason is None
+
+
+def test_each_of_many_gets_its_own_answer(vllm_engine: Engine) -> None:
+    sums = [(left, 99 - left) for left in range(10, 60)]
+
+    outcomes = run(
+        vllm_engine,
+        *[
+            ask(f"{at}-0", prompt=f"{left}+{right}=", temperature=0.0, stream=at % 2 == 0)
+            for at, (left, right) in enumerate(sums)
+        ],
+    )
+
+    assert [outcome.choice.text for outcome in outcomes] == ["99"] * len(sums)
+
+
+def test_messages_go_through_the_chat_template(vllm_engine: Engine) -> None:
+    messages = [{"role": "user", "content": "12+34="}]
+
+    (outcome,) = run(vllm_engine, ask(messages=messages, temperature=0.0))
+
+    assert outcome.choice.text == "46"
+    assert outcome.finished is not None
+    assert outcome.finished.prompt_tokens == len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user"}],
+        [{"role": "user", "content": ""}],
+        [{"role": "user", "content": "1" * 64}],
+    ],
+    ids=["no content", "empty", "over-long"],
+)
+def test_messages_that_the_template_cannot_take_are_refused(
+    vllm_engine: Engine, messages: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        vllm_engine.add(ask(messages=messages))
+
+    assert refused.value.field == "messages"
+
+
+def test_tokens_are_answered_with_text_where_asked(vllm_engine: Engine) -> None:
+    (outcome,) = run(vllm_engine, ask(temperature=0.0, detokenize=True))
+
+    assert outcome.choice.text == "46"
+
+
+def test_stop_strings_work_where_no_text_is_asked_for(vllm_engine: Engine) -> None:
+    (outcome,) = run(vllm_engine, ask(temperature=0.0, stop="4", stream=True))
+
+    assert (outcome.choice.text, outcome.choice.stop_reason) == (None, "4")
+    assert outcome.tokens == [8]
+
+
+# -------------------------------------------------------------------------------------- crashes
+
+
+def resumed(engine: Engine, before: Outcome, cut: int, **given: Any) -> Outcome:
+    (after,) = run(engine, ask(**given, published=before.tokens[:cut]))
+    return after
+
+
+@pytest.mark.parametrize("included", [True, False])
+def test_a_stop_string_across_the_cut_is_found(vllm_engine: Engine, included: bool) -> None:
+    free = {"prompt": "12+34=", "temperature": 0.0, "ignore_eos": True, "max_tokens": 16}
+    free["skip_special_tokens"] = False
+    text = run(vllm_engine, ask(**free))[0].choice.text or ""
+    given = free | {
+        "stop": [text[3:12], "never"],
+        "include_stop_str_in_output": included,
+        "stream": True,
+    }
+    (before,) = run(vllm_engine, ask(**given))
+    assert before.choice.stop_reason == text[3:12]
+    shown = [delta.text or "" for delta in before.deltas]
+
+    for cut in range(1, len(before.tokens)):
+        after = resumed(vllm_engine, before, cut, **given)
+
+        assert after.finished == before.finished, f"cut at {cut}"
+        assert "".join(shown[:cut]) + after.streamed_text() == before.streamed_text()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 1.5, "temperature": 0.0},
+        {"repetition_penalty": 1.3, "temperature": 0.0},
+        {"bad_words": ["46"], "temperature": 0.0},
+        {"structured_outputs": StructuredOutputs(regex="[1-3]{6}[7-9]{6}")},
+        {"min_tokens": 6, "temperature": 0.0, "ignore_eos": False},
+        {"logit_bias": {5: 3.0}, "temperature": 0.0},
+        {"allowed_token_ids": [5, 6, 7], "temperature": 0.0},
+    ],
+    ids=lambda params: next(iter(params)),
+)
+def test_what_has_a_history_goes_on_alike(vllm_engine: Engine, params: dict[str, Any]) -> None:
+    given = {"max_tokens": 12, "ignore_eos": True, "stream": True} | params
+    (before,) = run(vllm_engine, ask(**given))
+
+    for cut in range(1, len(before.tokens), 3):
+        after = resumed(vllm_engine, before, cut, **given)
+
+        assert after.finished == before.finished, f"cut at {cut}"
+        assert before.tokens[:cut] + after.streamed() == before.tokens[:-1]
+
+
+def test_logprobs_of_published_tokens_are_in_the_result(vllm_engine: Engine) -> None:
+    given = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, "logprobs": 2}
+    given |= {"stream": True, "prompt_logprobs": 1, "prompt": "12+34="}
+    (before,) = run(vllm_engine, ask(**given))
+
+    after = resumed(vllm_engine, before, 3, **given)
+
+    for old, new in zip(before.choice.logprobs or [], after.choice.logprobs or [], strict=True):
+        assert (new["token"], new["rank"]) == (old["token"], old["rank"])
+        assert new["decoded"] == old["decoded"]
+        assert new["logprob"] == pytest.approx(old["logprob"], abs=1e-3)
+        assert [one["token"] for one in new["top"]] == [one["token"] for one in old["top"]]
+    assert after.finished is not None
+    assert len(after.finished.prompt_logprobs or []) == len(PROMPT)
+
+
+def test_a_stream_that_does_not_repeat_goes_on_behind_what_was_published(
+    vllm_engine: Engine,
+) -> None:
+    given = {"seed": 5, "temperature": 2.0, "max_tokens": 12, "ignore_eos": True, "stream": True}
+    (before,) = run(vllm_engine, ask(**given))
+    other = [*before.tokens[:2], next(one for one in DIGITS if one != before.tokens[2]), 5]
+
+    (after,) = run(vllm_engine, ask(**given, published=other))
+
+    assert after.tokens[:4] == other
+    assert len(after.tokens) == 12
+    assert other + after.streamed() == after.tokens[:-1]
+
+
+def test_a_constraint_that_does_not_repeat_fails_alone(vllm_engine: Engine) -> None:
+    constrained = ask(
+        "1-0",
+        stream=True,
+        structured_outputs=StructuredOutputs(regex="[1-3]{6}"),
+        temperature=0.0,
+        published=[13, 13],
+    )
+
+    lost, neighbour = run(vllm_engine, constrained, greedy("2-0"))
+
+    assert lost.fault is not None
+    assert lost.fault.code == "INFERENCE_ERROR"
+    assert len(neighbour.tokens) == 12
+
+
+def test_published_tokens_that_end_the_answer_end_it(vllm_engine: Engine) -> None:
+    (before,) = run(vllm_engine, ask(prompt="12+34=", temperature=0.0, stream=True))
+
+    after = resumed(
+        vllm_engine, before, len(before.tokens), prompt="12+34=", temperature=0.0, stream=True
+    )
+
+    assert after.finished == before.finished
+
+
+# ------------------------------------------------------------------------------------- logprobs
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_logprobs_are_plain_json_with_an_entry_for_each_token(
+    vllm_engine: Engine, stream: bool
+) -> None:
+    (outcome,) = run(
+        vllm_engine,
+        ask(prompt="12+34=", temperature=0.0, logprobs=2, prompt_logprobs=1, stream=stream),
+    )
+
+    logprobs = outcome.choice.logprobs
+    assert logprobs is not None
+    assert [one["token"] for one in logprobs] == outcome.tokens
+    assert (logprobs[0]["decoded"], logprobs[0]["rank"]) == ("4", 1)
+    assert [one["rank"] for one in logprobs[0]["top"]] == [1, 2]
+    for delta in outcome.deltas:
+        assert [one["token"] for one in delta.logprobs or []] == list(delta.tokens)
+    assert outcome.finished is not None
+    prompt_logprobs = outcome.finished.prompt_logprobs
+    assert prompt_logprobs is not None
+    assert prompt_logprobs[0] is None
+    assert [one["token"] for one in prompt_logprobs[1:]] == PROMPT[1:]
+    json.dumps([logprobs, prompt_logprobs], allow_nan=False)
+
+
+def test_logprobs_of_none_but_the_token_itself(vllm_engine: Engine) -> None:
+    (outcome,) = run(vllm_engine, ask(logprobs=0, max_tokens=2, ignore_eos=True))
+
+    logprobs = outcome.choice.logprobs
+    assert logprobs is not None
+    assert [one["top"] for one in logprobs] == [[], []]
+
+
+def test_impossible_tokens_have_finite_logprobs(vllm_engine: Engine) -> None:
+    (outcome,) = run(vllm_engine, greedy(allowed_token_ids=[0], logprobs=18))
+
+    json.dumps(outcome.choice.logprobs, allow_nan=False)
+
+
+# ---------------------------------------------------------------------------- structured outputs
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_constraint_holds(vllm_engine: Engine, stream: bool) -> None:
+    choice = StructuredOutputs(choice=["9-9", "8-8"])
+    regex = StructuredOutputs(regex="[1-3]{4}=")
+
+    chosen, matched = run(
+        vllm_engine,
+        ask("1-0", prompt="1+1=", structured_outputs=choice, stream=stream),
+        ask("2-0", prompt="1+1=", structured_outputs=regex, stream=stream),
+    )
+
+    assert chosen.choice.text in {"9-9", "8-8"}
+    assert len(matched.choice.text or "") == 5
+    assert set((matched.choice.text or "")[:4]) <= set("123")
+
+
+def refusal_of(engine: Engine, assignment: Assignment) -> str | None:
+    """The field for which a request is refused, None where it is let in."""
+    try:
+        engine.add(assignment)
+    except InvalidRequest as refused:
+        return refused.field
+    return None
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        StructuredOutputs(),
+        StructuredOutputs(regex="1", choice=["2"]),
+        StructuredOutputs(choice=[]),
+        StructuredOutputs(regex="[1-"),
+        StructuredOutputs(json="{no json"),
+        StructuredOutputs(json={"type": "nonsense"}),
+        StructuredOutputs(grammar=""),
+        StructuredOutputs(grammar="root ::= ("),
+        StructuredOutputs(json_object=False),
+        StructuredOutputs(structural_tag="{}"),
+    ],
+    ids=lambda constraint: str(msgspec.to_builtins(constraint)),
+)
+def test_a_constraint_that_is_none_is_refused_or_fails_alone(
+    vllm_engine: Engine, constraint: StructuredOutputs
+) -> None:
+    refused = refusal_of(vllm_engine, ask("1-0", structured_outputs=constraint))
+
+    (neighbour,) = run(vllm_engine, greedy("2-0"))
+
+    assert refused in {None, "params.structured_outputs"}
+    assert len(neighbour.tokens) == 12
+
+
+# ------------------------------------------------------------------------------- hostile values
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("params.logprobs", {"logprobs": 21}),
+        ("params.prompt_logprobs", {"prompt_logprobs": 1_000_000}),
+        ("params.n", {"n": 2, "temperature": 0.0}),
+        ("params.min_tokens", {"min_tokens": 100, "max_tokens": None}),
+        ("params.bad_words", {"bad_words": [""]}),
+        ("params.stop", {"stop": "1", "detokenize": False}),
+        ("params.repetition_penalty", {"repetition_penalty": float("inf")}),
+        ("params.temperature", {"temperature": float("nan")}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_vllm_refuses_is_refused_by_name(
+    vllm_engine: Engine, field: str, params: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        vllm_engine.add(ask(**params))
+
+    assert refused.value.field == field
+    assert not vllm_engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 2**40},
+        {"max_tokens": 2**62},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"seed": -1},
+        {"n": 64, "temperature": 0.5, "max_tokens": 2},
+        {"n": 3, "seed": 2**63 - 1},
+        {"logit_bias": {5: 1e300}},
+        {"logit_bias": {5: float("nan")}},
+        {"logit_bias": dict.fromkeys(range(18), -1e308)},
+        {"temperature": 1e-300},
+        {"temperature": 1e300},
+        {"min_p": 1.0, "top_p": 1e-300},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e308},
+        {"stop": ["x" * 100_000]},
+        {"stop": ["1"] * 10_000},
+        {"stop_token_ids": [2] * 10_000},
+        {"bad_words": ["1+" * 5_000]},
+        {"bad_words": ["\u0001", "語"]},
+        {"allowed_token_ids": [0] * 10_000},
+        {"min_tokens": 50, "max_tokens": 58, "stop_token_ids": list(range(18))},
+        {"logprobs": 18, "prompt_logprobs": 18},
+    ],
+    ids=lambda params: str(params)[:40],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_extreme_values_are_served_or_refused_and_the_engine_goes_on(
+    vllm_engine: Engine, params: dict[str, Any], stream: bool
+) -> None:
+    values = {"prompt": "1+1=", "stream": stream} | params
+    refused = refusal_of(vllm_engine, ask("1-0", **values))
+
+    (neighbour,) = run(vllm_engine, greedy("2-0"))
+
+    assert refused in {None, f"params.{next(iter(params))}"}
+    assert len(neighbour.tokens) == 12
+
+
+def test_texts_of_any_character_are_served(vllm_engine: Engine) -> None:
+    for prompt in ("\x00", "語" * 20, "\U0001f600", "</s><s><pad>", "\r\n\t"):
+        (outcome,) = run(vllm_engine, ask(prompt=prompt, max_tokens=2))
+
+        assert outcome.tokens
