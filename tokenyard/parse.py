@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -27,6 +28,12 @@ from tokenyard.wire import (
     pack_tokens,
     unpack_tokens,
 )
+
+#: A server id, "<priority class>/<intake entry>".
+_SID = re.compile(r"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
+_COUNT = re.compile(rb"[0-9]{1,9}")
+#: The place of a fault in what msgspec says of it.
+_PATH = re.compile(r"`\$([^`]*)`")
 
 _params_decoder = msgspec.json.Decoder(SamplingParams)
 _messages_decoder = msgspec.json.Decoder(list[dict[str, Any]])
@@ -108,7 +115,11 @@ def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | 
     """
     request = parse_request(fields)
     fault = ""
-    if isinstance(request, Unanswerable) or b"attempt" not in fields:
+    sid = fields.get(b"sid", b"").decode(errors="replace")
+    attempt, crashes = fields.get(b"attempt", b""), fields.get(b"crashes", b"0")
+    published = fields.get(b"published", b"")
+    is_ours = _SID.fullmatch(sid) and _COUNT.fullmatch(attempt) and _COUNT.fullmatch(crashes)
+    if isinstance(request, Unanswerable) or not is_ours or len(published) % 4:
         return None
     if isinstance(request, Refused):
         fault = request.message
@@ -116,10 +127,10 @@ def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | 
     return Assignment(
         request=request,
         entry=entry,
-        sid=fields[b"sid"].decode(),
-        attempt=int(fields[b"attempt"]),
-        crashes=int(fields.get(b"crashes", b"0")),
-        published=fields.get(b"published", b""),
+        sid=sid,
+        attempt=int(attempt),
+        crashes=int(crashes),
+        published=published,
         fault=fault,
     )
 
@@ -158,9 +169,9 @@ def _json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) 
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as fault:
-        message, _, path = str(fault).partition(" - at ")
-        where = name + path.strip("`").removeprefix("$")
-        raise InvalidRequest(where, message) from None
+        message, _, place = str(fault).partition(" - at ")
+        path = _PATH.search(place)
+        raise InvalidRequest(name + (path[1] if path else ""), message) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise InvalidRequest(name, f"is not the JSON expected: {fault}") from None
 

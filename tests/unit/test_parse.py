@@ -1,0 +1,291 @@
+"""tokenyard.parse: anything may stand in an entry, and nothing makes the reader raise."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tokenyard.errors import Code
+from tokenyard.parse import parse_assignment, parse_request
+from tokenyard.wire import (
+    MAX_FIELDS,
+    Assignment,
+    Refused,
+    Request,
+    SamplingParams,
+    Unanswerable,
+    pack_tokens,
+)
+
+GOOD = {b"id": b"q1", b"prompt": b"Hello"}
+ASSIGNED = {**GOOD, b"sid": b"normal/1-0", b"attempt": b"2", b"crashes": b"1"}
+
+
+def refusal(**fields: bytes) -> str:
+    """Why an entry that would be good but for ``fields`` is refused."""
+    given_as = {b"id": b"q1", **({} if fields.keys() & PROMPTS else {b"prompt": b"Hello"})}
+    found = parse_request(given_as | {name.encode(): value for name, value in fields.items()})
+    assert isinstance(found, Refused)
+    assert (found.id, found.code) == ("q1", Code.INVALID_REQUEST)
+    return found.message
+
+
+PROMPTS = {"tokens", "prompt", "messages"}
+
+
+def test_least_that_a_client_must_say() -> None:
+    assert parse_request(GOOD) == Request(id="q1", prompt="Hello")
+
+
+def test_everything_that_a_client_can_say() -> None:
+    fields = GOOD | {
+        b"client": b"ann",
+        b"model": b"adder",
+        b"params": b'{"max_tokens":5,"temperature":0,"stop":["\\n"],"logit_bias":{"5":-1}}',
+        b"stream": b"1",
+        b"reply_to": b"replies:ann",
+        b"priority": b"-3",
+        b"deadline": b"1795000000000",
+        b"result_ttl": b"60",
+        b"tenant": b"t",
+        b"session": b"s",
+        b"metadata": b'{"traceparent":"00-0-0-00"}',
+        b"v": b"1",
+    }
+
+    assert parse_request(fields) == Request(
+        id="q1",
+        client="ann",
+        prompt="Hello",
+        model="adder",
+        params=SamplingParams(max_tokens=5, temperature=0.0, stop=["\n"], logit_bias={5: -1.0}),
+        stream=True,
+        reply_to="replies:ann",
+        priority=-3,
+        deadline_ms=1795000000000,
+        result_ttl_s=60,
+        tenant="t",
+        session="s",
+        metadata={"traceparent": "00-0-0-00"},
+    )
+
+
+@pytest.mark.parametrize("raw", [b"[1, 0, 2147483647]", pack_tokens([1, 0, 2**31 - 1])])
+def test_tokens_come_packed_or_as_json(raw: bytes) -> None:
+    found = parse_request({b"id": b"q1", b"tokens": raw})
+
+    assert found == Request(id="q1", tokens=pack_tokens([1, 0, 2**31 - 1]))
+
+
+def test_packed_tokens_that_begin_like_json_are_packed_tokens() -> None:
+    raw = b"[\0\0\0]\0\0\0"
+
+    assert parse_request({b"id": b"q1", b"tokens": raw}) == Request(id="q1", tokens=raw)
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    assert parse_request(GOOD | {b"flavour": b"\xff"}) == Request(id="q1", prompt="Hello")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {b"prompt": b"x"},
+        {b"id": b""},
+        {b"id": b"x" * 201},
+        {b"id": b"\xff\xfe"},
+        {b"id": b"q1", b"client": b"no spaces"},
+        {b"id": b"q1", b"client": b"a/b"},
+        {b"id": b"q1", b"client": b"ann\n"},
+        {b"id": b"q1", b"client": b"x" * 101},
+        {b"id": b"q1", b"client": b"\xff"},
+        {b"id": b"q1", b"client": "é".encode()},
+    ],
+)
+def test_entry_that_names_nobody_to_answer(fields: dict[bytes, bytes]) -> None:
+    found = parse_request(fields)
+
+    assert isinstance(found, Unanswerable)
+    assert found.reason.startswith(("id: ", "client: "))
+
+
+def test_longest_id_is_counted_in_bytes() -> None:
+    assert isinstance(parse_request(GOOD | {b"id": "é".encode() * 100}), Request)
+    assert isinstance(parse_request(GOOD | {b"id": "é".encode() * 101}), Unanswerable)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": b""}, "prompt: is empty"),
+        ({"prompt": b"\xff"}, "prompt: is not UTF-8 at byte 0"),
+        ({"prompt": b"x", "tokens": b"[1]"}, "prompt: give exactly one of"),
+        ({"tokens": b""}, "tokens: is empty"),
+        ({"tokens": b"[]"}, "tokens: is empty"),
+        ({"tokens": b"[1,"}, "tokens: packed ids are int32"),
+        ({"tokens": b"[1,]"}, "tokens: is not the JSON expected"),
+        ({"tokens": b"[-1]"}, "tokens[0]: Expected `int` >= 0"),
+        ({"tokens": b"[1,2147483648]"}, "tokens[1]: Expected `int` <= 2147483647"),
+        ({"tokens": b'["1"]'}, "tokens[0]: Expected `int`, got `str`"),
+        ({"tokens": b"[1.5]"}, "tokens[0]: Expected `int`, got `float`"),
+        ({"tokens": pack_tokens([1, -1])}, "tokens: token ids must not be negative"),
+        ({"tokens": b"\1\0\0"}, "tokens: packed ids are int32"),
+        ({"messages": b"[]"}, "messages: is empty"),
+        ({"messages": b"{}"}, "messages: Expected `array`, got `object`"),
+        ({"messages": b"[1]"}, "messages[0]: Expected `object`, got `int`"),
+        ({"messages": b'[{"content":"x"}]'}, "messages[0].role: must be a string"),
+        ({"messages": b'[{"role":1}]'}, "messages[0].role: must be a string"),
+        ({"messages": b"["}, "messages: is not the JSON expected"),
+        ({"params": b"{"}, "params: is not the JSON expected"),
+        ({"params": b"[]"}, "params: Expected `object`, got `array`"),
+        ({"params": b'{"flavour":1}'}, "params: Object contains unknown field `flavour`"),
+        ({"params": b'{"temperature":-1}'}, "params.temperature: Expected `float` >= 0.0"),
+        ({"params": b'{"temperature":1e999}'}, "params.temperature: Number out of range"),
+        ({"params": b'{"temperature":NaN}'}, "params: is not the JSON expected"),
+        ({"params": b'{"top_p":0}'}, "params.top_p: Expected `float` > 0.0"),
+        ({"params": b'{"top_k":99999999999999999999}'}, "params.top_k: Expected `int` <="),
+        ({"params": b'{"max_tokens":0}'}, "params.max_tokens: Expected `int` >= 1"),
+        ({"params": b'{"max_tokens":"5"}'}, "params.max_tokens: Expected `int | null`"),
+        ({"params": b'{"min_tokens":17}'}, "params.min_tokens: must not exceed max_tokens"),
+        ({"params": b'{"n":65}'}, "params.n: Expected `int` <= 64"),
+        ({"params": b'{"seed":9223372036854775808}'}, "params.seed: Expected `int` <="),
+        ({"params": b'{"stop_token_ids":[-1]}'}, "params.stop_token_ids[0]: Expected `int` >= 0"),
+        ({"params": b'{"stop":"\\ud800"}'}, "params: is not the JSON expected"),
+        ({"params": b'{"logit_bias":{"x":1}}'}, "params.logit_bias: Expected `int`, got `str`"),
+        ({"params": b'{"structured_outputs":{"x":1}}'}, "params.structured_outputs: Object"),
+        ({"stream": b"yes"}, "stream: must be 0 or 1"),
+        ({"stream": b""}, "stream: must be 0 or 1"),
+        ({"reply_to": b"replies:bob"}, "reply_to: leave it out or give replies:anon"),
+        ({"reply_to": b"\xff"}, "reply_to: is not UTF-8"),
+        ({"priority": b"soon"}, "priority: is not a whole number"),
+        ({"priority": b"1.5"}, "priority: is not a whole number"),
+        ({"priority": b""}, "priority: is not a whole number"),
+        ({"priority": b"2147483648"}, "priority: must be from"),
+        ({"priority": b"9" * 5000}, "priority: is not a whole number"),
+        ({"deadline": b"-1"}, "deadline: must be from 0"),
+        ({"result_ttl": b"0"}, "result_ttl: must be from 1"),
+        ({"result_ttl": b"999999999"}, "result_ttl: must be from 1"),
+        ({"metadata": b"[]"}, "metadata: Expected `object`, got `array`"),
+        ({"metadata": b"\xff"}, "metadata: is not the JSON expected"),
+        ({"model": b"\xff"}, "model: is not UTF-8"),
+        ({"v": b"2"}, "v: this yard speaks version 1, not 2"),
+        ({"v": b"0"}, "v: must be from 1"),
+        ({"v": b"one"}, "v: is not a whole number"),
+    ],
+)
+def test_refusal_names_the_field(fields: dict[str, bytes], message: str) -> None:
+    assert refusal(**fields).startswith(message)
+
+
+def test_entry_without_a_prompt() -> None:
+    found = parse_request({b"id": b"q1"})
+
+    assert isinstance(found, Refused)
+    assert found.message == "prompt: give exactly one of tokens, prompt, messages, not none"
+
+
+@pytest.mark.parametrize("name", ["params", "metadata", "messages"])
+@pytest.mark.parametrize("brackets", [b"[", b'{"a":', b"[{}"])
+def test_json_as_deep_as_it_gets_is_refused(name: str, brackets: bytes) -> None:
+    assert refusal(**{name: brackets * 100_000}).startswith(name)
+
+
+def test_refused_request_is_answered_where_it_asked_to_be() -> None:
+    found = parse_request(
+        {b"id": b"q1", b"client": b"ann", b"reply_to": b"replies:ann", b"priority": b"x"}
+    )
+
+    assert isinstance(found, Refused)
+    assert (found.client, found.reply_to, found.kind) == ("ann", "replies:ann", "frame")
+
+
+def test_more_fields_than_a_lane_carries_are_refused() -> None:
+    most = {f"x{i}".encode(): b"" for i in range(MAX_FIELDS - len(GOOD))}
+    system = {b"sid": b"x", b"attempt": b"x", b"crashes": b"x", b"published": b"x"}
+
+    assert isinstance(parse_request(GOOD | most), Request)
+    assert isinstance(parse_request(GOOD | most | system), Request)
+    assert refusal(**{f"x{i}": b"" for i in range(MAX_FIELDS)}).startswith("entry: has more than")
+
+
+FIELD_NAMES = st.sampled_from(
+    [name.encode() for name in Request.__struct_fields__]
+    + [b"deadline", b"result_ttl", b"v", b"sid", b"attempt", b"crashes", b"published"]
+)
+VALUES = (
+    st.binary(max_size=30)
+    | st.text(max_size=30).map(str.encode)
+    | st.integers().map(lambda number: str(number).encode())
+    | st.sampled_from([b"1", b"x", b"[1]", b"{}", b"[]", b"null", b'[{"role":"user"}]', b"[[[["])
+    | st.dictionaries(
+        st.sampled_from(SamplingParams.__struct_fields__),
+        st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        max_size=3,
+    ).map(msgspec.json.encode)
+)
+
+
+@given(st.dictionaries(FIELD_NAMES | st.binary(max_size=10), VALUES, max_size=12))
+@example(dict.fromkeys([b"id", b"client", b"prompt"], b"x"))
+@example({b"id": b"x", b"prompt": b"x", b"params": b'{"stop":"\\ud800\\ud800"}'})
+def test_nothing_in_an_entry_makes_the_reader_raise(fields: dict[bytes, bytes]) -> None:
+    assert isinstance(parse_request(fields), Request | Refused | Unanswerable)
+
+
+@given(st.dictionaries(FIELD_NAMES, VALUES, max_size=12))
+def test_nothing_but_the_named_fields_spoils_a_good_entry(fields: dict[bytes, bytes]) -> None:
+    found = parse_request(GOOD | fields | {b"id": b"q1", b"client": b"ann"})
+
+    assert isinstance(found, Request | Refused)
+    assert (found.id, found.client) == ("q1", "ann")
+
+
+def test_assignment_is_a_request_with_its_fencing_token() -> None:
+    found = parse_assignment("5-0", ASSIGNED | {b"published": b"\1\0\0\0"})
+
+    assert found == Assignment(
+        request=Request(id="q1", prompt="Hello"),
+        entry="5-0",
+        sid="normal/1-0",
+        attempt=2,
+        crashes=1,
+        published=b"\1\0\0\0",
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        GOOD,
+        {b"attempt": b"1"},
+        ASSIGNED | {b"id": b"\xff"},
+        ASSIGNED | {b"sid": b"\xff"},
+        ASSIGNED | {b"sid": b"normal/soon"},
+        ASSIGNED | {b"attempt": b"first"},
+        ASSIGNED | {b"attempt": b"-1"},
+        ASSIGNED | {b"attempt": b"9" * 5000},
+        ASSIGNED | {b"crashes": b"none"},
+        ASSIGNED | {b"published": b"\0\0\0"},
+    ],
+)
+def test_lane_entry_that_is_no_assignment(fields: dict[bytes, bytes]) -> None:
+    assert parse_assignment("5-0", fields) is None
+
+
+def test_assignment_that_this_version_cannot_read_says_so() -> None:
+    found = parse_assignment("5-0", ASSIGNED | {b"params": b'{"flavour":1}'})
+
+    assert found is not None
+    assert found.fault == "params: Object contains unknown field `flavour`"
+    assert (found.request.id, found.attempt) == ("q1", 2)
+
+
+@given(st.dictionaries(FIELD_NAMES | st.binary(max_size=10), VALUES, max_size=12))
+def test_nothing_on_a_lane_makes_its_reader_raise(fields: dict[bytes, bytes]) -> None:
+    found = parse_assignment("5-0", fields)
+
+    assert found is None or isinstance(found, Assignment)

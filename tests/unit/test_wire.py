@@ -1,0 +1,168 @@
+"""tokenyard.wire: packed tokens, and a request as the fields of its entry and back."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.builders import make_assignment, make_request
+from tokenyard.keys import is_name
+from tokenyard.parse import parse_request
+from tokenyard.wire import (
+    MAX_ID_BYTES,
+    MAX_RESULT_TTL_S,
+    MAX_TOKEN_ID,
+    Request,
+    SamplingParams,
+    StructuredOutputs,
+    pack_tokens,
+    request_fields,
+    unpack_tokens,
+)
+
+
+def as_redis_gives_it(fields: dict[str, bytes | str | int]) -> dict[bytes, bytes]:
+    return {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in fields.items()
+    }
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_tokens_unpack_to_what_was_packed(tokens: list[int]) -> None:
+    assert unpack_tokens(pack_tokens(tokens)) == tokens
+
+
+def test_tokens_are_little_endian_int32() -> None:
+    assert pack_tokens([1, 258, MAX_TOKEN_ID]) == b"\1\0\0\0\2\1\0\0\xff\xff\xff\x7f"
+
+
+@pytest.mark.parametrize("beyond", [2**31, -(2**31) - 1, 2**64])
+def test_token_beyond_int32_cannot_be_packed(beyond: int) -> None:
+    with pytest.raises(OverflowError):
+        pack_tokens([beyond])
+
+
+def test_what_is_no_number_cannot_be_packed() -> None:
+    with pytest.raises(TypeError):
+        pack_tokens(["1"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_packed_tokens_come_in_fours(length: int) -> None:
+    with pytest.raises(ValueError):
+        unpack_tokens(b"\0" * length)
+
+
+TEXT = st.text(max_size=20)
+WORDS = st.text(min_size=1, max_size=20)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+TOKENS = st.lists(st.integers(0, MAX_TOKEN_ID), min_size=1, max_size=20)
+PENALTIES = st.floats(-2, 2, allow_nan=False)
+SHARES = st.floats(0, 1, exclude_min=True)
+COUNTS = st.integers(0, 2**31 - 1)
+PARAMS = st.builds(
+    SamplingParams,
+    n=st.integers(1, 64),
+    presence_penalty=PENALTIES,
+    frequency_penalty=PENALTIES,
+    temperature=st.floats(0, 1e30),
+    top_p=SHARES,
+    top_k=st.integers(-1, 1000),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop=st.none() | TEXT | st.lists(TEXT, max_size=3),
+    stop_token_ids=st.none() | TOKENS,
+    max_tokens=st.none() | st.integers(17, 2**31 - 1),
+    min_tokens=st.integers(0, 17),
+    logprobs=st.none() | COUNTS,
+    detokenize=st.just(msgspec.UNSET) | st.booleans(),
+    structured_outputs=st.none()
+    | st.builds(
+        StructuredOutputs,
+        json=st.none() | TEXT | st.dictionaries(TEXT, JSON, max_size=3),
+        choice=st.none() | st.lists(TEXT, max_size=3),
+    ),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, MAX_TOKEN_ID), PENALTIES, max_size=3),
+    bad_words=st.none() | st.lists(TEXT, max_size=3),
+)
+MESSAGES = st.lists(
+    st.dictionaries(TEXT, JSON, max_size=3).map(lambda message: message | {"role": "user"}),
+    min_size=1,
+    max_size=3,
+)
+IDS = st.text(min_size=1, max_size=MAX_ID_BYTES // 4)
+NAMES = st.text(string.ascii_letters + string.digits + "_.:@-", min_size=1, max_size=100)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Any sound request."""
+    prompts: dict[str, st.SearchStrategy[Any]] = {
+        "tokens": TOKENS.map(pack_tokens),
+        "prompt": WORDS,
+        "messages": MESSAGES,
+    }
+    given_as = draw(st.sampled_from(sorted(prompts)))
+    client = draw(NAMES)
+    return Request(
+        id=draw(IDS),
+        client=client,
+        **{given_as: draw(prompts[given_as])},
+        model=draw(TEXT),
+        params=draw(PARAMS),
+        stream=draw(st.booleans()),
+        reply_to=draw(st.sampled_from(["", f"replies:{client}"])),
+        priority=draw(st.integers(-(2**31), 2**31 - 1)),
+        deadline_ms=draw(st.none() | st.integers(1, 2**53)),
+        result_ttl_s=draw(st.integers(1, MAX_RESULT_TTL_S)),
+        tenant=draw(TEXT),
+        session=draw(TEXT),
+        metadata=draw(st.dictionaries(TEXT, JSON, max_size=3)),
+    )
+
+
+@given(requests())
+def test_request_comes_back_from_its_fields(request: Request) -> None:
+    assert is_name(request.client)
+    assert parse_request(as_redis_gives_it(request_fields(request))) == request
+
+
+def test_defaults_stay_off_the_wire() -> None:
+    assert request_fields(Request(id="q1", prompt="x")) == {"id": "q1", "v": 1, "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (make_request(tokens=[1]), False),
+        (make_request(prompt="x"), True),
+        (make_request(messages=[{"role": "user"}]), True),
+        (make_request(tokens=[1], params=SamplingParams(detokenize=True)), True),
+        (make_request(prompt="x", params=SamplingParams(detokenize=False)), False),
+    ],
+)
+def test_text_comes_back_where_text_went_in_or_as_asked(request_, expected: bool) -> None:
+    assert request_.wants_text is expected
+
+
+@pytest.mark.parametrize(
+    ("sid", "entry", "waited_ms"),
+    [
+        ("normal/1000-5", "1250-0", 250),
+        ("high/1250-0", "1250-1", 0),
+        ("low/18446744073709551615-1", "1250-0", 0),  # a client's own idea of an entry id
+    ],
+)
+def test_waiting_time_is_the_servers_and_never_negative(
+    sid: str, entry: str, waited_ms: int
+) -> None:
+    assert make_assignment(sid=sid, entry=entry).waited_ms == waited_ms
