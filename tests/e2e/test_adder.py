@@ -1,0 +1,226 @@
+"""The main job on real vLLM: a request goes in, the right answer comes out."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+import pytest
+import redis
+
+from tests.support.up import Up, tokenyard
+from tokenyard import Client
+from tokenyard.keys import Keys
+from tokenyard.replies import Result
+from tokenyard.wire import pack_tokens
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+GREEDY = {"max_tokens": 8, "temperature": 0.0}
+
+
+def sums(count: int, seed: int) -> list[tuple[str, str]]:
+    """Questions with their answers, different for each seed."""
+    draw = random.Random(seed)
+    pairs = [(draw.randrange(10, 100), draw.randrange(10, 100)) for _ in range(count)]
+    return [(f"{a}+{b}=", str(a + b)) for a, b in pairs]
+
+
+def test_a_question_is_answered_with_its_provenance(client: Client) -> None:
+    result = client.submit("12+34=", **GREEDY).result(60)
+
+    assert result.text == "46"
+    assert result.finish_reason == "stop"
+    assert result.usage is not None
+    assert result.usage.prompt_tokens == 6
+    assert result.provenance is not None
+    assert result.provenance.model == "adder"
+    assert result.provenance.engine == "vllm"
+    assert result.provenance.attempt == 1
+
+
+def test_redis_cli_alone_is_a_client(adder_yard: Up, yard_keys: Keys) -> None:
+    """The README's example, by a program that knows nothing of Tokenyard."""
+    port = adder_yard.url.rpartition(":")[2].partition("/")[0]
+    speak = [sys.executable, "-c", _BARE_CLIENT, port, yard_keys.intake("normal")]
+    speak.append(yard_keys.reply("anon", "q1"))
+
+    answer = subprocess.run(speak, capture_output=True, timeout=70, check=True).stdout
+
+    assert b"\r\n46\r\n" in answer
+    assert b"completed" in answer
+
+
+#: XADD and XREAD over a bare socket: what redis-cli does, without asking that it be installed.
+_BARE_CLIENT = """
+import socket, sys
+port, intake, reply = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+def command(*words):
+    return b"".join([b"*%d\\r\\n" % len(words)]
+        + [b"$%d\\r\\n%s\\r\\n" % (len(w.encode()), w.encode()) for w in words])
+s = socket.create_connection(("127.0.0.1", port), timeout=60)
+s.sendall(command("XADD", intake, "*", "id", "q1", "prompt", "12+34=",
+                  "params", '{"max_tokens":8,"temperature":0}'))
+s.recv(4096)
+s.sendall(command("XREAD", "BLOCK", "60000", "STREAMS", reply, "0"))
+sys.stdout.buffer.write(s.recv(65536))
+"""
+
+
+def test_a_stream_adds_up_to_its_result(client: Client) -> None:
+    handle = client.submit("67+89=", stream=True, **GREEDY)
+
+    deltas = list(handle)
+
+    result = handle.result(60)
+    assert "".join(delta.text or "" for delta in deltas) == "156" == result.text
+    assert [token for delta in deltas for token in delta.tokens] == result.tokens
+    assert len(deltas) >= 2
+
+
+def test_chat_messages_go_through_the_models_template(client: Client) -> None:
+    result = client.submit([{"role": "user", "content": "20+22="}], **GREEDY).result(60)
+
+    assert result.text == "42"
+
+
+def test_vllms_parameters_do_what_they_do_in_vllm(client: Client) -> None:
+    several = client.submit("11+11=", n=2, temperature=0.01, seed=1, max_tokens=8).result(60)
+    chosen = client.submit("11+11=", structured_outputs={"choice": ["99", "98"]}, **GREEDY).result(
+        60
+    )
+    cut = client.submit("67+89=", max_tokens=2, temperature=0.0).result(60)
+    stopped = client.submit("67+89=", stop="5", **GREEDY).result(60)
+    likely = client.submit("67+89=", logprobs=1, **GREEDY).result(60)
+
+    assert several.choices is not None
+    assert [choice.text for choice in several.choices] == ["22", "22"]
+    assert chosen.text in {"98", "99"}
+    assert (cut.text, cut.finish_reason) == ("15", "length")
+    assert (stopped.text, stopped.stop_reason) == ("1", "5")
+    assert likely.logprobs is not None
+    assert len(likely.logprobs) == len(likely.tokens)
+
+
+def test_four_clients_at_once_get_their_own_answers_all_right(adder_yard: Up) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _ASK_500, adder_yard.url, adder_yard.yard, str(seed)],
+            stdout=subprocess.PIPE,
+        )
+        for seed in range(4)
+    ]
+
+    reports = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
+
+    assert reports == [{"answered": 500, "right": 500, "workers": 2}] * 4
+
+
+_ASK_500 = """
+import json, sys
+from tests.e2e.test_adder import GREEDY, sums
+from tokenyard import Client
+url, yard, seed = sys.argv[1:]
+asked = sums(500, int(seed))
+with Client(url, yard=yard, client_id="crowd-" + seed) as client:
+    results = dict(client.map([question for question, _ in asked], **GREEDY))
+right = sum(results[at].text == answer for at, (_, answer) in enumerate(asked))
+workers = {result.provenance.worker for result in results.values()}
+print(json.dumps({"answered": len(results), "right": right, "workers": len(workers)}))
+"""
+
+
+HOSTILE: Sequence[tuple[str, dict[str, str | bytes], str]] = [
+    ("broken JSON", {"prompt": "1+1=", "params": "{"}, "INVALID_REQUEST"),
+    ("1 MB prompt", {"prompt": "1" * 2**20}, "INVALID_REQUEST"),
+    ("ids out of vocabulary", {"tokens": pack_tokens([1, 2, 30_000])}, "INVALID_REQUEST"),
+    ("negative ids", {"tokens": pack_tokens([1, -2])}, "INVALID_REQUEST"),
+    ("unknown parameter", {"prompt": "1+1=", "params": '{"tempo":1}'}, "INVALID_REQUEST"),
+    ("unknown model", {"prompt": "1+1=", "model": "divider"}, "MODEL_UNAVAILABLE"),
+    ("wrong types", {"prompt": "1+1=", "params": '{"n":"two"}'}, "INVALID_REQUEST"),
+    ("non-UTF-8", {"prompt": b"\xff\xfe"}, "INVALID_REQUEST"),
+    ("no prompt", {}, "INVALID_REQUEST"),
+    ("empty prompt", {"tokens": "[]"}, "INVALID_REQUEST"),
+]
+
+
+def test_hostile_entries_are_answered_and_the_next_good_one_is_served(
+    adder_yard: Up, broker_connection: redis.Redis, yard_keys: Keys, client: Client
+) -> None:
+    before = adder_yard.worker_pids()
+    broker_connection.xadd(yard_keys.intake("normal"), {"nobody": "to answer"})
+    for at, (_, fields, _) in enumerate(HOSTILE):
+        entry: dict[str, str | bytes] = {"id": f"hostile-{at}", **fields}
+        broker_connection.xadd(yard_keys.intake("normal"), entry)  # type: ignore[arg-type]
+
+    for at, (what, _, code) in enumerate(HOSTILE):
+        stream = yard_keys.reply("anon", f"hostile-{at}")
+        answer = broker_connection.xread({stream: "0"}, block=60_000)
+        assert answer, f"{what}: no answer"
+        fields = answer[0][1][0][1]
+        assert fields[b"status"] == b"failed", what
+        assert msgspec.json.decode(fields[b"error"])["code"] == code, what
+    dead = broker_connection.xrevrange(yard_keys.dead, count=10)
+    assert any(b"nobody" in letter for _, letter in dead)
+    assert client.submit("40+41=", **GREEDY).result(60).text == "81"
+    assert adder_yard.worker_pids() == before
+
+
+def test_a_worker_killed_in_mid_stream_is_not_noticed(adder_yard: Up, client: Client) -> None:
+    """Streams through both workers; one is killed when each stream has begun."""
+    asked = sums(40, seed=7)
+    calm = [client.submit(question, **GREEDY).result(60) for question, _ in asked]
+    handles = client.submit_many(
+        [question for question, _ in asked],
+        stream=True,
+        ignore_eos=True,
+        max_tokens=50,
+        temperature=0.0,
+    )
+    streams = [iter(handle) for handle in handles]
+    firsts = [next(stream) for stream in streams]
+
+    psutil.Process(adder_yard.worker_pids()[0]).kill()
+
+    attempts = set()
+    for handle, first, stream, before in zip(handles, firsts, streams, calm, strict=True):
+        deltas = [first, *stream]
+        result: Result = handle.result(200)
+        seen = [token for delta in deltas for token in delta.tokens]
+        assert seen == result.tokens
+        assert [delta.seq for delta in deltas] == _offsets(deltas)
+        assert result.tokens[: len(before.tokens)] == before.tokens
+        assert result.provenance is not None
+        attempts.add(result.provenance.attempt)
+    assert 2 in attempts, "nothing ran on the worker that was killed"
+    _wait_for_two_workers(client)
+
+
+def _offsets(deltas: Sequence[object]) -> list[int]:
+    offsets, at = [], 0
+    for delta in deltas:
+        offsets.append(at)
+        at += len(delta.tokens)  # type: ignore[attr-defined]
+    return offsets
+
+
+def _wait_for_two_workers(client: Client) -> None:
+    """The next test finds the yard whole again."""
+    until = time.monotonic() + 200
+    while len(client.info().workers) < 2:
+        assert time.monotonic() < until, "the killed worker was not replaced"
+        time.sleep(0.2)
+
+
+def test_the_command_line_asks_and_prints(adder_yard: Up) -> None:
+    asked = tokenyard(
+        "--redis-url", adder_yard.url, "submit", "12+34=", "--temperature", "0", "--max-tokens", "8"
+    )
+
+    assert asked.returncode == 0, asked.stderr
+    assert "46" in asked.stdout

@@ -1,0 +1,97 @@
+"""A client in another language, written from docs/protocol.md, against the real thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.up import Up, running_up
+
+pytestmark = [pytest.mark.node, pytest.mark.vllm, pytest.mark.timeout(400)]
+HERE = Path(__file__).parent
+GREEDY = '{"max_tokens":8,"temperature":0}'
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    """Node.js with the package `redis`; its absence is loud, and a failure in CI."""
+    found = shutil.which("node")
+    if found and (HERE / "node_modules" / "redis").is_dir():
+        return found
+    reason = "Node.js or its package `redis` is missing (make install): no foreign client was run"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def yard(no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Broker, coordinator and one vLLM worker."""
+    with running_up(tmp_path_factory.mktemp("up"), "--workers", "1") as up:
+        yield up
+
+
+def test_node_gets_answers_by_xadd_and_xread_alone(node: str, yard: Up) -> None:
+    requests = [
+        {"id": "text", "prompt": "12+34=", "params": GREEDY},
+        {"id": "chat", "messages": '[{"role":"user","content":"12+34="}]', "params": GREEDY},
+        {"id": "stream", "prompt": "67+89=", "params": GREEDY, "stream": "1"},
+        {"id": "wrong", "prompt": "1+1=", "params": '{"temperature":-1}'},
+        {"id": "model", "prompt": "1+1=", "model": "divider"},
+        {"id": "text", "prompt": "12+34=", "params": GREEDY},  # again: known, and not run twice
+    ]
+    [first] = _ask(node, yard, requests[:1])
+    assert first["text"] == "46"
+
+    answers = {answer["id"]: answer for answer in _ask(node, yard, requests)}
+
+    assert answers["text"] == first
+    assert answers["chat"]["text"] == "46"
+    assert answers["stream"]["text"] == "156"
+    assert answers["stream"]["deltas"] >= 2
+    assert answers["wrong"]["status"] == "failed"
+    assert answers["wrong"]["error"]["code"] == "INVALID_REQUEST"
+    assert "temperature" in answers["wrong"]["error"]["message"]
+    assert answers["model"]["error"]["code"] == "MODEL_UNAVAILABLE"
+
+
+def test_node_sends_token_ids_packed_and_as_json(node: str, yard: Up) -> None:
+    ids = _prompt_ids("12+34=")
+    requests = [
+        {"id": "packed", "packed": ids, "params": GREEDY},
+        {"id": "json", "tokens": json.dumps(ids), "params": GREEDY},
+    ]
+
+    packed, plain = _ask(node, yard, requests)
+
+    assert packed["tokens"] == plain["tokens"]
+    assert packed["tokens"][:2] == _prompt_ids("46")
+    assert "text" not in packed
+
+
+def _prompt_ids(text: str) -> list[int]:
+    """Ids of characters, from the model's own tokenizer file."""
+    model = HERE.parents[1] / "examples" / "arithmetic" / "models" / "adder"
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    return [vocabulary[character] for character in text]
+
+
+def _ask(node: str, yard: Up, requests: list[dict[str, object]]) -> list[dict[str, object]]:
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    ran = subprocess.run(
+        [node, "client.mjs", yard.url, yard.yard],
+        cwd=HERE,
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]

@@ -1,0 +1,70 @@
+"""A whole yard as a user starts it: `tokenyard up`, with real vLLM serving the adder."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+#: Two engines start at once on two busy cores, each importing vLLM.
+UP_WITHIN_S = 300.0
+STOP_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A yard that is up."""
+
+    url: str
+    yard: str
+    controller: int  # pid
+
+    def worker_pids(self) -> list[int]:
+        """The processes that run the engines."""
+        children = psutil.Process(self.controller).children()
+        return [one.pid for one in children if "slot" in " ".join(one.cmdline())]
+
+
+def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line tool to its end."""
+    command = [sys.executable, "-m", "tokenyard", *arguments]
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        command, capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+@contextmanager
+def running_up(folder: Path, *options: str, before: Sequence[str] = ()) -> Iterator[Up]:
+    """`tokenyard up`, and Ctrl-C at the end; it must stop by itself and say that all was well."""
+    command = [sys.executable, "-m", "tokenyard", *before, "up", "--json"]
+    command += ["--data-dir", str(folder / "yard"), "--grace-s", "5", *options]
+    with (
+        (folder / "up.log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        try:
+            ready = json.loads(_first_line(process, folder / "up.log"))
+            yield Up(ready["url"], ready["yard"], ready["pids"]["worker"])
+            process.send_signal(signal.SIGINT)
+            assert process.wait(STOP_WITHIN_S) == 0, (folder / "up.log").read_text()
+        finally:
+            process.kill()
+
+
+def _first_line(process: subprocess.Popen[bytes], log: Path) -> bytes:
+    output: IO[bytes] | None = process.stdout
+    assert output is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        if selector.select(UP_WITHIN_S) and (line := output.readline()):
+            return line
+    raise AssertionError(f"tokenyard up did not come up:\n{log.read_text()}")
