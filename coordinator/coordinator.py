@@ -75,6 +75,8 @@ class Coordinator:
             self._selection,
             max_batch=settings.max_batch,
         )
+        # A leader that only waits must still renew its lease in time.
+        self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""
         self._quiet_until = 0.0
         self._complete = settings.expect_workers == 0
@@ -180,9 +182,18 @@ class Coordinator:
             self._models |= self._roster.models()
             self._publish_handshake()
             self._read_again()
-        if not self._complete and len(self._roster.lanes()) >= self._settings.expect_workers:
-            log.info("%d workers have joined", self._settings.expect_workers)
-            self._complete = True
+        elif self._intake.has_strays():
+            self._read_again()
+        self._muster()
+
+    def _muster(self) -> None:
+        """Begin to dispatch once the expected workers are there."""
+        lanes = self._roster.lanes()
+        if self._complete or len({lane.name for lane in lanes}) < self._settings.expect_workers:
+            return
+        self._complete = True
+        self._selection.muster(lanes)
+        log.info("%d workers have joined", len(lanes))
 
     def _rescue(self) -> None:
         lost = self._roster.lost
@@ -202,7 +213,7 @@ class Coordinator:
         self._dispatcher.run_once(
             self._leadership.token,
             may_place=self._complete,
-            block_ms=0 if self._backlog else self._settings.block_ms,
+            block_ms=0 if self._backlog else self._block_ms,
         )
 
     def _recover(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.intake import Entry, Intake, Waiting
+from coordinator.intake import Entry, Event, Intake, Waiting
 from coordinator.judge import Judge
 from coordinator.policies import Lane
 from coordinator.roster import Roster
@@ -91,13 +91,13 @@ class Dispatcher:
         free = sum(max(0, lane.limit - lane.load) for lane in self._roster.lanes())
         return min(free, self._max_batch)
 
-    def _heed(self, events: Iterable[Mapping[bytes, bytes]]) -> None:
+    def _heed(self, events: Iterable[Event]) -> None:
         """Places became free, or the roster changed and must be read again."""
         for event in events:
-            count = event.get(b"count", b"")
-            if event.get(b"event") == b"freed" and count.isdigit():
-                worker = event.get(b"worker", b"").decode(errors="replace")
-                self._roster.add_load(worker, -int(count))
+            count = event.fields.get(b"count", b"")
+            if event.fields.get(b"event") == b"freed" and count.isdigit() and len(count) < 10:
+                worker = event.fields.get(b"worker", b"").decode(errors="replace")
+                self._roster.free(worker, int(count), event.id)
             else:
                 self._roster.mark_stale()
 
@@ -113,7 +113,7 @@ class Dispatcher:
             if model in shut:
                 continue
             lanes = by_model.get(model)
-            lane = self._selection.choose(waiting.request, lanes) if lanes else None
+            lane = self._selection.choose(waiting, lanes) if lanes else None
             if lanes is None or lane is None:
                 shut.add(model)
                 if self._selection.strict_order:
@@ -121,7 +121,9 @@ class Dispatcher:
                 continue
             lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1)
             placed.append(Placed(waiting, lane))
-        self._turn += 1
+        # Only turns that place something count: of others there may be one after each of these,
+        # and the fair turn would always fall on them.
+        self._turn += bool(placed)
         return placed
 
     def _hand_over(self, token: str, placed: Sequence[Placed]) -> bool:
@@ -154,8 +156,9 @@ class Dispatcher:
                 continue
             self._intake.held[item.waiting.intake].remove(item.waiting)
             dispatched = code is Dispatched.DISPATCHED
-            self._roster.add_load(item.lane.worker, 1 if dispatched else 0)
-            self._selection.settle(item.waiting.request, item.lane if dispatched else None)
+            if dispatched:
+                self._roster.add_load(item.lane.worker)
+            self._selection.settle(item.waiting, item.lane if dispatched else None)
 
 
 def _by_model(lanes: Iterable[Lane]) -> dict[str, list[Lane]]:

@@ -35,6 +35,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """A wake-up as it was read."""
+
+    id: str
+    fields: Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """A valid request that waits for a lane."""
 
@@ -64,7 +72,7 @@ class Intake:
                 if "BUSYGROUP" not in str(fault):
                     raise
 
-    def read(self, room: int, block_ms: int) -> tuple[list[Entry], list[Mapping[bytes, bytes]]]:
+    def read(self, room: int, block_ms: int) -> tuple[list[Entry], list[Event]]:
         """New entries, about ``room`` of each class, and events; waits for either.
 
         Events are acknowledged at once: they only wake, and whoever takes over reads the yard
@@ -94,16 +102,28 @@ class Intake:
                 after = entries[-1].id.encode()
         return pending
 
+    def has_strays(self) -> bool:
+        """Whether more has been read than is held here.
+
+        A leader that is deposed while it reads takes entries that it may not move any more.
+        They are pending like those held here, and nobody would be given them again.
+        """
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in self.held:
+            pipeline.xpending(self._keys.intake(name), GROUP)
+        held = [len(held) for held in self.held.values()]
+        return [summary["pending"] for summary in pipeline.execute()] != held
+
     def _sort(
         self, answer: Sequence[tuple[bytes, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]]
-    ) -> tuple[list[Entry], list[Mapping[bytes, bytes]]]:
+    ) -> tuple[list[Entry], list[Event]]:
         entries: list[Entry] = []
-        events: list[Mapping[bytes, bytes]] = []
+        events: list[Event] = []
         for stream, items in answer:
             name = self._streams.get(stream)
             if name is None:
                 self._connection.xack(self._keys.events, GROUP, *(item[0] for item in items))
-                events += [fields for _, fields in items]
+                events += [Event(item.decode(), fields or {}) for item, fields in items]
             else:
                 entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
         return entries, events

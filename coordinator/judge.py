@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
@@ -16,7 +17,7 @@ class Judge:
     """Judges entries; pure but for the set of models, which the yard's workers determine."""
 
     def __init__(
-        self, *, max_request_bytes: int, max_crashes: int, models: Callable[[], Set[str]]
+        self, *, max_request_bytes: int, max_crashes: int, models: Callable[[], AbstractSet[str]]
     ) -> None:
         self._max_request_bytes = max_request_bytes
         self._max_crashes = max_crashes
@@ -40,7 +41,7 @@ class Judge:
 
     def _judge_history(self, request: Request, fields: Mapping[bytes, bytes]) -> Verdict:
         """Whether a request that has run before may run again."""
-        crashes = int(fields.get(b"crashes", b"0"))
+        crashes = _count(fields.get(b"crashes", b""))
         if crashes > self._max_crashes:
             return _refuse(request, Code.WORKER_LOST, f"{crashes} workers died with it")
         if request.params.n > 1 and fields.get(b"published"):
@@ -53,7 +54,7 @@ class Judge:
         models = self._models()
         return request.model or (next(iter(models)) if len(models) == 1 else "")
 
-    def _is_served(self, request: Request, models: Set[str]) -> bool:
+    def _is_served(self, request: Request, models: AbstractSet[str]) -> bool:
         return self.model_of(request) in models
 
 
@@ -61,3 +62,8 @@ def _refuse(request: Request, code: Code, message: str) -> Refused:
     return Refused(
         request.id, request.client, request.reply_to, code, message, request.result_ttl_s
     )
+
+
+def _count(raw: bytes) -> int:
+    """A number that the system wrote; anything else is a forgery and counts nothing."""
+    return int(raw) if raw.isdigit() and len(raw) < 10 else 0

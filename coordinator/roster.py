@@ -43,6 +43,7 @@ class Roster:
         self._connection = connection
         self._keys = keys
         self._due = 0.0
+        self._counted = (0, 0)  # id of the last event that the loads take into account
 
     def mark_stale(self) -> None:
         """Something changed: read again at the next occasion."""
@@ -70,17 +71,26 @@ class Roster:
         return True
 
     def _read_loads(self) -> None:
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._connection.pipeline(transaction=True)
         for worker in self.members:
             pipeline.xlen(self._keys.lane(worker))
-        for member, load in zip(self.members.values(), pipeline.execute(), strict=True):
+        pipeline.xrevrange(self._keys.events, count=1)
+        *loads, last = pipeline.execute()
+        for member, load in zip(self.members.values(), loads, strict=True):
             member.load = load
+        self._counted = _position(last[0][0].decode()) if last else (0, 0)
 
-    def add_load(self, worker: str, count: int) -> None:
-        """Count entries that came onto a lane or, below zero, left it."""
+    def add_load(self, worker: str) -> None:
+        """Count an entry that came onto a lane."""
         member = self.members.get(worker)
         if member:
-            member.load = max(0, member.load + count)
+            member.load += 1
+
+    def free(self, worker: str, count: int, event: str) -> None:
+        """Count entries that left a lane, unless they had left it when the loads were read."""
+        member = self.members.get(worker)
+        if member and _position(event) > self._counted:
+            member.load = max(0, member.load - count)
 
     def lanes(self) -> Sequence[Lane]:
         """The lanes that may be given requests, in the order of their names."""
@@ -105,3 +115,9 @@ def _decode(entries: dict[bytes, bytes]) -> dict[str, WorkerInfo]:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
     return decoded
+
+
+def _position(entry: str) -> tuple[int, int]:
+    """A stream entry's place in its stream."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence)

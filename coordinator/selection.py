@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from coordinator.intake import Waiting
 from coordinator.policies import Lane, named, round_robin
 from coordinator.schedule import Replay, ScheduleWriter, read_schedule
+from tokenyard.keys import IntakeClass
 from tokenyard.settings import CoordinatorSettings
-from tokenyard.wire import Request
 
 
 class Selection:
@@ -18,8 +20,11 @@ class Selection:
         self._replay: Replay | None = None
         self._writer = ScheduleWriter(settings.record) if settings.record else None
         self._last: dict[str, str] = {}  # by model: the worker that was given the last request
-        self._turn = 0
-        self._due: dict[tuple[str, str], str] = {}  # deterministic: whose turn each request is
+        # Deterministic: the workers of each model, how many requests of each class and model had
+        # their turn, and whose turn each waiting one is.
+        self._crews: dict[str, list[str]] = {}
+        self._turns: Counter[tuple[IntakeClass, str]] = Counter()
+        self._due: dict[tuple[IntakeClass, str], str] = {}
 
     @property
     def strict_order(self) -> bool:
@@ -31,30 +36,44 @@ class Selection:
         if self._settings.replay:
             self._replay = Replay(read_schedule(self._settings.replay))
 
-    def choose(self, request: Request, lanes: Sequence[Lane]) -> Lane | None:
+    def muster(self, lanes: Sequence[Lane]) -> None:
+        """The expected workers have joined: the deterministic mode deals to these, by name."""
+        for lane in lanes:
+            self._crews.setdefault(lane.model, []).append(lane.name)
+
+    def choose(self, waiting: Waiting, lanes: Sequence[Lane]) -> Lane | None:
         """A lane for the request among those of its model, or None while it has to wait."""
-        if self._replay is not None:
-            return named(lanes, self._replay.worker(request.client, request.id))
+        request = waiting.request
+        recorded = self._replay and self._replay.worker(request.client, request.id)
+        if recorded:
+            return named(lanes, recorded)
         if self._settings.deterministic:
-            return self._in_turn(request, lanes)
+            return self._in_turn(waiting, lanes)
         lane = round_robin(lanes, self._last.get(lanes[0].model, ""))
         if lane:
             self._last[lane.model] = lane.name
         return lane
 
-    def _in_turn(self, request: Request, lanes: Sequence[Lane]) -> Lane | None:
-        """Request k of the yard belongs to worker k modulo the workers, however full it is."""
-        key = (request.client, request.id)
+    def _in_turn(self, waiting: Waiting, lanes: Sequence[Lane]) -> Lane | None:
+        """Entry k of a class belongs to worker k modulo the workers.
+
+        However full that one is, and also while it is away: when a place becomes free, and in
+        which order the classes are served, is a matter of time.
+        """
+        key = (waiting.intake, waiting.entry)
         if key not in self._due:
-            self._due[key] = lanes[self._turn % len(lanes)].name
-            self._turn += 1
+            model = lanes[0].model
+            crew = self._crews.setdefault(model, [lane.name for lane in lanes])
+            self._due[key] = crew[self._turns[waiting.intake, model] % len(crew)]
+            self._turns[waiting.intake, model] += 1
         return named(lanes, self._due[key])
 
-    def settle(self, request: Request, lane: Lane | None) -> None:
+    def settle(self, waiting: Waiting, lane: Lane | None) -> None:
         """The request was handed over to ``lane``, or turned out to wait no more."""
-        self._due.pop((request.client, request.id), None)
+        self._due.pop((waiting.intake, waiting.entry), None)
         if lane is None:
             return
+        request = waiting.request
         if self._replay:
             self._replay.advance(request.client, request.id)
         if self._writer:

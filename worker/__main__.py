@@ -18,7 +18,7 @@ TEXTS: Final = {
     "dtype": "Type of the weights (vLLM's name).",
     "max_model_len": "Most tokens, prompt and output together; 0 is what the model allows.",
     "max_num_seqs": "Requests that one engine runs at once (vLLM's name).",
-    "enforce_eager": "No graph capture, no compilation: starts sooner; for the CPU and tiny models.",
+    "enforce_eager": "No graph capture, no compilation: starts sooner; for CPUs and tiny models.",
     "engine_args": "JSON object of further arguments for the engine, by vLLM's names.",
     "lease_ms": "The workers' leases: so long until a vanished host's requests move on.",
     "block_ms": "Longest wait of one read.",

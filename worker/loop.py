@@ -70,7 +70,8 @@ class Term:
 class Terms(Protocol):
     """Makes the term of a worker: its threads and their connections."""
 
-    def __call__(self, worker: str, loop: EngineLoop) -> Term: ...
+    def __call__(self, worker: str, loop: EngineLoop) -> Term:
+        """The term of ``worker``, not started; what it hears goes into the loop's inbox."""
 
 
 class EngineLoop:

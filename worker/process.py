@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -35,6 +36,7 @@ def main(settings: WorkerSettings, slot: int, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle(f"tokenyard worker {settings.yard} slot {slot}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    threading.excepthook = _end_process
     prepare_environment(settings, slot)
     try:
         WorkerProcess(settings, slot, pipe).run()
@@ -42,6 +44,12 @@ def main(settings: WorkerSettings, slot: int, pipe: Connection) -> None:
         log.exception("worker process ends")
         pipe.send(Failed(f"{type(fault).__name__}: {fault}"))
         raise SystemExit(1) from None
+
+
+def _end_process(fault: threading.ExceptHookArgs) -> None:
+    """A reader or publisher that ended by a fault would leave its lane unserved for ever."""
+    log.critical("%s ends the process", fault.thread, exc_info=fault.exc_value)
+    os._exit(1)
 
 
 class WorkerProcess:
@@ -93,10 +101,11 @@ class WorkerProcess:
 
     def _die_with_controller(self) -> None:
         """Without a controller nobody renews the lease: end at once, the lane will be rescued."""
-        parent = os.getppid()
-        while os.getppid() == parent:
-            time.sleep(BEAT_S)
-        os._exit(1)
+        # Not `os.getppid`: a controller that died before this line would never be missed.
+        controller = multiprocessing.parent_process()
+        if controller is not None:
+            controller.join()
+            os._exit(1)
 
 
 class _TermFactory:

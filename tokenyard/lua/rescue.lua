@@ -35,9 +35,11 @@ local function take_back(entry, ledger, tokens)
   redis.call('XDEL', lane, entry)
   local owner = redis.call('HMGET', ledger, 'worker', 'state', 'entry')
   if owner[1] ~= worker or owner[2] ~= 'assigned' or owner[3] ~= entry then return end
-  local fields = {}
+  local crashes = redis.call('HGET', ledger, 'crashes') or '0'
+  if lease == 0 then crashes = redis.call('HINCRBY', ledger, 'crashes', 1) end
+  local fields = {'crashes', crashes}
   for i = 1, #found[2], 2 do
-    if found[2][i] ~= 'published' then
+    if found[2][i] ~= 'published' and found[2][i] ~= 'crashes' then
       fields[#fields + 1] = found[2][i]
       fields[#fields + 1] = found[2][i + 1]
     end
@@ -50,7 +52,6 @@ local function take_back(entry, ledger, tokens)
   local back = redis.call('XADD', KEYS[5], '*', unpack(fields))
   redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back)
   redis.call('HDEL', ledger, 'worker')
-  if lease == 0 then redis.call('HINCRBY', ledger, 'crashes', 1) end
 end
 
 for i = 3, #ARGV do

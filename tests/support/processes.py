@@ -1,0 +1,260 @@
+"""A running yard: real `python -m coordinator` and `python -m worker` processes on loopback.
+
+What a test starts here ends with it: `Plant` is a context manager that kills whatever is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import redis
+
+from tests.support.builders import random_name
+from tests.support.waiting import eventually
+from tokenyard.keys import Keys, PriorityClass
+from tokenyard.replies import (
+    Delta,
+    Reply,
+    Result,
+    decode_replies,
+    decode_reply,
+    to_delta,
+    to_result,
+)
+from tokenyard.scripts import Scripts
+from tokenyard.wire import Request, request_fields
+from tokenyard.worker_info import WorkerInfo, decode_worker
+
+ROOT = Path(__file__).parents[2]
+START_S = 30.0
+ANSWER_S = 30.0
+
+
+class Program:
+    """One started program and its log."""
+
+    def __init__(self, module: str, options: Mapping[str, object], log: Path) -> None:
+        self.log_path = log
+        command = [sys.executable, "-m", module]
+        for name, value in options.items():
+            command.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                command.append(str(value))
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self.pid = self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def children(self) -> list[psutil.Process]:
+        """Its worker processes; the helper that multiprocessing starts is none."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = psutil.Process(self.pid).children(recursive=True)
+            return [child for child in found if not _is_tracker(child)]
+        return []
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = START_S) -> int:
+        """Its exit status, once it has ended."""
+        return self._process.wait(timeout_s)
+
+    def stop(self, timeout_s: float = START_S) -> int:
+        """SIGTERM; its exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL to it alone, not to its children."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def end(self) -> None:
+        """End it and its children at once, also those that are stopped."""
+        children = self.children()
+        for pid in (self.pid, *(child.pid for child in children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait()
+        psutil.wait_procs(children, timeout=10.0)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("resource_tracker" in part for part in process.cmdline())
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Everything that was published for one request, in order."""
+
+    deltas: list[Delta]
+    results: list[Result]
+
+    @property
+    def result(self) -> Result:
+        """The one result."""
+        (result,) = self.results
+        return result
+
+    def check_stream(self) -> None:
+        """No token of the deltas is missing or there twice, and all agree with the result."""
+        seen: list[int] = []
+        for delta in self.deltas:
+            assert delta.seq == len(seen), f"delta at {delta.seq} behind {len(seen)} tokens"
+            seen += delta.tokens
+        assert self.result.seq == len(seen)
+        assert self.result.tokens[: len(seen)] == seen
+
+
+class Plant:
+    """One yard with its processes, and short ways to use it as any client would."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.keys = Keys(random_name("yard"))
+        self.connection = redis.Redis.from_url(url, socket_timeout=30.0)
+        self.scripts = Scripts(self.connection, self.keys)
+        self.programs: list[Program] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="plant-")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for program in self.programs:
+            program.end()
+            # pytest shows it where the test has failed.
+            sys.stderr.write(f"--- {program.log_path.name}\n{program.log[-6000:]}\n")
+        self.connection.close()
+        self._folder.cleanup()
+
+    # Processes
+
+    def _start(self, module: str, options: Mapping[str, object]) -> Program:
+        log = Path(self._folder.name) / f"{len(self.programs)}-{module}.log"
+        known = {"redis_url": self.url, "yard": self.keys.yard}
+        program = Program(module, {**known, **options}, log)
+        self.programs.append(program)
+        return program
+
+    def coordinator(self, **options: object) -> Program:
+        """Start a coordinator; it leads once `wait_for_leader` returns."""
+        return self._start("coordinator", options)
+
+    def worker(self, **options: object) -> Program:
+        """Start a controller with simulated engines; see `wait_for_workers`."""
+        defaults: dict[str, object] = {"engine": "simulated", "model_name": "sim", "name": "w"}
+        return self._start("worker", {**defaults, "backoff_s": 0.1, **options})
+
+    def wait_for_leader(self, other_than: bytes | None = None) -> bytes:
+        """The token of whoever leads."""
+
+        def leader() -> bytes | None:
+            token: bytes | None = self.connection.get(self.keys.leader)
+            return token if token != other_than else None
+
+        return eventually(leader, timeout_s=START_S)
+
+    def wait_for_workers(self, count: int) -> dict[str, WorkerInfo]:
+        """The roster, once so many workers are ready in it and hold a lease."""
+
+        def ready() -> dict[str, WorkerInfo] | None:
+            found = self.roster()
+            serving = {worker: info for worker, info in found.items() if info.state == "ready"}
+            return serving if len(serving) == count else None
+
+        return eventually(ready, timeout_s=START_S)
+
+    # Looking
+
+    def roster(self) -> dict[str, WorkerInfo]:
+        """The workers that hold a lease."""
+        leases = dict(self.connection.zrange(self.keys.leases, 0, -1, withscores=True))
+        entries = self.connection.hgetall(self.keys.workers)
+        return {
+            worker.decode(): decode_worker(packed)
+            for worker, packed in entries.items()
+            if leases.get(worker, 0) > 0
+        }
+
+    def ledger(self, request_id: str, client: str = "anon") -> dict[str, str]:
+        """The ledger of a request, but for its result."""
+        fields = self.connection.hgetall(self.keys.ledger(client, request_id))
+        fields.pop(b"result", None)
+        return {name.decode(): value.decode() for name, value in fields.items()}
+
+    def replies(self, request_id: str, client: str = "anon") -> list[Reply]:
+        """All that was published for a request that has a stream of its own."""
+        entries = self.connection.xrange(self.keys.reply(client, request_id))
+        return [reply for _, fields in entries for reply in decode_replies(fields)]
+
+    def answer(self, request_id: str, client: str = "anon") -> Answer:
+        """What was published for a request, as a user reads it."""
+        replies = self.replies(request_id, client)
+        return Answer(
+            [to_delta(reply) for reply in replies if reply.event == "delta"],
+            [to_result(reply) for reply in replies if reply.event == "result"],
+        )
+
+    def published(self, request_id: str, client: str = "anon") -> int:
+        """Tokens of a running request that its readers have seen."""
+        return int(self.connection.strlen(self.keys.tokens(client, request_id))) // 4
+
+    # Using
+
+    def push(self, request: Request, priority_class: PriorityClass = "normal") -> None:
+        """Submit by a plain XADD."""
+        fields = dict(request_fields(request))
+        self.connection.xadd(self.keys.intake(priority_class), fields)
+
+    def push_all(
+        self, requests: Sequence[Request], priority_class: PriorityClass = "normal"
+    ) -> None:
+        """Submit several in one transaction, in order."""
+        pipeline = self.connection.pipeline(transaction=True)
+        for request in requests:
+            fields = dict(request_fields(request))
+            pipeline.xadd(self.keys.intake(priority_class), fields)
+        pipeline.execute()
+
+    def result(self, request_id: str, client: str = "anon", timeout_s: float = ANSWER_S) -> Result:
+        """The result in the ledger, once it is there."""
+        ledger = self.keys.ledger(client, request_id)
+        packed: bytes = eventually(
+            lambda: self.connection.hget(ledger, "result"), timeout_s=timeout_s
+        )
+        return to_result(decode_reply(packed))
+
+    def results(self, requests: Sequence[Request], timeout_s: float = ANSWER_S) -> list[Result]:
+        """The results of several requests, in their order."""
+        return [self.result(request.id, request.client, timeout_s) for request in requests]
