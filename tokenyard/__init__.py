@@ -1,3 +1,90 @@
-"""Tokenyard: a durable job queue for LLM inference on Redis Streams."""
+"""Tokenyard: a durable job queue for LLM inference on Redis Streams.
+
+    from tokenyard import Client
+
+    with Client("redis://localhost:6379") as client:
+        print(client.submit("12+34=", max_tokens=8).result().text)
+
+Names are loaded when first used, so that `import tokenyard` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenyard.aio import AsyncClient, AsyncHandle
+    from tokenyard.client import Client, Handle
+    from tokenyard.errors import (
+        BrokerUnavailable,
+        BrokerUnsuitable,
+        Code,
+        InvalidRequest,
+        NoCoordinator,
+        PermanentError,
+        ProtocolMismatch,
+        QueueFull,
+        RequestFailed,
+        SettingsError,
+        TokenyardError,
+        TransientError,
+        UnknownRequest,
+        WaitTimeout,
+    )
+    from tokenyard.handshake import YardInfo
+    from tokenyard.ledger import RequestState
+    from tokenyard.replies import Delta, Result
+    from tokenyard.wire import SamplingParams, StructuredOutputs
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "AsyncHandle",
+    "BrokerUnavailable",
+    "BrokerUnsuitable",
+    "Client",
+    "Code",
+    "Delta",
+    "Handle",
+    "InvalidRequest",
+    "NoCoordinator",
+    "PermanentError",
+    "ProtocolMismatch",
+    "QueueFull",
+    "RequestFailed",
+    "RequestState",
+    "Result",
+    "SamplingParams",
+    "SettingsError",
+    "StructuredOutputs",
+    "TokenyardError",
+    "TransientError",
+    "UnknownRequest",
+    "WaitTimeout",
+    "YardInfo",
+    "__version__",
+]
+
+_ROOMS = {
+    "aio": ("AsyncClient", "AsyncHandle"),
+    "client": ("Client", "Handle"),
+    "handshake": ("YardInfo",),
+    "ledger": ("RequestState",),
+    "replies": ("Delta", "Result"),
+    "wire": ("SamplingParams", "StructuredOutputs"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import redis
@@ -21,8 +21,7 @@ from redis.retry import Retry
 
 from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, SettingsError
 
-if TYPE_CHECKING:
-    AsyncRedis = redis.asyncio.Redis
+AsyncRedis = redis.asyncio.Redis
 
 SCHEMES: Final = ("redis", "rediss", "unix")
 #: A blocking read must end before the socket's time-out does: leave at least so much between.

@@ -20,7 +20,7 @@ Codes on the wire (field ``error.code`` of a result) are the members of `Code`.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,11 +54,15 @@ class PermanentError(TokenyardError):
 
 
 class QueueFull(TransientError):
-    """The intake holds as many requests as it may."""
+    """The intake holds as many requests as it may.
 
-    def __init__(self, retry_after_s: float) -> None:
+    ``accepted`` has the handles of those of a burst that were accepted before it was full.
+    """
+
+    def __init__(self, retry_after_s: float, accepted: Sequence[Any] = ()) -> None:
         super().__init__(f"the queue is full; try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
+        self.accepted = list(accepted)
 
 
 class NoCoordinator(TransientError):

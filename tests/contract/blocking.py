@@ -1,0 +1,109 @@
+"""The asynchronous client with the methods of the synchronous one: one suite fits both."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from tokenyard import AsyncClient, AsyncHandle, QueueFull
+
+T = TypeVar("T")
+LIMIT_S = 60.0
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
+
+    def each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        async def advance() -> T:
+            return await anext(items)
+
+        try:
+            while True:
+                try:
+                    item = self.run(advance())
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            self.run(items.aclose())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class BlockingClient:
+    """`AsyncClient`, called from outside its loop."""
+
+    def __init__(self, loop: Loop, *args: Any, **kwargs: Any) -> None:
+        self._loop = loop
+
+        async def make() -> AsyncClient:
+            return AsyncClient(*args, **kwargs)
+
+        self._client = loop.run(make())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def start(self) -> None:
+        self._loop.run(self._client.start())
+
+    def close(self) -> None:
+        self._loop.run(self._client.close())
+
+    def info(self) -> Any:
+        return self._loop.run(self._client.info())
+
+    def submit(self, prompt: Any, **options: Any) -> BlockingHandle:
+        return BlockingHandle(self._loop, self._loop.run(self._client.submit(prompt, **options)))
+
+    def submit_many(self, items: Any, **shared: Any) -> list[BlockingHandle]:
+        try:
+            handles = self._loop.run(self._client.submit_many(items, **shared))
+        except QueueFull as full:
+            full.accepted = [BlockingHandle(self._loop, each) for each in full.accepted]
+            raise
+        return [BlockingHandle(self._loop, handle) for handle in handles]
+
+    def map(self, items: Any, **options: Any) -> Iterator[Any]:
+        return self._loop.each(self._client.map(items, **options))
+
+    def attach(self, request_id: str) -> BlockingHandle:
+        return BlockingHandle(self._loop, self._loop.run(self._client.attach(request_id)))
+
+
+class BlockingHandle:
+    """`AsyncHandle`, called from outside its loop."""
+
+    def __init__(self, loop: Loop, handle: AsyncHandle) -> None:
+        self._loop = loop
+        self._handle = handle
+
+    @property
+    def id(self) -> str:
+        return self._handle.id
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._loop.run(self._handle.result(timeout))
+
+    def wait(self, timeout: float | None = None) -> Any:
+        return self._loop.run(self._handle.wait(timeout))
+
+    def status(self) -> Any:
+        return self._loop.run(self._handle.status())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loop.each(aiter(self._handle))

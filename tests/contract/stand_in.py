@@ -1,0 +1,154 @@
+"""A coordinator and a worker in one, which a test steps by hand or lets run by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import redis
+
+from tests.support.builders import make_delta, make_result, worker_json
+from tokenyard.keys import PRIORITY_CLASSES
+from tokenyard.parse import parse_assignment, parse_request
+from tokenyard.replies import json_text
+from tokenyard.scripts import Dispatched, Move, Publication, Published, Scripts
+from tokenyard.wire import Assignment, Request, unpack_tokens
+
+LEASE_MS = 60_000
+MODEL = "adder"
+
+
+def answer_tokens(request: Request) -> list[int]:
+    """What the stand-in answers: the prompt's tokens, each one higher."""
+    if request.tokens is not None:
+        return [token + 1 for token in unpack_tokens(request.tokens)]
+    text = request.prompt or str((request.messages or [{}])[-1].get("content"))
+    return [ord(letter) + 1 for letter in text]
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """The text of such tokens."""
+    return "".join(map(chr, tokens))
+
+
+class StandIn:
+    """Leads a yard and works in it, with nothing but the scripts."""
+
+    def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
+        self._redis = connection
+        self._scripts = scripts
+        self._keys = scripts.keys
+        self._token = ""
+        self._published: dict[str, list[int]] = {}
+        self.worker = ""
+        #: Assignments by request id.
+        self.lane: dict[str, Assignment] = {}
+        self.seen: list[Request] = []
+
+    def open(self, **info: Any) -> None:
+        """Lead, say so, and join as a worker."""
+        self._token = self._scripts.lead("stand-in", LEASE_MS)
+        said = {
+            "protocol": 1,
+            "models": msgspec.json.encode([MODEL]),
+            "default_model": MODEL,
+            "max_num_queued_reqs": 10_000,
+            "max_request_bytes": 1024 * 1024,
+            "coordinator": "stand-in",
+        }
+        self._redis.hset(self._keys.info, mapping={**said, **info})
+        self.worker = self._scripts.register("w", LEASE_MS, worker_json("w", model=MODEL))
+
+    def dispatch(self) -> int:
+        """Take everything that waits onto the lane; how many that were."""
+        taken = 0
+        for intake in PRIORITY_CLASSES:
+            for entry, fields in self._redis.xrange(self._keys.intake(intake)):
+                request = parse_request(fields)
+                assert isinstance(request, Request), request
+                self.seen.append(request)
+                move = Move(
+                    intake, entry.decode(), request.client, request.id, self.worker, 1_000_000
+                )
+                assert self._scripts.dispatch(self._token, [move]) == [Dispatched.DISPATCHED]
+                taken += 1
+        for entry, fields in self._redis.xrange(self._keys.lane(self.worker)):
+            assignment = parse_assignment(entry.decode(), fields)
+            assert isinstance(assignment, Assignment), assignment
+            self.lane.setdefault(assignment.request.id, assignment)
+        return taken
+
+    def emit(self, request_id: str, tokens: Sequence[int], **fields: Any) -> None:
+        """Publish a delta."""
+        before = self._published.setdefault(request_id, [])
+        fields.setdefault("text", spell(tokens) if self._wants_text(request_id) else None)
+        delta = make_delta(request_id, len(before), tokens, **fields)
+        publication = Publication(self.lane[request_id], delta)
+        assert self._scripts.emit(self.worker, [publication]) == [Published.PUBLISHED]
+        before += tokens
+
+    def finish(self, request_id: str, tokens: Sequence[int] = (), **fields: Any) -> None:
+        """Publish the result: the tokens of all deltas, and these."""
+        self._finish_all([self._result(request_id, tokens, **fields)])
+
+    def _result(self, request_id: str, tokens: Sequence[int], **fields: Any) -> Publication:
+        before = self._published.pop(request_id, [])
+        whole = [*before, *tokens]
+        if fields.get("status", "completed") == "completed" and self._wants_text(request_id):
+            fields.setdefault("text", spell(whole))
+        result = make_result(request_id, whole, seq=len(before), **fields)
+        return Publication(self.lane.pop(request_id), result)
+
+    def _finish_all(self, results: Sequence[Publication]) -> None:
+        codes = self._scripts.finish(self.worker, results)
+        assert all(code is Published.PUBLISHED for code in codes)
+
+    def _wants_text(self, request_id: str) -> bool:
+        return self.lane[request_id].request.wants_text
+
+    def fail(self, request_id: str, code: str, message: str) -> None:
+        """Publish a failed result."""
+        error = json_text({"code": code, "message": message})
+        self.finish(request_id, status="failed", error=error)
+
+    def answer_all(self) -> int:
+        """One turn: dispatch and answer everything, a delta first where asked."""
+        self.dispatch()
+        results = []
+        for request_id, assignment in list(self.lane.items()):
+            tokens = answer_tokens(assignment.request)
+            if assignment.request.stream:
+                self.emit(request_id, tokens[:1])
+                tokens = tokens[1:]
+            results.append(self._result(request_id, tokens))
+        if results:
+            self._finish_all(results)
+        return len(results)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Answer everything, in a thread of its own, until the block ends."""
+        ends = threading.Event()
+        faults: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                while not ends.is_set():
+                    if not self.answer_all():
+                        ends.wait(0.002)
+            except BaseException as fault:
+                faults.append(fault)
+                raise
+
+        thread = threading.Thread(target=run, name="stand-in")
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join(10)
+            assert not thread.is_alive()
+            assert not faults

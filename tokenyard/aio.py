@@ -1,0 +1,302 @@
+"""The asynchronous client: asyncio around `tokenyard.dialogue`, the twin of `tokenyard.client`.
+
+One task hears the replies to all of a client's requests over one blocking connection; it starts
+at the first request. A client belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final, Self, TypeVar, Unpack
+
+import redis.asyncio
+from redis.commands.core import AsyncScript
+
+from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_RESULT_TIMEOUT_S
+from tokenyard.connection import BLOCK_MARGIN_S, AsyncRedis, open_async_connection, translated
+from tokenyard.dialogue import BLOCK_MS, Dialogue, sound
+from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
+from tokenyard.errors import QueueFull, TokenyardError, WaitTimeout
+from tokenyard.exchange import DeltaCursor, Exchange, Patience
+from tokenyard.handshake import YardInfo
+from tokenyard.ledger import RequestState
+from tokenyard.operations import Ask, Operation, Pause, Steps
+from tokenyard.replies import Delta, Result
+from tokenyard.scripts import source
+from tokenyard.window import Window
+
+T = TypeVar("T")
+
+_LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
+_CANCEL_EVERY_S: Final = 0.05
+
+
+class AsyncClient:
+    """`tokenyard.Client` for asyncio: the same arguments, methods and errors."""
+
+    def __init__(
+        self,
+        url: str,
+        yard: str = "main",
+        client_id: str | None = None,
+        tokenizer: object | None = None,
+        *,
+        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
+        result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S,
+    ) -> None:
+        self._dialogue = Dialogue(
+            url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
+        )
+        self._connection = open_async_connection(url)
+        self._scripts: dict[str, AsyncScript] = {}
+        self._starting = asyncio.Lock()
+        self._listener: asyncio.Task[None] | None = None
+        self._has_met = False
+
+    @property
+    def client_id(self) -> str:
+        """The name under which replies come."""
+        return self._dialogue.client_id
+
+    async def start(self) -> None:
+        """See `tokenyard.Client.start`."""
+        if not self._has_met:
+            await self.info()
+
+    async def close(self) -> None:
+        """See `tokenyard.Client.close`."""
+        if self._dialogue.is_closed:
+            return
+        self._dialogue.close()
+        if self._listener is not None:
+            await _end(self._listener)
+        with contextlib.suppress(TokenyardError):
+            await self._drive(self._dialogue.take_leave())
+        await self._connection.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def info(self) -> YardInfo:
+        """See `tokenyard.Client.info`."""
+        info = await self._drive(self._dialogue.meet())
+        self._has_met = True
+        return info
+
+    async def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncHandle:
+        """See `tokenyard.Client.submit`."""
+        await self._listen()
+        draft = self._dialogue.draft({"prompt": prompt}, options)
+        [handle] = await self._submit([draft])
+        return handle
+
+    async def submit_many(
+        self, items: Sequence[Item], **shared: Unpack[SharedOptions]
+    ) -> list[AsyncHandle]:
+        """See `tokenyard.Client.submit_many`."""
+        await self._listen()
+        return await self._submit(sound(self._dialogue.draft_many(items, shared)))
+
+    async def _submit(self, drafts: Sequence[Draft]) -> list[AsyncHandle]:
+        try:
+            exchanges = await self._drive(self._dialogue.submit(drafts))
+        except QueueFull as full:
+            full.accepted = [AsyncHandle(self, exchange) for exchange in full.accepted]
+            raise
+        return [AsyncHandle(self, exchange) for exchange in exchanges]
+
+    async def map(
+        self,
+        items: Iterable[Item],
+        *,
+        window: int = 1000,
+        ordered: bool = False,
+        **shared: Unpack[SharedOptions],
+    ) -> AsyncIterator[tuple[int, Result]]:
+        """See `tokenyard.Client.map`."""
+        news = asyncio.Event()
+        state = Window(items, window, ordered=ordered, wake=news.set)
+        await self._listen()
+        patience_s = self._dialogue.result_timeout_s
+        give_up = time.monotonic() + patience_s
+        try:
+            while not state.is_over:
+                news.clear()
+                state.add(self._dialogue.draft_many(state.pull(), shared))
+                if await self._drive(self._dialogue.submit_window(state)):
+                    give_up = time.monotonic() + patience_s
+                for numbered in state.ready():
+                    yield numbered
+                    give_up = time.monotonic() + patience_s
+                now = time.monotonic()
+                if now >= give_up:
+                    raise WaitTimeout(f"no result for {patience_s:g} s")
+                await _wait(news, state.wait_s(now, give_up - now))
+        finally:
+            self._dialogue.forget(state.running)
+
+    async def attach(self, request_id: str) -> AsyncHandle:
+        """See `tokenyard.Client.attach`."""
+        await self._listen()
+        return AsyncHandle(self, await self._drive(self._dialogue.attach(request_id)))
+
+    async def status(self, request_id: str) -> RequestState:
+        """See `tokenyard.Client.status`."""
+        return await self._drive(self._dialogue.status(request_id))
+
+    async def wait_for(
+        self, exchange: Exchange, is_enough: Callable[[], bool], timeout_s: float | None
+    ) -> None:
+        """See `tokenyard.Client.wait_for`."""
+        news = asyncio.Event()
+
+        def listener(_: Exchange) -> None:
+            news.set()
+
+        exchange.listeners.append(listener)
+        patience = Patience(timeout_s, self._dialogue.result_timeout_s)
+        try:
+            while not is_enough():
+                await _wait(news, patience.left_s(exchange))
+                news.clear()
+        finally:
+            exchange.listeners.remove(listener)
+
+    # Carrying out the dialogue
+
+    async def _drive(self, steps: Steps[T], connection: AsyncRedis | None = None) -> T:
+        """Carry out operations until the steps end."""
+        answer: Any = None
+        fault: TokenyardError | None = None
+        while True:
+            try:
+                step = steps.send(answer) if fault is None else steps.throw(fault)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer, fault = None, None
+            try:
+                answer = await self._do(step, connection or self._connection)
+            except TokenyardError as error:
+                fault = error
+
+    async def _do(self, operation: Operation, connection: AsyncRedis) -> Any:
+        with translated(self._dialogue.url):
+            match operation:
+                case Pause():
+                    return await asyncio.sleep(operation.seconds)
+                case Ask():
+                    return await _ask(connection, operation)
+                case _:
+                    script = self._script(operation.script)
+                    answer = await script(keys=operation.keys, args=operation.args)
+                    return operation.read(answer)
+
+    def _script(self, name: str) -> AsyncScript:
+        if name not in self._scripts:
+            self._scripts[name] = self._connection.register_script(source(name))
+        return self._scripts[name]
+
+    async def _listen(self) -> None:
+        """Meet the yard and start to hear replies, once."""
+        if self._listener is not None:
+            return
+        async with self._starting:
+            if self._dialogue.is_closed:
+                raise RuntimeError("the client is closed")
+            await self.start()
+            if self._listener is None:
+                name = f"tokenyard-replies-{self.client_id}"
+                self._listener = asyncio.create_task(self._hear(), name=name)
+
+    async def _hear(self) -> None:
+        """The listener's life."""
+        url = self._dialogue.url
+        fault = TokenyardError("the client has failed, see its log")
+        try:
+            async with open_async_connection(
+                url, timeout_s=_LISTEN_TIMEOUT_S, retries=0
+            ) as connection:
+                await self._drive(self._dialogue.listen(), connection)
+        except TokenyardError as error:
+            fault = error
+        finally:
+            self._listener = None  # the next request starts another
+            self._dialogue.break_off(fault)
+
+
+async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
+    run: Any = connection  # redis-py gives no types for commands by name
+    if len(ask.commands) == 1:
+        return [await run.execute_command(*ask.commands[0])]
+    async with run.pipeline(transaction=True) as pipeline:
+        for command in ask.commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = await pipeline.execute()
+    return answers
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it is over.
+
+    Cancelled again and again, because redis-py loses a cancellation that comes while it connects.
+    """
+    give_up = time.monotonic() + _LISTEN_TIMEOUT_S
+    while not task.done() and time.monotonic() < give_up:
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_EVERY_S)
+
+
+async def _wait(news: asyncio.Event, timeout_s: float) -> None:
+    """Wait for news, at most so long."""
+    if timeout_s > 0:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), timeout_s)
+
+
+class AsyncHandle:
+    """`tokenyard.Handle` for asyncio."""
+
+    def __init__(self, client: AsyncClient, exchange: Exchange) -> None:
+        self._client = client
+        self._exchange = exchange
+
+    def __repr__(self) -> str:
+        return f"<AsyncHandle {self.id!r}>"
+
+    @property
+    def id(self) -> str:
+        """The id of the request."""
+        return self._exchange.id
+
+    async def result(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109 - as in the twin
+        """See `tokenyard.Handle.result`."""
+        await self._wait(lambda: self._exchange.is_over, timeout)
+        return self._exchange.success()
+
+    async def wait(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109 - as in the twin
+        """See `tokenyard.Handle.wait`."""
+        await self._wait(lambda: self._exchange.is_over, timeout)
+        return self._exchange.result()
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """See `tokenyard.Handle.__iter__`."""
+        cursor = DeltaCursor(self._exchange)
+        while not cursor.is_over:
+            await self._wait(lambda: cursor.has_news, None)
+            for delta in cursor.read():
+                yield delta
+
+    async def status(self) -> RequestState:
+        """See `tokenyard.Handle.status`."""
+        return await self._client.status(self.id)
+
+    async def _wait(self, is_enough: Callable[[], bool], timeout_s: float | None) -> None:
+        await self._client.wait_for(self._exchange, is_enough, timeout_s)

@@ -1,0 +1,344 @@
+"""From what a user writes to requests as they travel: `Drafter` checks, tokenizes and measures.
+
+What is wrong with a request is said here, before anything is sent, in the words that the
+coordinator would use.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypedDict, cast
+
+import msgspec
+from msgspec import UNSET
+
+from tokenyard.errors import InvalidRequest
+from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.parse import parse_request
+from tokenyard.tokenization import PROMPT_TAIL, LocalText, Messages, Tokenizer
+from tokenyard.wire import (
+    DEFAULT_RESULT_TTL_S,
+    MAX_TOKEN_ID,
+    Request,
+    SamplingParams,
+    StructuredOutputs,
+    Unanswerable,
+    pack_tokens,
+    request_fields,
+)
+
+#: Text, token ids, or chat messages.
+Prompt = str | Sequence[int] | Messages
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Sampling parameters by vLLM's names; see `tokenyard.wire.SamplingParams`."""
+
+    n: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: str | list[str] | None
+    stop_token_ids: list[int] | None
+    ignore_eos: bool
+    max_tokens: int | None
+    min_tokens: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    detokenize: bool
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    include_stop_str_in_output: bool
+    structured_outputs: StructuredOutputs | dict[str, Any] | None
+    logit_bias: dict[int, float] | None
+    allowed_token_ids: list[int] | None
+    bad_words: list[str] | None
+
+
+class SharedOptions(SamplingOptions, total=False):
+    """What may be said of many requests at once. Sampling parameters go beside the rest."""
+
+    model: str  # the yard's default where left out
+    params: SamplingParams | Mapping[str, Any]  # base for the sampling parameters beside it
+    stream: bool  # whether deltas are published
+    priority_class: PriorityClass  # which intake it waits in
+    priority: int  # within the engine; lower is sooner
+    deadline_s: float  # from now
+    deadline: datetime.datetime  # with a time zone
+    result_ttl_s: int  # how long the result can be read
+    tenant: str
+    session: str  # requests of one session may share a prefix
+    metadata: Mapping[str, Any]  # comes along, unread
+
+
+class RequestOptions(SharedOptions, total=False):
+    """What may be said of one request."""
+
+    id: str  # unique for this client; submitting it again gives the same reply
+
+
+class FullPrompt(RequestOptions, total=False):
+    """One of many requests, where they differ in more than the prompt."""
+
+    prompt: Prompt
+
+
+#: One of many requests: a prompt, or a mapping with ``prompt`` and options of its own.
+Item = Prompt | FullPrompt
+
+_OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request ready to be submitted."""
+
+    request: Request
+    priority_class: PriorityClass
+    local_text: LocalText | None
+    size: int  # bytes of its fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """Options that have been read and found good."""
+
+    request: Request  # everything but its id and prompt
+    priority_class: PriorityClass
+    #: The request's parameters where the client makes the text itself.
+    silent_params: SamplingParams
+
+
+class Drafter:
+    """Makes the requests of one client."""
+
+    def __init__(self, client_id: str, tokenizer: Tokenizer | None) -> None:
+        self._client_id = client_id
+        self._tokenizer = tokenizer
+        self._run = secrets.token_hex(6)
+        self._count = itertools.count(1)
+        #: Most bytes of one request; 0: no bound. Learnt at the handshake.
+        self.max_request_bytes = 0
+        #: The server's clock less ours. Learnt at the handshake.
+        self.clock_offset_s = 0.0
+
+    def draft(self, item: Item, shared: Mapping[str, Any]) -> Draft:
+        """One request; raises `InvalidRequest`."""
+        [draft] = self.draft_many([item], shared)
+        if isinstance(draft, InvalidRequest):
+            raise draft
+        return draft
+
+    def draft_many(
+        self, items: Sequence[Item], shared: Mapping[str, Any]
+    ) -> list[Draft | InvalidRequest]:
+        """Requests in the order of ``items``; an error stands in the place of a bad one.
+
+        Raises `InvalidRequest` for what is wrong with ``shared``.
+        """
+        template = self._template(shared)
+        encoded = self._encode_texts(items)
+        return [
+            self._draft_safely(item, tokens, template, shared)
+            for item, tokens in zip(items, encoded, strict=True)
+        ]
+
+    def _encode_texts(self, items: Sequence[Item]) -> Iterable[Sequence[int] | None]:
+        """Token ids of the items that are text, in one call to the tokenizer."""
+        if self._tokenizer is None:
+            return itertools.repeat(None, len(items))
+        texts = [item for item in items if isinstance(item, str) and item]
+        ids = iter(self._tokenizer.encode(texts) if texts else ())
+        return [next(ids) if isinstance(item, str) and item else None for item in items]
+
+    def _draft_safely(
+        self,
+        item: Item,
+        tokens: Sequence[int] | None,
+        template: _Template,
+        shared: Mapping[str, Any],
+    ) -> Draft | InvalidRequest:
+        try:
+            if isinstance(item, Mapping):
+                own = dict(item)
+                prompt = own.pop("prompt", "")
+                template = self._template({**shared, **own})
+                return self._draft(cast(Prompt, prompt), None, template)
+            return self._draft(item, tokens, template)
+        except InvalidRequest as fault:
+            return fault
+
+    def _template(self, given: Mapping[str, Any]) -> _Template:
+        options = {name: given[name] for name in _OWN_OPTIONS if given.get(name) is not None}
+        sampling = {name: value for name, value in given.items() if name not in _OWN_OPTIONS}
+        priority_class = options.get("priority_class", "normal")
+        if priority_class not in PRIORITY_CLASSES:
+            raise InvalidRequest("priority_class", f"use one of {', '.join(PRIORITY_CLASSES)}")
+        request = _checked(
+            Request(
+                id=options.get("id", "?"),
+                client=self._client_id,
+                prompt="?",
+                model=options.get("model", ""),
+                params=_params(options.get("params", {}), sampling),
+                stream=bool(options.get("stream")),
+                reply_to=f"replies:{self._client_id}",
+                priority=options.get("priority", 0),
+                deadline_ms=self._deadline_ms(options),
+                result_ttl_s=options.get("result_ttl_s", DEFAULT_RESULT_TTL_S),
+                tenant=options.get("tenant", ""),
+                session=options.get("session", ""),
+                metadata=options.get("metadata", {}),
+            )
+        )
+        silent = msgspec.structs.replace(request.params, detokenize=False)
+        if "id" not in options:
+            request = msgspec.structs.replace(request, id="")
+        return _Template(request, priority_class, silent)
+
+    def _deadline_ms(self, options: Mapping[str, Any]) -> int | None:
+        if "deadline_s" in options:
+            left_s = options["deadline_s"]
+            if not isinstance(left_s, int | float):
+                raise InvalidRequest("deadline_s", "give seconds from now")
+            return max(1, int((time.time() + self.clock_offset_s + left_s) * 1000))
+        deadline = options.get("deadline")
+        if deadline is None:
+            return None
+        if not isinstance(deadline, datetime.datetime) or deadline.tzinfo is None:
+            raise InvalidRequest("deadline", "give a datetime with a time zone, or deadline_s")
+        return max(1, int(deadline.timestamp() * 1000))
+
+    def _draft(self, prompt: Prompt, encoded: Sequence[int] | None, template: _Template) -> Draft:
+        kind = _kind(prompt)
+        if encoded is None and self._tokenizer is not None:
+            encoded = _encode(self._tokenizer, kind, prompt)
+        params, local_text = self._text(kind, encoded, template)
+        content: dict[str, Any] = {"tokens": None, "prompt": None, "messages": None}
+        if encoded is not None or kind == "tokens":
+            content["tokens"] = _pack(prompt if encoded is None else encoded)
+        else:
+            content[kind] = prompt
+        request = msgspec.structs.replace(
+            template.request,
+            id=template.request.id or f"{self._run}-{next(self._count)}",
+            params=params,
+            **content,
+        )
+        return Draft(request, template.priority_class, local_text, self._measure(request))
+
+    def _text(
+        self, kind: str, tokens: Sequence[int] | None, template: _Template
+    ) -> tuple[SamplingParams, LocalText | None]:
+        """Who makes the text: the client where it can, the worker where stop strings need it."""
+        params = template.request.params
+        if self._tokenizer is None or tokens is None:
+            return params, None
+        wants_text = kind != "tokens" if params.detokenize is UNSET else params.detokenize
+        if wants_text and params.stop:
+            return msgspec.structs.replace(params, detokenize=True), None
+        if not wants_text:
+            return template.silent_params, None
+        tail = tuple(tokens[-PROMPT_TAIL:])
+        local_text = LocalText(self._tokenizer, tail, params.skip_special_tokens)
+        return template.silent_params, local_text
+
+    def _measure(self, request: Request) -> int:
+        fields = _fields(request)
+        size = sum(
+            len(name) + (len(value) if isinstance(value, bytes) else len(str(value).encode()))
+            for name, value in fields.items()
+        )
+        if 0 < self.max_request_bytes < size:
+            raise InvalidRequest(
+                "prompt", f"the request has {size} bytes, of at most {self.max_request_bytes}"
+            )
+        return size
+
+
+def _fields(request: Request) -> dict[str, bytes | str | int]:
+    try:
+        return request_fields(request)
+    except (TypeError, ValueError) as fault:
+        name = "messages" if request.messages is not None else "metadata"
+        raise InvalidRequest(name, f"cannot be written as JSON: {fault}") from fault
+
+
+def _checked(request: Request) -> Request:
+    """The request as the coordinator would read it; raises `InvalidRequest`."""
+    if not isinstance(request.metadata, Mapping):
+        raise InvalidRequest("metadata", "must be a mapping")
+    if request.result_ttl_s == 0:
+        raise InvalidRequest("result_ttl", "must be at least 1")  # 0 would travel as "default"
+    wire = {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in _fields(request).items()
+    }
+    read = parse_request(wire)
+    if isinstance(read, Request):
+        return read
+    reason = read.reason if isinstance(read, Unanswerable) else read.message
+    name, _, message = reason.partition(": ")
+    raise InvalidRequest(name, message)
+
+
+def _params(
+    base: SamplingParams | Mapping[str, Any], sampling: Mapping[str, Any]
+) -> SamplingParams:
+    if isinstance(base, SamplingParams) and not sampling:
+        return base
+    try:
+        values = {**msgspec.to_builtins(base), **msgspec.to_builtins(sampling)}
+        return msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as fault:
+        message, _, path = str(fault).partition(" - at ")
+        raise InvalidRequest("params" + path.strip("`").removeprefix("$"), message) from fault
+    except TypeError as fault:
+        raise InvalidRequest("params", str(fault)) from fault
+
+
+def _kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequest("prompt", "is empty")
+        return "prompt"
+    if isinstance(prompt, bytes) or not hasattr(prompt, "__getitem__"):
+        raise InvalidRequest("prompt", "give text, token ids or chat messages")
+    if not len(prompt):
+        raise InvalidRequest("tokens", "is empty")
+    if not isinstance(prompt[0], Mapping):
+        return "tokens"
+    for at, message in enumerate(prompt):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"messages[{at}].role", "must be a string")
+    return "messages"
+
+
+def _encode(tokenizer: Tokenizer, kind: str, prompt: Prompt) -> Sequence[int]:
+    if kind == "prompt":
+        [tokens] = tokenizer.encode([cast(str, prompt)])
+        return tokens
+    if kind == "messages":
+        return tokenizer.encode_chat(cast(Messages, prompt))
+    return cast(Sequence[int], prompt)
+
+
+def _pack(tokens: Any) -> bytes:
+    try:
+        packed = pack_tokens(tokens)
+        lowest = min(tokens, default=-1)
+    except (OverflowError, TypeError) as fault:
+        raise InvalidRequest("tokens", f"must be ids from 0 to {MAX_TOKEN_ID}: {fault}") from fault
+    if lowest < 0:
+        raise InvalidRequest("tokens", f"must be ids from 0 to {MAX_TOKEN_ID}, at least one")
+    return packed

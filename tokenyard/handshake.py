@@ -1,0 +1,124 @@
+"""What a client learns when it meets a yard, and the errors when nobody is there.
+
+The leader writes the hash ``info`` (`protocol`, `models`, `default_model`,
+`max_num_queued_reqs`, `max_request_bytes`, `coordinator`) and holds the key ``leader``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.connection import public_url
+from tokenyard.errors import NoCoordinator, ProtocolMismatch
+from tokenyard.keys import Keys
+from tokenyard.operations import Ask, Pause, Steps
+from tokenyard.wire import WIRE_VERSION
+from tokenyard.worker_info import WorkerInfo, decode_worker
+
+_POLL_S: Final = 0.1
+_names_decoder = msgspec.json.Decoder(list[str])
+
+
+class YardInfo(Struct, frozen=True, kw_only=True):
+    """What a yard says of itself."""
+
+    yard: str
+    protocol: int
+    coordinator: str  # the one that leads
+    models: list[str]
+    default_model: str
+    max_num_queued_reqs: int  # requests that may wait; 0: no bound
+    max_request_bytes: int  # 0: no bound
+    workers: dict[str, WorkerInfo]  # those that hold a lease now
+    clock_offset_s: float = 0.0  # the server's clock less ours
+
+
+def shake_hands(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
+    """Wait at most ``timeout_s`` for a leader, then read what the yard says of itself.
+
+    Raises `NoCoordinator` or `ProtocolMismatch`.
+    """
+    give_up = time.monotonic() + timeout_s
+    while True:
+        sent = time.time()
+        answers = yield Ask(
+            [
+                ("GET", keys.leader),
+                ("HGETALL", keys.info),
+                ("HGETALL", keys.workers),
+                ("ZRANGEBYSCORE", keys.leases, "(0", "+inf"),
+                ("TIME",),
+            ]
+        )
+        info = _read(keys.yard, answers, (sent + time.time()) / 2)
+        if info is not None:
+            return info
+        left_s = give_up - time.monotonic()
+        if left_s <= 0:
+            raise NoCoordinator(_nobody(keys.yard, url, timeout_s))
+        yield Pause(min(_POLL_S, left_s))
+
+
+def _read(yard: str, answers: list[Any], now: float) -> YardInfo | None:
+    """The answers as a whole; None while nobody leads, or has not introduced itself yet."""
+    leader, info, roster, leases, (seconds, micros) = answers
+    if not leader or b"protocol" not in info:
+        return None
+    protocol = _number(info, b"protocol")
+    if protocol != WIRE_VERSION:
+        raise ProtocolMismatch(
+            f"yard {yard!r} speaks version {protocol} of the protocol, this client version "
+            f"{WIRE_VERSION}: use a client of the yard's release"
+        )
+    held = set(leases)
+    workers = {
+        worker.decode(): read
+        for worker, packed in roster.items()
+        if worker in held and (read := _worker(packed)) is not None
+    }
+    return YardInfo(
+        yard=yard,
+        protocol=protocol,
+        coordinator=leader.decode().partition(":")[2],
+        models=_names(info.get(b"models", b"[]")),
+        default_model=info.get(b"default_model", b"").decode(),
+        max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
+        max_request_bytes=_number(info, b"max_request_bytes"),
+        workers=workers,
+        clock_offset_s=int(seconds) + int(micros) / 1e6 - now,
+    )
+
+
+def _number(info: Mapping[bytes, bytes], name: bytes) -> int:
+    raw = info.get(name, b"0")
+    return int(raw) if raw.isdigit() else 0
+
+
+def _names(raw: bytes) -> list[str]:
+    try:
+        return _names_decoder.decode(raw)
+    except msgspec.DecodeError:
+        return []
+
+
+def _worker(packed: bytes) -> WorkerInfo | None:
+    """A worker's entry; None where a newer worker writes what we cannot read."""
+    try:
+        return decode_worker(packed)
+    except msgspec.DecodeError:
+        return None
+
+
+def _nobody(yard: str, url: str, timeout_s: float) -> str:
+    shown = public_url(url)
+    command = shlex.join(["tokenyard", "--redis-url", shown, "--yard", yard, "coordinator"])
+    return (
+        f"no coordinator leads yard {yard!r} at {shown} (waited {timeout_s:g} s); "
+        f"start one with: {command}"
+    )

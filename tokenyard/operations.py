@@ -1,0 +1,38 @@
+"""What the client's core asks of a connection, as values.
+
+The core is a set of generators: each yields operations and is sent their answers, or has an
+error thrown in. `tokenyard.client` carries them out with threads, `tokenyard.aio` with asyncio;
+neither decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tokenyard.scripts import Call
+
+T = TypeVar("T")
+
+#: A Redis command with its arguments.
+Command = tuple[str | bytes | int | float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Run commands, more than one as one transaction. Answer: the list of their answers."""
+
+    commands: Sequence[Command]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait; ends early when the client closes. Answer: None."""
+
+    seconds: float
+
+
+Operation = Call[Any] | Ask | Pause
+#: A piece of the core that ends with a T.
+Steps = Generator[Operation, Any, T]
