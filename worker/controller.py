@@ -139,10 +139,10 @@ class Controller:
 
     def _mourn(self, slot: Slot) -> None:
         """A process has died: its lane is given up before anything else."""
-        status = slot.process.exitcode if slot.process else None
         if slot.worker:
             self._leave(slot, "lost")
-        pause = slot.bury()
+        status = slot.bury()
+        pause = max(0.0, slot.start_at - time.monotonic())
         log.warning("slot %d: process died (%s); next in %.1f s", slot.index, status, pause)
 
     def _leave(self, slot: Slot, why: str) -> None:

@@ -121,20 +121,21 @@ class Slot:
         if self.process is not None:
             self.process.kill()
 
-    def bury(self) -> float:
-        """The process is dead: clean up; the pause in s before the next one starts."""
+    def bury(self) -> int | None:
+        """The process is dead: clean up and plan the next start; its exit status, if it had one."""
+        status = None
         if self.process is not None:
             self.process.join()
+            status = self.process.exitcode
             self.process.close()
         if self.pipe is not None:
             self.pipe.close()
         lived_s = time.monotonic() - self._started
         self._failures = 1 if lived_s > HEALTHY_S else self._failures + 1
-        pause: float = self._backoff.compute(self._failures)
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
         self.state = State.DOWN
-        self.start_at = time.monotonic() + pause
-        return pause
+        self.start_at = time.monotonic() + self._backoff.compute(self._failures)
+        return status
 
     def roster_entry(self) -> WorkerInfo:
         """What the yard is told of this worker."""

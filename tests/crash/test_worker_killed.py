@@ -96,3 +96,149 @@ def test_killed_worker_mid_stream(plant: Plant) -> None:
     roster = plant.wait_for_workers(2)
     assert victim not in roster
     assert {info.name for info in roster.values()} == {"w-0", "w-1"}
+
+
+@pytest.mark.parametrize("crash_point", ["before_step:5", "mid_stream:9", "before_finish:2"])
+def test_crash_points(plant: Plant, crash_point: str) -> None:
+    # Given one worker that kills itself at a named point, and a sound one
+    plant.coordinator()
+    plant.worker(name="sound", simulated_step_s=STEP_S)
+    plant.worker(name="frail", simulated_step_s=STEP_S, crash_point=crash_point, backoff_s=30)
+    plant.wait_for_workers(2)
+
+    # If both have requests, streams and others
+    params = SamplingParams(max_tokens=20)
+    quiet = [make_request(tokens=[9, n + 1], params=params) for n in range(4)]
+    requests = streams(4, max_tokens=20) + quiet
+    plant.push_all(requests)
+
+    # I expect every answer, exact, some of them at the second attempt.
+    answers = check_exact(plant, requests)
+    assert set(attempts(answers)) == {1, 2}
+    rescued = [answer for answer in answers if answer.result.provenance.attempt == 2]
+    assert all(answer.result.provenance.worker.startswith("sound.") for answer in rescued)
+
+
+def test_killed_controller(plant: Plant) -> None:
+    # Given two hosts, each with its controller, and streams on both
+    plant.coordinator()
+    plant.worker(name="a", simulated_step_s=STEP_S, lease_ms=1000)
+    controller = plant.worker(name="b", simulated_step_s=STEP_S, lease_ms=1000)
+    workers = plant.wait_for_workers(2)
+    requests = streams(4, max_tokens=100)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    victim = next(worker for worker, info in workers.items() if info.name == "b")
+    rescued = held_by(plant, requests, victim)
+    orphans = controller.children()
+    assert len(orphans) == 1
+
+    # If one controller is killed
+    controller.kill()
+
+    # I expect its process to end by itself, and its lane to be taken back after the lease.
+    gone, _ = psutil.wait_procs(orphans, timeout=5.0)
+    assert gone == orphans
+    answers = check_exact(plant, requests)
+    assert attempts(answers) == [2 if one in rescued else 1 for one in requests]
+
+
+def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
+    # Given a host that stops in the middle of its streams, as a suspended machine does
+    plant.coordinator()
+    plant.worker(name="a", simulated_step_s=STEP_S, lease_ms=1000)
+    controller = plant.worker(name="b", simulated_step_s=STEP_S, lease_ms=1000)
+    workers = plant.wait_for_workers(2)
+    requests = streams(4, max_tokens=150)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    victim = next(worker for worker, info in workers.items() if info.name == "b")
+    rescued = held_by(plant, requests, victim)
+    assert rescued
+    stalled = [psutil.Process(controller.pid), *controller.children()]
+    for process in stalled:
+        process.suspend()
+
+    # If its lease runs out, its requests continue elsewhere, and then it comes back
+    eventually(lambda: not held_by(plant, requests, victim), timeout_s=20.0)
+    eventually(lambda: all(plant.ledger(one.id).get("attempt") == "2" for one in rescued))
+    for process in stalled:
+        process.resume()
+
+    # I expect it to join anew, and nothing of what it still held to be seen.
+    roster = plant.wait_for_workers(2)
+    assert victim not in roster
+    answers = check_exact(plant, requests)
+    assert all(len(answer.results) == 1 for answer in answers)
+    assert attempts(answers) == [2 if one in rescued else 1 for one in requests]
+    assert controller.children() == stalled[1:], "the warm process goes on under a new name"
+    more = streams(4, max_tokens=5)
+    plant.push_all(more)
+    served = {answer.result.provenance.worker for answer in check_exact(plant, more)}
+    assert served == set(roster)
+
+
+def test_hanging_engine_is_killed(plant: Plant) -> None:
+    # Given a worker process that makes no step while requests wait for it
+    plant.coordinator()
+    plant.worker(slots=2, simulated_step_s=STEP_S, hang_timeout_s=2.0)
+    workers = plant.wait_for_workers(2)
+    requests = streams(4)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    victim = next(iter(workers))
+    rescued = held_by(plant, requests, victim)
+    hanging = psutil.Process(workers[victim].pid)
+    hanging.suspend()
+
+    # I expect its controller to kill it, and its requests to finish elsewhere.
+    answers = check_exact(plant, requests)
+    assert attempts(answers) == [2 if one in rescued else 1 for one in requests]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        hanging.wait(timeout=5.0)
+    assert victim not in plant.wait_for_workers(2)
+
+
+def test_request_that_loses_every_worker_is_given_up(plant: Plant) -> None:
+    # Given workers that die of every request
+    plant.coordinator(max_crashes=2)
+    plant.worker(simulated_step_s=STEP_S, crash_point="before_step", backoff_s=0.05)
+    plant.wait_for_workers(1)
+    request = make_request()
+    plant.push(request)
+
+    # I expect it to be given up after the third, with a code that says so.
+    result = plant.result(request.id)
+    assert (result.status, result.error.code) == ("failed", "WORKER_LOST")
+    assert plant.ledger(request.id)["crashes"] == "3"
+
+
+def test_recovery_takes_well_under_a_second(plant: Plant) -> None:
+    # Given streams on two workers
+    plant.coordinator()
+    plant.worker(slots=2, simulated_step_s=STEP_S)
+    workers = plant.wait_for_workers(2)
+    requests = streams(4, max_tokens=200)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    victim = next(iter(workers))
+    rescued = held_by(plant, requests, victim)
+
+    # If one is killed
+    killed = time.time()
+    os.kill(workers[victim].pid, signal.SIGKILL)
+    plant.results(requests)
+
+    # I expect the first token of each second attempt soon after (measured: 50 ms).
+    longest = max(_continued_at(plant, one, killed) for one in rescued) - killed
+    assert longest < 1.0
+
+
+def _continued_at(plant: Plant, request: Request, killed: float) -> float:
+    """When the first delta was published behind the widest gap around the kill."""
+    entries = plant.connection.xrange(plant.keys.reply("anon", request.id))
+    times = [int(entry.partition(b"-")[0]) / 1000 for entry, _ in entries]
+    after = [at for at in times if at > killed]
+    gaps = [(b - a, b) for a, b in zip(after, after[1:], strict=False)]
+    first = after[0]
+    return max([(first - killed, first), *gaps])[1]
