@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tokenyard.cli.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.places import example_model
 from tokenyard.cli.progress import spinner
 from tokenyard.client import Client
+from tokenyard.errors import RequestFailed
 from tokenyard.program import Exit, PlainCommand, YardChoice
 from tokenyard.replies import Result
 
@@ -119,10 +121,12 @@ def demo(ctx: click.Context, requests: int, workers: int, rows: int) -> None:
             model=str(model),
             name="demo",
             grace_s=_GRACE_S,
+            enforce_eager=True,
             debug=choice.debug,
         )
         answers = _run(plan, console, sums(requests))
         console.print(_table(answers, rows))
+        console.print(f"(--rows {requests} shows all right answers)\n" if rows < requests else "")
     answered = sum(answer.result.ok for answer in answers)
     correct = sum(answer.is_correct for answer in answers)
     click.echo(f"{answered} answered, {correct} correct")
@@ -154,8 +158,8 @@ def _run(plan: LocalPlan, console: Console, questions: Sequence[Sum]) -> list[An
 
 def _start(yard: LocalYard, plan: LocalPlan, console: Console) -> None:
     console.print(
-        f"Starting a broker, a coordinator and {plan.workers} vLLM workers on this CPU;"
-        " their engines need half a minute or so."
+        f"Starting a broker, a coordinator and {plan.workers} vLLM workers on this CPU.\n"
+        "Their engines take half a minute or so to come up."
     )
     with spinner(console, plan.workers) as tell:
         for warning in yard.start():
@@ -171,10 +175,11 @@ def _stream(client: Client, console: Console, questions: Sequence[Sum]) -> list[
             question.prompt, max_tokens=_MAX_TOKENS, temperature=0.0, stream=True
         )
         console.print(f"  {question.prompt}", end="")
-        for delta in handle:
-            console.print(f"[{delta.text or ''}]", end="")
+        with contextlib.suppress(RequestFailed):  # the result says so, too
+            for delta in handle:
+                console.print(f" {delta.text or ''}", end="")
         console.print()
-        answers.append(Answer(question, handle.result(timeout=_TIMEOUT_S)))
+        answers.append(Answer(question, handle.wait(_TIMEOUT_S)))
     return answers
 
 
@@ -201,6 +206,4 @@ def _table(answers: Sequence[Answer], rows: int) -> Table:
         time = "-" if answer.time_ms is None else f"{answer.time_ms:.0f} ms"
         style = None if answer.is_correct else "red"
         table.add_row(answer.question.prompt, answer.text, answer.worker, time, style=style)
-    if len(right) > rows:
-        table.caption = f"{len(right) - rows} more right answers: --rows {len(answers)} shows all"
     return table

@@ -24,6 +24,8 @@ Examples:
   tokenyard --redis-url redis://broker:6379 --yard test info
   tokenyard info --json | jq .waiting
 """
+#: Columns of what is no terminal: enough for every worker's name.
+_FILE_WIDTH: Final = 200
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show what goes on in a yard.")
@@ -38,7 +40,10 @@ def info(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(view.as_json())
     else:
-        _print(Console(highlight=False, markup=False), view, url)
+        console = Console(highlight=False, markup=False)
+        if not console.is_terminal:
+            console.width = _FILE_WIDTH
+        _print(console, view, url)
     ctx.exit(Exit.OK if view.leader else Exit.UNAVAILABLE)
 
 

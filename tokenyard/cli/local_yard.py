@@ -47,6 +47,7 @@ class LocalPlan:
     name: str = field(default_factory=lambda: default_name("worker"))
     grace_s: float = 30.0  # running requests may finish for so long
     start_timeout_s: float = 600.0
+    enforce_eager: bool = False  # tiny models: compiling takes longer than it saves
     debug: bool = False
 
 
@@ -180,4 +181,5 @@ def _worker_arguments(plan: LocalPlan) -> list[str]:
         "grace-s": str(plan.grace_s),
         "start-timeout-s": str(plan.start_timeout_s),
     }
-    return [f"--{name}={value}" for name, value in given.items() if value]
+    arguments = [f"--{name}={value}" for name, value in given.items() if value]
+    return [*arguments, "--enforce-eager"] if plan.enforce_eager else arguments

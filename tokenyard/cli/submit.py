@@ -12,7 +12,7 @@ import msgspec
 
 from tokenyard.cli.answers import Printer
 from tokenyard.cli.reach import url_of
-from tokenyard.client import Client, Handle
+from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
 from tokenyard.drafting import Item, SharedOptions
 from tokenyard.errors import RequestFailed, WaitTimeout
 from tokenyard.program import Exit, PlainCommand, YardChoice, words
@@ -113,7 +113,11 @@ def submit(
     printer = Printer(as_json=as_json)
     choice: YardChoice = ctx.obj
     with Client(
-        url_of(choice), yard=choice.yard, client_id=client_id, result_timeout_s=timeout
+        url_of(choice),
+        yard=choice.yard,
+        client_id=client_id,
+        connect_timeout_s=min(timeout, DEFAULT_CONNECT_TIMEOUT_S),
+        result_timeout_s=timeout,
     ) as client:
         if only is not None:
             _ask_one(client, only, options, request_id, printer)

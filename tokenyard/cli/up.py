@@ -36,6 +36,9 @@ Examples:
   tokenyard up --engine simulated     answers are made up; needs no model and no vLLM
 
 Then, in another terminal: tokenyard submit "12+34="
+
+What has no option here is set by variables, TOKENYARD_WORKER_<OPTION> and
+TOKENYARD_COORDINATOR_<OPTION>: see `tokenyard worker --help`, `tokenyard coordinator --help`.
 """
 
 
@@ -97,6 +100,7 @@ def up(
     as_json: bool,
 ) -> None:
     """Start, wait until it answers, watch, stop."""
+    example = engine == "vllm" and not model
     if engine == "vllm":
         model = _existing(model or str(example_model("adder")))
     plan = LocalPlan(
@@ -109,6 +113,7 @@ def up(
         model=model or "",
         grace_s=grace_s,
         start_timeout_s=start_timeout_s,
+        enforce_eager=example,
         debug=choice.debug,
     )
     # With --json, standard output belongs to the program that reads it.

@@ -1,0 +1,1 @@
+"""The command line, the embedded broker, and what they start."""

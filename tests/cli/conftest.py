@@ -1,0 +1,67 @@
+"""A yard that the tests of the command line share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.cli.running import Up
+from tokenyard.cli import main
+
+#: Slow enough for a request of thousands of tokens to be still running when a test looks.
+SLOW = {"TOKENYARD_WORKER_SIMULATED_STEP_S": "0.01"}
+
+
+@pytest.fixture(scope="session")
+def yard(
+    no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    """A simulated yard with two workers; what it printed when it was ready."""
+    up = Up(tmp_path_factory.mktemp("up"), "--grace-s", "1", env=SLOW)
+    try:
+        yield up.wait_ready()
+    finally:
+        up.end()
+
+
+@pytest.fixture
+def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Starts a yard of the test's own."""
+    started: list[Up] = []
+
+    def start(*arguments: str, **options: Any) -> Up:
+        folder = tmp_path / f"up-{len(started)}"
+        folder.mkdir()
+        started.append(Up(folder, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for up in started:
+        up.end()
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs a command in this process; no embedded broker is found by chance."""
+    monkeypatch.delenv("TOKENYARD_REDIS_URL", raising=False)
+    monkeypatch.delenv("TOKENYARD_YARD", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+
+    def run(*arguments: str, **options: Any) -> Result:
+        return CliRunner().invoke(main, arguments, **options)
+
+    return run
+
+
+@pytest.fixture
+def ask(yard: dict[str, Any], invoke: Callable[..., Result]) -> Callable[..., Result]:
+    """Runs a command on the shared yard."""
+
+    def run(*arguments: str, **options: Any) -> Result:
+        return invoke("--redis-url", yard["url"], *arguments, **options)
+
+    return run

@@ -1,0 +1,108 @@
+"""`tokenyard up` and other commands in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+STOP_S = 40.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a command may see: no settings of whoever runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOKENYARD")}
+    marks = {name: value for name, value in os.environ.items() if name == "TOKENYARD_TEST_RUN"}
+    return kept | marks | {"PYTHONPATH": str(ROOT)} | more
+
+
+def tokenyard(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "tokenyard", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Up:
+    """One run of `tokenyard up --json`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        group: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._out = folder / "out"
+        self._err = folder / "err"
+        self.data_dir = folder / "data"
+        command = [sys.executable, "-m", "tokenyard", *group, "up", "--json"]
+        command += ["--engine", "simulated", "--data-dir", str(self.data_dir), *arguments]
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command, env=environment(**(env or {})), stdout=out, stderr=err
+            )
+        self.family: list[int] = []
+
+    @property
+    def said(self) -> str:
+        """What it told people."""
+        return self._err.read_text()
+
+    def wait_ready(self) -> dict[str, object]:
+        """Its JSON line."""
+
+        def line() -> str:
+            assert self.process.poll() is None, self.said
+            text = self._out.read_text()
+            return text if text.endswith("\n") else ""
+
+        ready: dict[str, object] = json.loads(eventually(line, timeout_s=START_S))
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.family = [child.pid for child in children]
+        return ready
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it alone."""
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        """Its exit status."""
+        return self.process.wait(timeout_s)
+
+    def wait_all_gone(self, timeout_s: float = STOP_S) -> None:
+        """Wait until nothing that it started runs."""
+        eventually(lambda: all(map(is_gone, self.family)), timeout_s=timeout_s)
+
+    def end(self) -> None:
+        """Stop it if it still runs; for clean-up."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()

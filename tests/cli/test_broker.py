@@ -1,0 +1,179 @@
+"""The embedded broker: what it promises, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.cli.running import ROOT, is_gone
+from tests.support.waiting import eventually
+from tokenyard import broker
+from tokenyard.broker import EmbeddedBroker, running_url
+from tokenyard.errors import BrokerUnavailable
+
+
+def program(folder: Path, text: str) -> Path:
+    """A shell script that stands in for a server."""
+    path = folder / "stand-in-server"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return path
+
+
+def connect(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, decode_responses=True, socket_timeout=5.0)
+
+
+def test_it_keeps_what_it_was_told_and_deletes_nothing(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "data") as started, connect(started.url) as connection:
+        wanted = {
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+            "bind": "127.0.0.1",
+            "save": "",
+            "dir": str(tmp_path / "data"),
+        }
+        assert connection.config_get(*wanted) == wanted
+        assert connection.info("server")["process_id"] == started.pid
+
+
+def test_data_survives_a_stop(tmp_path: Path) -> None:
+    embedded = EmbeddedBroker(tmp_path)
+    with embedded, connect(embedded.url) as connection:
+        connection.set("kept", "yes")
+    with embedded, connect(embedded.url) as connection:
+        assert connection.get("kept") == "yes"
+
+
+def test_stop_may_come_twice_and_before_start(tmp_path: Path) -> None:
+    embedded = EmbeddedBroker(tmp_path)
+    embedded.stop()
+    embedded.start()
+    pid = embedded.pid
+    embedded.stop()
+    embedded.stop()
+    assert is_gone(pid)
+    assert not embedded.is_running
+    assert embedded.pid == 0
+
+
+def test_starting_twice_changes_nothing(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as embedded:
+        pid = embedded.pid
+        assert embedded.start() == embedded.url
+        assert embedded.pid == pid
+
+
+def test_a_stolen_port_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        taken = thief.getsockname()[1]
+        ports = iter([taken, broker._free_port()])
+        monkeypatch.setattr(broker, "_free_port", lambda: next(ports))
+        with EmbeddedBroker(tmp_path) as embedded, connect(embedded.url) as connection:
+            assert connection.ping()
+            assert str(taken) not in embedded.url
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        embedded = EmbeddedBroker(tmp_path, port=thief.getsockname()[1])
+        with pytest.raises(BrokerUnavailable, match="in use"):
+            embedded.start()
+    assert not embedded.is_running
+
+
+def test_a_port_that_was_asked_for_is_used(tmp_path: Path) -> None:
+    port = broker._free_port()
+    with EmbeddedBroker(tmp_path, port=port) as embedded:
+        assert embedded.url == f"redis://127.0.0.1:{port}/0"
+
+
+def test_a_folder_belongs_to_one_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "_LOCK_WAIT_S", 0.1)
+    with EmbeddedBroker(tmp_path) as first:
+        with pytest.raises(BrokerUnavailable, match=first.url):
+            EmbeddedBroker(tmp_path).start()
+        assert first.is_running
+
+
+def test_a_folder_becomes_free_when_its_broker_ends(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as first:
+        timer = threading.Timer(0.2, first.stop)
+        timer.start()
+        with EmbeddedBroker(tmp_path) as second:
+            assert second.is_running
+        timer.join()
+
+
+def test_it_is_found_while_it_runs(tmp_path: Path) -> None:
+    assert running_url(tmp_path) is None
+    with EmbeddedBroker(tmp_path) as embedded:
+        assert running_url(tmp_path) == embedded.url
+    assert running_url(tmp_path) is None
+
+
+def test_what_a_killed_broker_left_is_not_found(tmp_path: Path) -> None:
+    embedded = EmbeddedBroker(tmp_path)
+    embedded.start()
+    stale = (tmp_path / "url").read_text()
+    os.kill(embedded.pid, signal.SIGKILL)
+    embedded.stop()
+    (tmp_path / "url").write_text(stale)
+    assert running_url(tmp_path) is None
+
+
+def test_a_server_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
+    server = program(tmp_path, "echo the disk is on fire; exit 3")
+    with pytest.raises(BrokerUnavailable, match="the disk is on fire"):
+        EmbeddedBroker(tmp_path / "data", server=server).start()
+
+
+def test_a_server_that_never_answers_is_given_up_and_killed(tmp_path: Path) -> None:
+    server = program(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    embedded = EmbeddedBroker(tmp_path / "data", server=server, start_timeout_s=1.0)
+    with pytest.raises(BrokerUnavailable, match="did not answer in 1 s"):
+        embedded.start()
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_without_the_wheel_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(BrokerUnavailable, match=r"tokenyard\[broker\]"):
+        broker.find_server()
+
+
+@pytest.mark.crash
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    text = """
+        import sys, time
+        from pathlib import Path
+        from tokenyard.broker import EmbeddedBroker
+        embedded = EmbeddedBroker(Path(sys.argv[1]))
+        embedded.start()
+        print(embedded.pid, flush=True)
+        time.sleep(60)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert parent.stdout
+    pid = int(parent.stdout.readline())
+    assert not is_gone(pid)
+    parent.kill()
+    parent.wait(10)
+    parent.stdout.close()
+    eventually(lambda: is_gone(pid))
+    eventually(lambda: running_url(tmp_path) is None)

@@ -1,0 +1,167 @@
+"""Help, usage errors, and how options become settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tokenyard import program
+from tokenyard.cli import COMMANDS
+from tokenyard.cli.places import example_model
+from tokenyard.errors import NoCoordinator, WaitTimeout
+from tokenyard.program import Exit, PlainCommand
+from tokenyard.settings import CoordinatorSettings, WorkerSettings
+
+Invoke = Callable[..., Result]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself_with_examples(invoke: Invoke, command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == Exit.OK, result.output
+    assert "Examples:" in result.output
+    assert "tokenyard" in result.output
+
+
+def test_the_command_itself_says_where_to_begin(invoke: Invoke) -> None:
+    result = invoke("--help")
+    assert result.exit_code == Exit.OK
+    assert "Begin here:" in result.output
+    for command in COMMANDS:
+        assert f"  {command} " in result.output
+
+
+def test_it_knows_its_version(invoke: Invoke) -> None:
+    assert invoke("-V").output.startswith("tokenyard, version ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["submit"], "give a prompt"),
+        (["submit", "--id", "q1", "a", "b"], "--id is for one prompt"),
+        (["submit", "--param", "seed", "a"], "give name=value"),
+        (["submit", "--ids", "1,two"], "give token ids"),
+        (["--yard", "a yard", "info"], "A-Z a-z 0-9"),
+        (["up", "--model", "./nowhere"], "no model folder ./nowhere"),
+        (["up", "--workers", "0"], "--workers"),
+        (["coordinator"], "--redis-url"),
+        (["worker"], "--redis-url"),
+        (["sumbit"], "No such command"),
+    ],
+)
+def test_wrong_usage_is_said_in_words(invoke: Invoke, arguments: list[str], reason: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == Exit.USAGE
+    assert reason in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["submit", "info"])
+def test_without_a_broker_it_says_how_to_get_one(invoke: Invoke, command: str) -> None:
+    arguments = [command, "hello"] if command == "submit" else [command]
+    result = invoke(*arguments)
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert "tokenyard up" in result.output
+
+
+def test_a_server_that_does_not_answer_is_one_line(invoke: Invoke) -> None:
+    result = invoke("--redis-url", "redis://127.0.0.1:1", "info")
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert result.output.startswith("Error: ")
+    assert result.output.count("\n") == 1
+
+
+def test_a_url_of_another_kind_is_wrong_usage(invoke: Invoke) -> None:
+    result = invoke("--redis-url", "http://127.0.0.1", "info")
+    assert result.exit_code == Exit.USAGE
+    assert "redis://" in result.output
+
+
+def test_a_missing_example_model_says_what_to_give() -> None:
+    with pytest.raises(click.UsageError, match="--model PATH"):
+        example_model("multiplier")
+
+
+# Settings
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test process keeps its title and its logging."""
+    monkeypatch.setattr(program, "setproctitle", lambda _: None)
+    monkeypatch.setattr(program, "start_logging", lambda **_: None)
+
+
+def run_program(settings_type: Any, *arguments: str, **env: str) -> tuple[Result, list[Any]]:
+    """Run a program that does nothing; how it ended, and the settings that it got."""
+    seen: list[Any] = []
+
+    def run(settings: Any) -> int:
+        seen.append(settings)
+        return 7
+
+    texts = {field.name: "x" for field in dataclasses.fields(settings_type)}
+    command = program.program("worker", settings_type, run, about="x", texts=texts)
+    return CliRunner().invoke(command, arguments, env=env), seen
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("settings_type", [CoordinatorSettings, WorkerSettings])
+def test_settings_have_their_own_defaults(settings_type: Any) -> None:
+    required = {"engine": "simulated"} if settings_type is WorkerSettings else {}
+    wanted = settings_type(redis_url="redis://x", name="n", **required)
+    arguments = [f"--{name}={value}" for name, value in required.items()]
+    result, seen = run_program(settings_type, "--redis-url=redis://x", "--name=n", *arguments)
+    assert seen == [wanted], result.output
+    assert result.exit_code == 7
+
+
+@pytest.mark.usefixtures("quiet")
+def test_each_kind_of_option_is_read() -> None:
+    result, [settings] = run_program(
+        WorkerSettings,
+        "--redis-url=redis://x",
+        "--engine=simulated",
+        "--slots=2",
+        "--devices=0, 1",
+        "--grace-s=1.5",
+        TOKENYARD_YARD="north",
+        TOKENYARD_WORKER_LEASE_MS="9000",
+    )
+    assert result.exit_code == 7
+    assert (settings.slots, settings.devices, settings.grace_s) == (2, ("0", "1"), 1.5)
+    assert (settings.yard, settings.lease_ms) == ("north", 9000)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_every_fault_of_the_settings_is_a_line() -> None:
+    result, seen = run_program(
+        WorkerSettings, "--redis-url=redis://x", "--slots=0", "--lease-ms=1", "--yard=a b"
+    )
+    assert not seen
+    assert result.exit_code == Exit.USAGE
+    assert result.output.count("Error: ") == 4  # the model, too
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(NoCoordinator("none"), 3), (WaitTimeout("late"), 4)]
+)
+def test_an_expected_error_is_a_line_and_a_status(error: Exception, status: int) -> None:
+    def fail() -> None:
+        raise error
+
+    result = CliRunner().invoke(PlainCommand("fail", callback=fail))
+    assert result.exit_code == status
+    assert result.output == f"Error: {error}\n"
+
+
+def test_debug_shows_where_it_came_from(invoke: Invoke) -> None:
+    result = invoke("--debug", "info")
+    assert result.exception is not None
+    assert "BrokerUnavailable" in repr(result.exception)
