@@ -51,7 +51,8 @@ def open_engine(opened: dict[str, Engine]) -> Callable[[str], Engine]:
 def _start(kind: str) -> Engine:
     if kind == "simulated":
         return SimulatedEngine(max_model_len=64, vocab_size=1_000)
-    set_environment(engine_environment(cpu=True))
+    # One thread: OpenMP's threads spin, and starve each other where tests share the cores.
+    set_environment(engine_environment(cpu=True) | {"OMP_NUM_THREADS": "1"})
     return open_vllm(adder_spec())
 
 

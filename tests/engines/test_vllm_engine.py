@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -79,6 +80,29 @@ def test_stop_strings_work_where_no_text_is_asked_for(vllm_engine: Engine) -> No
 
     assert (outcome.choice.text, outcome.choice.stop_reason) == (None, "4")
     assert outcome.tokens == [8]
+
+
+def test_after_closing_another_engine_opens_in_the_same_process(
+    opened: dict[str, Engine], open_engine: Callable[[str], Engine]
+) -> None:
+    first = open_engine("vllm")
+    first.add(greedy(stream=True))
+
+    first.close()
+    first.close()
+
+    assert not first.has_unfinished
+    assert first.step() == []
+    del opened["vllm"]
+    (outcome,) = run(open_engine("vllm"), ask(prompt="12+34=", temperature=0.0))
+    assert outcome.choice.text == "46"
+
+
+def test_it_says_how_long_each_phase_of_its_start_took(vllm_engine: Engine) -> None:
+    phases_s = vllm_engine.info.phases_s
+
+    assert list(phases_s) == ["import", "config", "engine", "warm-up"]
+    assert all(seconds >= 0 for seconds in phases_s.values())
 
 
 # -------------------------------------------------------------------------------------- crashes

@@ -6,7 +6,7 @@ a GPU; so nothing here is left to the engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
 from tokenyard.errors import InvalidRequest
@@ -59,9 +59,12 @@ def check_resumable(assignment: Assignment) -> None:
         raise InvalidRequest("params.n", "a stream of several choices cannot be taken up again")
 
 
-def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
-    strange = [token for token in ids if not 0 <= token < vocab_size]
-    if strange:
+def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
+    if not ids:
+        return
+    lowest, highest = min(ids), max(ids)
+    if lowest < 0 or highest >= vocab_size:
+        strange = lowest if lowest < 0 else highest
         raise InvalidRequest(
-            field, f"token id {strange[0]} is not in the vocabulary (0 to {vocab_size - 1})"
+            field, f"token id {strange} is not in the vocabulary (0 to {vocab_size - 1})"
         )

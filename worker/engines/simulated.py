@@ -7,7 +7,6 @@ else: `EngineInfo.engine` is ``simulated``, and it refuses what it could only ma
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import msgspec
 import tokenyard
 from tokenyard.errors import InvalidRequest
 from tokenyard.replies import Choice
-from tokenyard.wire import Assignment, Request, SamplingParams, unpack_tokens
+from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
 from worker.engines.admission import (
     check_params,
@@ -187,7 +186,8 @@ class _Generation:
 
 def _start(assignment: Assignment, info: EngineInfo) -> _Generation:
     request = assignment.request
-    prompt = _tokenize(request)
+    packed = _tokenize(request)
+    prompt = unpack_tokens(packed)
     field = prompt_field(request)
     known = info.vocab_size if field == "tokens" else _BYTES
     check_prompt(field, prompt, known, info.max_model_len)
@@ -195,7 +195,7 @@ def _start(assignment: Assignment, info: EngineInfo) -> _Generation:
     published = unpack_tokens(assignment.published)
     room = info.max_model_len - len(prompt)
     choices = [
-        _choice(request, index, prompt, published, room, info.vocab_size)
+        _choice(request, index, packed, published, room, info.vocab_size)
         for index in range(request.params.n)
     ]
     return _Generation(
@@ -208,13 +208,13 @@ def _start(assignment: Assignment, info: EngineInfo) -> _Generation:
     )
 
 
-def _tokenize(request: Request) -> list[int]:
-    """Token ids, or the bytes of the text."""
+def _tokenize(request: Request) -> bytes:
+    """Packed token ids, or the bytes of the text as such."""
     if request.tokens is not None:
-        return unpack_tokens(request.tokens)
+        return request.tokens
     if request.prompt is not None:
-        return list(request.prompt.encode())
-    return list(msgspec.json.encode(request.messages, order="deterministic"))
+        return pack_tokens(list(request.prompt.encode()))
+    return pack_tokens(list(msgspec.json.encode(request.messages, order="deterministic")))
 
 
 def _check_simulated(request: Request, vocab_size: int) -> None:
@@ -230,7 +230,7 @@ def _check_simulated(request: Request, vocab_size: int) -> None:
 def _choice(
     request: Request,
     index: int,
-    prompt: list[int],
+    prompt: bytes,
     published: list[int],
     room: int,
     vocab_size: int,
@@ -252,13 +252,10 @@ def _choice(
     return Choice(index, tokens[:end], shown, "stop", word)
 
 
-def _hashed(
-    prompt: list[int], seed: int | None, index: int, count: int, vocab_size: int
-) -> list[int]:
+def _hashed(prompt: bytes, seed: int | None, index: int, count: int, vocab_size: int) -> list[int]:
     """Words of an extendable hash: a longer answer begins as a shorter one."""
-    key = array("q", [seed or 0, index, *prompt]).tobytes()
-    words = array("I", shake_128(key).digest(4 * count))
-    return [word % vocab_size for word in words]
+    words = shake_128(prompt + b"%d/%d" % (seed or 0, index)).digest(4 * count)
+    return [word % vocab_size for word in unpack_tokens(words)]
 
 
 def _cut_at_token(tokens: list[int], params: SamplingParams) -> tuple[list[int], str, int | None]:

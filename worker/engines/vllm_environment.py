@@ -22,8 +22,10 @@ def engine_environment(
 ) -> dict[str, str]:
     """The variables that an in-process engine needs.
 
-    ``cores`` (CPU only) binds its threads to these cores; none leaves them unbound. The KV cache
-    of the CPU backend is a whole number of GiB here; `ModelSpec.kv_cache_gib` is finer.
+    ``cores`` (CPU only) binds its threads to these cores, one thread to each; none leaves them
+    unbound, as many as there are cores. Give every engine cores of its own: OpenMP's threads
+    spin, so two engines on the same cores are ten times slower than one. The KV cache of the CPU
+    backend is a whole number of GiB here; `ModelSpec.kv_cache_gib` is finer.
     """
     environment = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core steps in our own thread
