@@ -1,0 +1,98 @@
+"""The other documents name what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
+from tokenyard.cli import COMMANDS
+from tokenyard.replies import TERMINAL
+from tokenyard.settings import CoordinatorSettings, WorkerSettings
+from worker.slot import State
+
+SETTINGS = {"### Coordinator": CoordinatorSettings, "### Worker": WorkerSettings}
+SCRIPTS = {file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua")}
+TRANSITION = re.compile(r"^ +(\S+) --> (\S+):", re.MULTILINE)
+DECISIONS = sorted((ROOT / "docs/decisions").iterdir())
+PROSE = (
+    "README.md",
+    "docs/architecture.md",
+    "docs/operations.md",
+    "docs/states.md",
+    *(str(file.relative_to(ROOT)) for file in DECISIONS),
+)
+
+
+@pytest.mark.parametrize("heading", SETTINGS)
+def test_every_setting_is_explained_with_its_default(heading: str) -> None:
+    text = section(page("docs/operations.md"), heading)
+    fields = {field.name: field for field in dataclasses.fields(SETTINGS[heading])}
+    assert first_names(text) == set(fields)
+    for row in rows(text):
+        default = fields[row[0].strip("`")].default
+        assert _is_told(default, row[1].replace("`", "")), row
+
+
+def _is_told(default: Any, told: str) -> bool:
+    if isinstance(default, bool):
+        return told == ("on" if default else "off")
+    if isinstance(default, int | float):
+        return told.partition(":")[0] == f"{default:.10g}"
+    return not isinstance(default, str) or not default or told == default
+
+
+def test_the_diagrams_have_the_states_of_the_code() -> None:
+    request, lease, process = code(page("docs/states.md"), "mermaid")
+    assert _states(request) == {"waiting", "assigned"} | TERMINAL
+    assert _states(lease) == {"held", "lost", "left"}
+    assert _states(process) == {state.value for state in State}
+
+
+def _states(diagram: str) -> set[str]:
+    return {state for pair in TRANSITION.findall(diagram) for state in pair} - {"[*]"}
+
+
+def test_the_states_page_tells_what_each_script_does() -> None:
+    assert names(page("docs/states.md")) >= SCRIPTS
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_files_that_are_named_exist(name: str) -> None:
+    here = [ROOT, *(ROOT / part for part in ("tokenyard", "coordinator", "worker"))]
+    here.append(ROOT / "worker" / "engines")
+    written = {word for word in names(page(name)) if re.fullmatch(r"[\w./-]+\.(py|lua|toml)", word)}
+    missing = {word for word in written if not any((folder / word).exists() for folder in here)}
+    assert not missing
+
+
+def test_the_index_lists_every_decision() -> None:
+    listed = set(re.findall(r"\(decisions/([\w.-]+)\)", page("docs/README.md")))
+    assert listed == {file.name for file in DECISIONS}
+
+
+def test_the_python_of_the_readme_compiles() -> None:
+    [example] = code(page("README.md"), "python")
+    compile(example, "README.md", "exec")
+    assert len(example.splitlines()) <= 16
+
+
+def test_what_the_readme_tells_to_type_exists() -> None:
+    readme = page("README.md")
+    project = tomllib.loads(page("pyproject.toml"))["project"]
+    extras = {
+        extra
+        for found in re.findall(r"tokenyard\[([\w,-]+)\]", readme)
+        for extra in found.split(",")
+    }
+    assert extras <= set(project["optional-dependencies"])
+    targets = set(re.findall(r"^    make (\w+)", readme, re.MULTILINE))
+    assert targets == {"demo", "test"}
+    assert all(f"\n{target}:" in page("Makefile") for target in targets)
+    commands = set(re.findall(r"^    \.venv/bin/tokenyard (\w+)", readme, re.MULTILINE))
+    assert commands
+    assert commands <= set(COMMANDS)

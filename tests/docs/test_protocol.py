@@ -1,0 +1,181 @@
+"""docs/protocol.md leaves out nothing that crosses the wire."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from tests.docs.pages import ROOT, code, first_names, names, page, section
+from tests.support.up import running_up
+from tokenyard.errors import Code
+from tokenyard.keys import Keys
+from tokenyard.replies import (
+    Choice,
+    ErrorInfo,
+    Provenance,
+    Reply,
+    Status,
+    Timing,
+    Usage,
+    decode_reply,
+)
+from tokenyard.wire import (
+    SYSTEM_FIELDS,
+    Request,
+    SamplingParams,
+    StructuredOutputs,
+    request_fields,
+)
+from tokenyard.worker_info import WorkerInfo
+
+PROTOCOL = page("docs/protocol.md")
+SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua"))
+
+
+def every_request_field() -> set[str]:
+    request = Request(
+        id="q",
+        client="c",
+        tokens=b"\0\0\0\0",
+        prompt="p",
+        messages=[{"role": "user"}],
+        model="m",
+        params=SamplingParams(n=2),
+        stream=True,
+        reply_to="replies:c",
+        priority=1,
+        deadline_ms=1,
+        result_ttl_s=1,
+        tenant="t",
+        session="s",
+        metadata={"k": 1},
+    )
+    fields = request_fields(request)
+    assert len(fields) == len(Request.__struct_fields__) + 1  # and `v`
+    return set(fields)
+
+
+def test_every_request_field_is_in_the_table_and_none_that_is_not() -> None:
+    assert first_names(section(PROTOCOL, "## Requests")) == every_request_field()
+
+
+def test_the_fields_of_the_system_are_named() -> None:
+    assert {field.decode() for field in SYSTEM_FIELDS} <= names(section(PROTOCOL, "## Requests"))
+
+
+def test_every_sampling_parameter_is_in_the_table_and_none_that_is_not() -> None:
+    text = section(PROTOCOL, "## Sampling parameters")
+    assert first_names(text) == set(SamplingParams.__struct_fields__)
+    assert set(StructuredOutputs.__struct_fields__) <= names(text)
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+def test_the_defaults_of_sampling_parameters_are_right(name: str) -> None:
+    told = {
+        row[0].strip("`"): row[2]
+        for line in section(PROTOCOL, "## Sampling parameters").splitlines()
+        if line.startswith("| `") and (row := [cell.strip() for cell in line[1:-1].split("|")])
+    }
+    default = getattr(SamplingParams(), name)
+    if name == "detokenize":  # follows the prompt
+        return
+    expected = "null" if default is None else f"{default:g}"
+    if isinstance(default, bool):
+        expected = str(default).lower()
+    assert told[name] == expected
+
+
+def test_every_reply_field_is_in_the_table_and_none_that_is_not() -> None:
+    text = section(PROTOCOL, "## Replies")
+    assert first_names(text) == set(Reply.__struct_fields__)
+    for struct in (Usage, ErrorInfo, Provenance, Timing, Choice):
+        assert set(struct.__struct_fields__) <= names(text), struct.__name__
+
+
+def test_every_status_and_error_code_is_told() -> None:
+    assert set(get_args(Status)) <= names(section(PROTOCOL, "## Replies"))
+    assert first_names(section(PROTOCOL, "## Errors")) == set(Code)
+
+
+def test_every_key_is_in_the_table() -> None:
+    keys = Keys("main")
+    client, request = "<client>", "<id>"
+    built = {keys.intake(name) for name in ("high", "normal", "low", "retry")}
+    built |= {keys.lane("<worker>"), keys.replies(client)}
+    built |= {make(client, request) for make in (keys.ledger, keys.tokens, keys.reply)}
+    built |= {getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is property}
+    rests = {key.removeprefix("tokenyard:{main}:") for key in built}
+    assert first_names(section(PROTOCOL, "## Keys")) == rests
+
+
+def test_the_handshake_is_complete() -> None:
+    sources = page("coordinator/coordinator.py").partition("def _publish_handshake")[2]
+    written = set(re.findall(r'^ +"(\w+)": ', sources.partition("def ")[0], re.MULTILINE))
+    for script in SCRIPTS:
+        text = _code_of(script)
+        written |= set(re.findall(r"'HINCRBY', KEYS\[\d\], '(\w+)'", text))
+    assert "protocol" in written
+    assert first_names(section(PROTOCOL, "## The handshake")) == written - {"crashes"}
+
+
+def test_every_ledger_field_is_told() -> None:
+    written = set()
+    for script in SCRIPTS:
+        calls = re.findall(
+            r"'(?:HSET|HSETNX|HINCRBY)', ledger,(.*?)\)", _code_of(script), re.DOTALL
+        )
+        written |= {word for call in calls for word in re.findall(r"'(\w+)'", call)}
+    told = first_names(section(PROTOCOL, "## The ledger"))
+    assert told <= written
+    assert written - told <= {"waiting", "assigned", "retry"}  # values, not fields
+
+
+def _code_of(script: str) -> str:
+    return page(f"tokenyard/lua/{script}.lua")
+
+
+def test_every_roster_field_and_event_is_told() -> None:
+    assert set(WorkerInfo.__struct_fields__) <= names(section(PROTOCOL, "### The roster"))
+    events = set()
+    for script in SCRIPTS:
+        events |= set(re.findall(r"'event', '(\w+)'", _code_of(script)))
+    assert "freed" in events
+    assert events <= names(section(PROTOCOL, "### Events"))
+
+
+def test_every_script_has_its_section() -> None:
+    assert sorted(re.findall(r"^### ([a-z]+)$", PROTOCOL, re.MULTILINE)) == SCRIPTS
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_code_that_a_script_returns_is_told(script: str) -> None:
+    text = section(PROTOCOL, f"### {script}")
+    declared = re.findall(r"^local [A-Z_, ]+ = ([-\d, ]+)$", _code_of(script), re.MULTILINE)
+    codes = {number for line in declared for number in line.split(", ") if int(number) < 100}
+    missing = {number for number in codes if not re.search(rf"(?<![\w-]){number}(?!\d)", text)}
+    assert not missing
+
+
+@pytest.mark.timeout(180)
+def test_the_whole_client_of_the_page_works(no_leftover_processes: None, tmp_path: Path) -> None:
+    [client] = [text for text in code(PROTOCOL, "python") if "def ask" in text]
+    program = tmp_path / "client.py"
+    program.write_text(client, encoding="utf-8")
+    with running_up(tmp_path, "--engine", "simulated", "--workers", "1") as up:
+        where = urlsplit(up.url)
+        command = [sys.executable, "-I", str(program), str(where.hostname), str(where.port)]
+        command.append("12+34=")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        with redis.Redis.from_url(up.url) as connection:
+            [ledger] = connection.keys("tokenyard:{main}:request:anon/*")
+            result = decode_reply(connection.hget(ledger, "result"))
+    assert result.status == "completed"
+    assert done.stdout == f"{result.text}\n"
