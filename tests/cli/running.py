@@ -54,11 +54,12 @@ class Up:
         folder: Path,
         *arguments: str,
         group: tuple[str, ...] = (),
+        data_dir: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._out = folder / "out"
         self._err = folder / "err"
-        self.data_dir = folder / "data"
+        self.data_dir = data_dir or folder / "data"
         command = [sys.executable, "-m", "tokenyard", *group, "up", "--json"]
         command += ["--engine", "simulated", "--data-dir", str(self.data_dir), *arguments]
         with self._out.open("wb") as out, self._err.open("wb") as err:

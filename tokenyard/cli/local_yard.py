@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -18,13 +19,16 @@ from tokenyard.broker import EmbeddedBroker
 from tokenyard.broker_check import check_broker
 from tokenyard.cli.child import Child, LogLine
 from tokenyard.connection import open_connection, translated
+from tokenyard.errors import BrokerUnavailable
 from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
 from tokenyard.settings import EngineName, default_name
 
 #: The coordinator has nothing to finish.
 _COORDINATOR_STOP_S: Final = 10.0
 #: What a controller needs beside the time that requests get to finish.
 _CONTROLLER_STOP_S: Final = 15.0
+_WORKER: Final = "worker"
 _POLL_S: Final = 0.1
 
 
@@ -101,7 +105,7 @@ class LocalYard:
         controller = [*python, "worker", *debug, *_worker_arguments(plan)]
         yield Child("coordinator", coordinator, logs / "coordinator.log", env, _COORDINATOR_STOP_S)
         stop_s = plan.grace_s + _CONTROLLER_STOP_S
-        yield Child("worker", controller, logs / "worker.log", env, stop_s)
+        yield Child(_WORKER, controller, logs / "worker.log", env, stop_s)
 
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
         """Wait until a coordinator leads and all our workers are ready.
@@ -155,11 +159,26 @@ class LocalYard:
     def _revive(self, child: Child) -> None:
         status, pid = child.status, child.pid
         self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
+        if child.name == _WORKER:
+            self._retire_ours()
         if not child.restart():
             raise YardFailed(
                 f"the {child.name} has ended for good (status {status}); the end of"
                 f" {child.log}:\n{child.last_words()}"
             )
+
+    def _retire_ours(self) -> None:
+        """The controller is dead, and its workers with it: their requests move on at once.
+
+        Otherwise they would wait until the leases have run out.
+        """
+        if self._connection is None:
+            return
+        scripts = Scripts(self._connection, self._keys)
+        with contextlib.suppress(redis.RedisError, BrokerUnavailable):
+            for worker in self.view().workers:
+                if self._is_ours(worker) and worker.lease_ms:
+                    scripts.retire(worker.worker, "lost")
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Stop workers, coordinator and broker, in this order; idempotent."""

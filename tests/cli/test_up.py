@@ -1,0 +1,170 @@
+"""`tokenyard up`: a whole yard comes up, serves, survives deaths, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from click.testing import Result
+
+from tests.cli.conftest import SLOW
+from tests.cli.running import Up
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.admin import read_yard
+from tokenyard.broker import running_url
+from tokenyard.client import Client
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+
+StartUp = Callable[..., Up]
+
+
+def test_it_says_when_it_is_ready_and_answers(yard: dict[str, Any]) -> None:
+    assert set(yard["pids"]) == {"broker", "coordinator", "worker"}
+    assert all(psutil.pid_exists(pid) for pid in yard["pids"].values())
+    with Client(yard["url"], yard=yard["yard"]) as client:
+        assert client.submit("hello", max_tokens=3).result(timeout=30).tokens
+
+
+def test_processes_can_be_told_apart(yard: dict[str, Any]) -> None:
+    titles = {part: " ".join(psutil.Process(pid).cmdline()) for part, pid in yard["pids"].items()}
+    assert titles["coordinator"].startswith("tokenyard coordinator main")
+    assert titles["worker"].startswith("tokenyard worker main")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_in_order(start_up: StartUp, number: signal.Signals) -> None:
+    up = start_up("--workers", "1")
+    up.wait_ready()
+    assert running_url(up.data_dir)
+    up.signal(number)
+    assert up.wait() == Exit.OK
+    up.wait_all_gone()
+    assert "Stopped." in up.said
+    assert running_url(up.data_dir) is None
+
+
+def test_a_signal_during_the_start_stops_everything(start_up: StartUp) -> None:
+    up = start_up()
+    eventually(lambda: "Starting" in up.said, timeout_s=30)
+    up.family = [child.pid for child in psutil.Process(up.process.pid).children(recursive=True)]
+    up.signal(signal.SIGTERM)
+    assert up.wait() == Exit.OK
+    up.wait_all_gone()
+
+
+def test_running_requests_may_finish_first(start_up: StartUp) -> None:
+    up = start_up("--workers", "1", env=SLOW)
+    url = str(up.wait_ready()["url"])
+    with redis.Redis.from_url(url) as connection, Client(url) as client:
+        handle = client.submit("long", max_tokens=100, stream=True)
+        next(iter(handle))
+        up.signal(signal.SIGINT)
+        assert len(handle.result(timeout=20).tokens) == 100
+        assert connection  # the broker is the last to go
+    assert up.wait() == Exit.OK
+
+
+def test_who_does_not_want_to_wait_signals_again(start_up: StartUp) -> None:
+    up = start_up("--workers", "1", "--grace-s", "300", env=SLOW)
+    url = str(up.wait_ready()["url"])
+    with Client(url) as client:
+        handle = client.submit("endless", max_tokens=8000, stream=True)
+        next(iter(handle))
+        up.signal(signal.SIGINT)
+        eventually(lambda: "Stopping" in up.said)
+        started = time.monotonic()
+        up.signal(signal.SIGINT)
+        assert up.wait() == Exit.OK
+    assert time.monotonic() - started < 20
+    up.wait_all_gone()
+
+
+def test_what_was_accepted_survives_a_restart(start_up: StartUp) -> None:
+    first = start_up("--workers", "1", "--grace-s", "0.2", env=SLOW)
+    with Client(str(first.wait_ready()["url"]), client_id="ann") as client:
+        handle = client.submit("long", id="q1", max_tokens=200, stream=True)
+        next(iter(handle))
+        first.signal(signal.SIGTERM)
+        first.wait()
+    second = start_up("--workers", "1", env=SLOW, data_dir=first.data_dir)
+    with Client(str(second.wait_ready()["url"]), client_id="ann") as client:
+        assert len(client.attach("q1").result(timeout=30).tokens) == 200
+
+
+@pytest.mark.crash
+def test_a_killed_up_leaves_nothing_behind(start_up: StartUp) -> None:
+    up = start_up()
+    up.wait_ready()
+    up.signal(signal.SIGKILL)
+    up.wait()
+    up.wait_all_gone()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("part", ["coordinator", "worker"])
+def test_a_killed_part_comes_back(start_up: StartUp, part: str) -> None:
+    up = start_up("--workers", "1")
+    ready: dict[str, Any] = up.wait_ready()
+    os.kill(ready["pids"][part], signal.SIGKILL)
+    eventually(lambda: "has ended, status -9" in up.said)
+    with Client(ready["url"], connect_timeout_s=30) as client:
+        assert client.submit("hello", max_tokens=3).result(timeout=60).tokens
+    up.signal(signal.SIGTERM)
+    assert up.wait() == Exit.OK
+    up.wait_all_gone()
+
+
+@pytest.mark.crash
+def test_without_its_broker_it_gives_up(start_up: StartUp) -> None:
+    up = start_up("--workers", "1", "--grace-s", "1")
+    ready: dict[str, Any] = up.wait_ready()
+    os.kill(ready["pids"]["broker"], signal.SIGKILL)
+    assert up.wait() == Exit.FAILED
+    assert "the broker has ended" in up.said
+    up.wait_all_gone()
+
+
+def test_a_part_that_cannot_run_ends_it(start_up: StartUp) -> None:
+    up = start_up(env={"TOKENYARD_COORDINATOR_LEASE_MS": "1"})
+    assert up.wait() == Exit.FAILED
+    assert "the coordinator has ended for good" in up.said
+    assert "lease_ms: must be at least 500" in up.said
+
+
+def test_a_redis_of_ones_own_is_used_and_warned_of(
+    start_up: StartUp, broker: Server, connection: redis.Redis, keys: Keys
+) -> None:
+    up = start_up("--workers", "1", group=("--redis-url", broker.url, "--yard", keys.yard))
+    ready: dict[str, Any] = up.wait_ready()
+    assert ready["url"] == broker.url
+    assert "broker" not in ready["pids"]
+    assert "Set appendonly yes." in up.said
+    assert read_yard(connection, keys).ready_workers == 1
+    up.signal(signal.SIGTERM)
+    assert up.wait() == Exit.OK
+    assert connection.ping()
+    assert read_yard(connection, keys).leader is None
+
+
+def test_other_commands_find_a_running_yard(
+    start_up: StartUp,
+    invoke: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    up = start_up("--workers", "1", data_dir=tmp_path / "tokenyard" / "yard-main")
+    up.wait_ready()
+    assert invoke("submit", "hello", "--max-tokens", "2").exit_code == Exit.OK
+    up.signal(signal.SIGTERM)
+    up.wait()
+    assert invoke("info").exit_code == Exit.UNAVAILABLE
