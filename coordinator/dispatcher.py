@@ -51,19 +51,20 @@ class Dispatcher:
         self._selection = selection
         self._max_batch = max_batch
         self._turn = 0
+        self._more_to_place = False
 
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
-        """One turn: place what is held, then read, waiting only if there was nothing to place.
+        """One turn: read, then place, so that what is placed is the first of all that waits.
 
-        Raises `Deposed` where the yard has another leader.
+        It waits for something to read unless there is more to place. Raises `Deposed` where the
+        yard has another leader.
         """
-        moved = may_place and self._hand_over(token, self._place())
         room = self._room() if may_place else 0
-        entries, events = self._intake.read(room, 0 if moved else block_ms)
+        entries, events = self._intake.read(room, 0 if self._more_to_place else block_ms)
         self._heed(events)
         self.take_in(token, entries)
-        if may_place and entries:
-            self._hand_over(token, self._place())
+        moved = may_place and self._hand_over(token, self._place())
+        self._more_to_place = self._roster.is_stale or (moved and self._intake.holds_any)
 
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
         """Judge entries: hold the valid, answer the invalid, bury what cannot be answered."""

@@ -21,8 +21,9 @@ from tokenyard.wire import Request
 #: of high priority cannot starve the rest.
 FAIR_TURN = 16
 
-#: Entries asked for at least, so that a burst of events does not take a turn each.
-LEAST_READ = 16
+#: Requests of each class that are read ahead where no lane has room, so that the first of every
+#: class is known when a place becomes free, and bad input is answered meanwhile.
+LOOK_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,12 @@ class Intake:
         Events are acknowledged at once: they only wake, and whoever takes over reads the yard
         anew.
         """
-        wanted = [name for name, held in self.held.items() if room and len(held) < self._most_held]
+        count = min(max(LOOK_AHEAD, room), self._most_held)
+        wanted = [name for name, held in self.held.items() if len(held) < count]
         streams: dict[Any, Any] = {self._keys.intake(name): ">" for name in wanted}
         streams[self._keys.events] = ">"
         answer: Any = self._connection.xreadgroup(
-            GROUP, CONSUMER, streams, count=max(LEAST_READ, room), block=block_ms or None
+            GROUP, CONSUMER, streams, count=count, block=block_ms or None
         )
         return self._sort(answer or [])
 
@@ -127,6 +129,11 @@ class Intake:
             else:
                 entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
         return entries, events
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether any request is held."""
+        return any(self.held.values())
 
     def hold(self, waiting: Waiting) -> None:
         """Keep a request until it is placed."""

@@ -49,6 +49,11 @@ class Roster:
         """Something changed: read again at the next occasion."""
         self._due = 0.0
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether it is known to have changed since it was read."""
+        return not self._due
+
     def refresh(self) -> bool:
         """Read the yard again when that is due; whether it was read."""
         if time.monotonic() < self._due:

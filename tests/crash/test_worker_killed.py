@@ -6,6 +6,7 @@ The engine is the simulated one, so every answer is known: it follows from the r
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -239,6 +240,6 @@ def _continued_at(plant: Plant, request: Request, killed: float) -> float:
     entries = plant.connection.xrange(plant.keys.reply("anon", request.id))
     times = [int(entry.partition(b"-")[0]) / 1000 for entry, _ in entries]
     after = [at for at in times if at > killed]
-    gaps = [(b - a, b) for a, b in zip(after, after[1:], strict=False)]
+    gaps = [(b - a, b) for a, b in itertools.pairwise(after)]
     first = after[0]
     return max([(first - killed, first), *gaps])[1]

@@ -1,0 +1,115 @@
+"""Coordinators that die: a standby leads, and nothing that was accepted is lost or done twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.keys import GROUP
+from tokenyard.wire import SamplingParams
+
+pytestmark = pytest.mark.crash
+
+LEASE_MS = 1000
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+def pending(plant: Plant) -> int:
+    return int(plant.connection.xpending(plant.keys.intake("normal"), GROUP)["pending"])
+
+
+def test_standby_takes_over_what_the_killed_leader_had_read(plant: Plant) -> None:
+    # Given a leader that has read more than its one worker can take, and a standby
+    leader = plant.coordinator(name="one", lease_ms=LEASE_MS)
+    token = plant.wait_for_leader()
+    plant.coordinator(name="two", lease_ms=LEASE_MS)
+    plant.worker(simulated_step_s=0.05, max_num_seqs=1)
+    plant.wait_for_workers(1)
+    requests = [make_request(params=SamplingParams(max_tokens=10)) for _ in range(12)]
+    plant.push_all(requests)
+    eventually(lambda: pending(plant) > 0)
+
+    # If the leader is killed
+    leader.kill()
+    killed = time.monotonic()
+
+    # I expect the standby to lead soon after the lease, and to go on with what was pending.
+    assert plant.wait_for_leader(other_than=token).endswith(b":two")
+    assert time.monotonic() - killed < LEASE_MS / 1000 + 4.0
+    results = plant.results(requests)
+    assert all(result.ok and result.provenance.attempt == 1 for result in results)
+    assert [len(plant.answer(one.id).results) for one in requests] == [1] * len(requests)
+    assert pending(plant) == 0
+
+
+def test_standby_takes_over_at_once_from_a_leader_that_stops(plant: Plant) -> None:
+    leader = plant.coordinator(name="one", lease_ms=10_000)
+    token = plant.wait_for_leader()
+    plant.coordinator(name="two", lease_ms=LEASE_MS)
+
+    leader.signal(signal.SIGTERM)
+    resigned = eventually(lambda: plant.connection.get(plant.keys.leader) != token)
+    at = time.monotonic()
+
+    assert resigned
+    assert plant.wait_for_leader(other_than=token).endswith(b":two")
+    assert time.monotonic() - at < 2.0
+    assert leader.wait() == 0
+
+
+def test_coordinators_killed_again_and_again(plant: Plant) -> None:
+    # Given a yard under load whose leaders are killed at arbitrary moments
+    plant.worker(slots=2, max_num_seqs=4, simulated_step_s=0.01)
+    plant.coordinator(lease_ms=LEASE_MS)
+    plant.wait_for_workers(2)
+    params = SamplingParams(max_tokens=5)
+    requests = [make_request(tokens=[n + 1], params=params, stream=True) for n in range(120)]
+    for at in range(0, len(requests), 40):
+        plant.push_all(requests[at : at + 40])
+        leader = plant.programs[-1]
+        plant.result(requests[at].id)
+        leader.kill()
+        plant.coordinator(lease_ms=LEASE_MS)
+
+    # I expect one result for each request, from its first and only attempt.
+    results = plant.results(requests)
+    assert all(result.ok and result.provenance.attempt == 1 for result in results)
+    for request in requests:
+        plant.answer(request.id).check_stream()
+
+
+def test_leader_that_stalls_past_its_lease_moves_nothing(plant: Plant) -> None:
+    # Given a leader that stops for longer than its lease while another takes over
+    stalled = plant.coordinator(name="one", lease_ms=LEASE_MS)
+    token = plant.wait_for_leader()
+    plant.worker(max_num_seqs=1, simulated_step_s=0.02)
+    plant.wait_for_workers(1)
+    plant.coordinator(name="two", lease_ms=LEASE_MS)
+    process = psutil.Process(stalled.pid)
+    process.suspend()
+    second = plant.wait_for_leader(other_than=token)
+    requests = [make_request(params=SamplingParams(max_tokens=3)) for _ in range(20)]
+    plant.push_all(requests)
+
+    # If it comes back in the middle of its work
+    process.resume()
+
+    # I expect it to find out, to stand by, and to have stranded nothing that it read meanwhile.
+    results = plant.results(requests)
+    assert all(result.ok and result.provenance.attempt == 1 for result in results)
+    assert plant.connection.get(plant.keys.leader) == second
+    assert stalled.is_running
+    assert stalled.stop() == 0

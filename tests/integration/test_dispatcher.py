@@ -1,0 +1,284 @@
+"""Who gets what, and when: late binding, priorities, round robin, the deterministic mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.intake import FAIR_TURN
+from coordinator.schedule import first_difference, read_schedule
+from tests.support.builders import make_request
+from tests.support.lanes import Lanes, requests
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.keys import CONSUMER, GROUP
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+class TestLateBinding:
+    def test_a_lane_holds_no_more_than_its_limit(self, lanes: Lanes) -> None:
+        # Given two workers with room for three and five, and a hundred requests
+        small, large = lanes.worker("a", lane_limit=3), lanes.worker("b", lane_limit=5)
+        lanes.coordinator()
+        lanes.push(requests(100))
+
+        # I expect the lanes to be filled, and all else to wait in the intake,
+        lanes.wait_for_load(small, 3)
+        lanes.wait_for_load(large, 5)
+        assert lanes.waiting() == 92
+
+        # also while places become free one by one.
+        for left in range(91, 71, -1):
+            lanes.finish(small, lanes.lane(small)[0])
+            eventually(lambda: lanes.waiting() == left)  # noqa: B023 - asked before it changes
+            assert lanes.load(small) <= 3
+            assert lanes.load(large) == 5
+
+    def test_what_is_read_ahead_is_bounded(self, lanes: Lanes) -> None:
+        # Given a full worker and far more requests than it can take
+        worker = lanes.worker(lane_limit=2)
+        lanes.coordinator(max_batch=8)
+        lanes.push(requests(500))
+        lanes.wait_for_load(worker, 2)
+
+        # I expect the coordinator to have read a few of them, and the rest to lie untouched.
+        assert lanes.pending() <= 2 * 16
+
+    def test_requests_wait_where_no_worker_is(self, lanes: Lanes) -> None:
+        lanes.coordinator()
+        ids = lanes.push(requests(5))
+
+        worker = lanes.worker()
+
+        assert lanes.wait_for_load(worker, 5) == ids
+
+    def test_requests_wait_for_a_model_that_is_full_while_others_go_on(self, lanes: Lanes) -> None:
+        # Given a full worker for one model and a free one for another
+        full = lanes.worker("a", lane_limit=1, model="adder")
+        free = lanes.worker("b", lane_limit=9, model="subtractor")
+        lanes.coordinator()
+        lanes.push([make_request(f"a{n}", model="adder") for n in range(4)])
+        lanes.push([make_request(f"s{n}", model="subtractor") for n in range(4)])
+
+        # I expect the other model's requests to overtake those that wait.
+        assert lanes.wait_for_load(free, 4) == ["s0", "s1", "s2", "s3"]
+        assert lanes.ids(full) == ["a0"]
+
+
+class TestPriorities:
+    def test_high_overtakes_what_waits(self, lanes: Lanes) -> None:
+        # Given a full worker, and normal requests that wait, read or unread
+        worker = lanes.worker(lane_limit=1)
+        lanes.coordinator()
+        lanes.push(requests(40, "n"))
+        lanes.wait_for_load(worker, 1)
+
+        # If high ones come
+        high = lanes.push(requests(3, "h"), "high")
+
+        # I expect them to be next.
+        assert lanes.serve([worker], 4) == ["n0000", *high]
+
+    def test_low_comes_last_and_is_not_starved(self, lanes: Lanes) -> None:
+        # Given one low request behind more high ones than a fair turn has
+        worker = lanes.worker(lane_limit=1)
+        lanes.coordinator()
+        lanes.push(requests(1, "blocker"))
+        lanes.wait_for_load(worker, 1)
+        lanes.push(requests(4 * FAIR_TURN, "h"), "high")
+        low = lanes.push(requests(1, "l"), "low")
+
+        served = lanes.serve([worker], 4 * FAIR_TURN + 2)
+
+        # I expect it to wait for a while, and not until the high ones are through.
+        assert 2 < served.index(low[0]) <= FAIR_TURN + 2
+
+    def test_low_is_not_starved_by_requests_that_keep_coming(self, lanes: Lanes) -> None:
+        # Given a low request that waits while each place is wanted by a new high one
+        worker = lanes.worker(lane_limit=1)
+        lanes.coordinator()
+        lanes.push(requests(1, "blocker"))
+        lanes.wait_for_load(worker, 1)
+        (low,) = lanes.push(requests(1, "l"), "low")
+
+        served = []
+        for high in requests(3 * FAIR_TURN, "h"):
+            lanes.push([high], "high")
+            served += lanes.serve([worker], 1)
+            eventually(lambda: lanes.load(worker) == 1)
+
+        assert low in served
+
+
+class TestRoundRobin:
+    def test_turns_go_round(self, lanes: Lanes) -> None:
+        workers = [lanes.worker(name) for name in ("b", "c", "a")]
+        lanes.coordinator(expect_workers=3)
+
+        lanes.push(requests(9))
+
+        eventually(lambda: lanes.waiting() == 0)
+        by_name = {worker[0]: lanes.ids(worker) for worker in workers}
+        assert by_name["a"] == ["r0000", "r0003", "r0006"]
+        assert by_name["b"] == ["r0001", "r0004", "r0007"]
+        assert by_name["c"] == ["r0002", "r0005", "r0008"]
+
+    def test_full_workers_are_passed_over(self, lanes: Lanes) -> None:
+        small, large = lanes.worker("a", lane_limit=1), lanes.worker("b", lane_limit=50)
+        lanes.coordinator(expect_workers=2)
+
+        lanes.push(requests(10))
+
+        assert len(lanes.wait_for_load(large, 9)) == 9
+        assert lanes.ids(small) == ["r0000"]
+
+    def test_a_worker_that_has_left_gets_nothing(self, lanes: Lanes) -> None:
+        gone, stays = lanes.worker("a"), lanes.worker("b")
+        lanes.coordinator()
+        lanes.scripts.retire(gone, "left")
+
+        ids = lanes.push(requests(4))
+
+        assert sorted(lanes.wait_for_load(stays, 4)) == ids
+
+
+class TestExpectedWorkers:
+    def test_nothing_is_dispatched_before_they_have_joined(self, lanes: Lanes) -> None:
+        # Given a coordinator that expects two workers, and one that has joined
+        lanes.coordinator(expect_workers=2, block_ms=50)
+        first = lanes.worker("a")
+        lanes.push(requests(4))
+        eventually(lambda: lanes.connection.hget(lanes.keys.info, "models") == b'["sim"]')
+
+        # I expect it to wait for the second,
+        assert lanes.waiting() == 4
+        assert lanes.load(first) == 0
+
+        # also if the first is registered twice, as after a restart,
+        again = lanes.worker("a")
+        eventually(lambda: lanes.connection.xpending(lanes.keys.events, GROUP)["pending"] == 0)
+        assert lanes.waiting() == 4
+        lanes.scripts.retire(first, "left")
+
+        # and then to begin.
+        second = lanes.worker("b")
+        eventually(lambda: lanes.waiting() == 0)
+        assert (lanes.load(again), lanes.load(second)) == (2, 2)
+
+
+class TestDeterministic:
+    def _record(self, lanes: Lanes, path: Path, order: list[str], limit: int, **values) -> None:
+        """Run 60 requests; ``order`` is the order in which the workers join and are served."""
+        lanes.coordinator(deterministic=True, expect_workers=3, record=path, **values)
+        workers = [lanes.worker(name, lane_limit=limit) for name in order]
+        lanes.push(requests(30))
+        lanes.serve(workers, 20)
+        lanes.push(requests(30, "s"))
+        lanes.serve(workers, 40)
+
+    def test_two_runs_are_equal(self, broker: Server, tmp_path: Path) -> None:
+        # Given two runs that differ in the order of joining and in who is quick and roomy
+        for name, order, limit in (("one", ["a", "b", "c"], 2), ("two", ["c", "a", "b"], 7)):
+            lanes = Lanes(broker.url)
+            self._record(lanes, tmp_path / name, order, limit)
+            lanes.close()
+
+        # I expect the same decisions, a function of the order of arrival alone.
+        assert first_difference(tmp_path / "one", tmp_path / "two") is None
+        workers = [decision.worker for decision in read_schedule(tmp_path / "one")]
+        assert workers == ["a", "b", "c"] * 20
+
+    def test_an_order_of_arrival_for_each_class(self, lanes: Lanes, tmp_path: Path) -> None:
+        # Given requests of two classes, whose reading may interleave in any way
+        workers = [lanes.worker(name, lane_limit=1) for name in ("a", "b")]
+        lanes.coordinator(deterministic=True, expect_workers=2, record=tmp_path / "record")
+        for at in range(10):
+            lanes.push(requests(1, f"n{at}"), "normal")
+            lanes.push(requests(1, f"h{at}"), "high")
+        lanes.serve(workers, 20)
+
+        # I expect each class to be dealt out in turn by itself.
+        given = {one.id[:2]: one.worker for one in read_schedule(tmp_path / "record")}
+        assert [given[f"n{at}"] for at in range(10)] == ["a", "b"] * 5
+        assert [given[f"h{at}"] for at in range(10)] == ["a", "b"] * 5
+
+    def test_an_absent_worker_keeps_its_turns(self, lanes: Lanes) -> None:
+        # Given two workers, one of which is away for a while
+        lanes.coordinator(deterministic=True, expect_workers=2)
+        first, second = lanes.worker("a"), lanes.worker("b")
+        lanes.push(requests(2))
+        lanes.wait_for_load(second, 1)
+        lanes.scripts.retire(first, "lost")
+        eventually(lambda: lanes.connection.zscore(lanes.keys.leases, first) is None)
+
+        # If requests arrive meanwhile
+        lanes.push(requests(4, "s"))
+        again = lanes.worker("a")
+
+        # I expect its share to have waited for it.
+        assert lanes.wait_for_load(again, 3) == ["r0000", "s0000", "s0002"]
+        assert lanes.wait_for_load(second, 3) == ["r0001", "s0001", "s0003"]
+
+    def test_duplicates_take_a_turn_each_however_they_are_read(
+        self, broker: Server, tmp_path: Path
+    ) -> None:
+        # Given the same id twice, read in one batch or in two
+        for name, limit in (("one", 1), ("two", 50)):
+            lanes = Lanes(broker.url)
+            workers = [lanes.worker(w, lane_limit=limit) for w in ("a", "b", "c")]
+            lanes.coordinator(deterministic=True, expect_workers=3, record=tmp_path / name)
+            batch = requests(8)
+            lanes.push([batch[0], batch[1], batch[1], *batch[2:]])
+            lanes.serve(workers, 8)
+            lanes.close()
+
+        assert first_difference(tmp_path / "one", tmp_path / "two") is None
+
+    def test_replay_follows_a_recorded_run(self, broker: Server, tmp_path: Path) -> None:
+        # Given the record of a round robin that passed over full workers
+        lanes = Lanes(broker.url)
+        workers = [lanes.worker("a", lane_limit=1), lanes.worker("b", lane_limit=9)]
+        lanes.coordinator(expect_workers=2, record=tmp_path / "recorded")
+        lanes.push(requests(20))
+        lanes.serve(workers, 20)
+        lanes.close()
+
+        # If it is replayed with workers of other sizes
+        lanes = Lanes(broker.url)
+        workers = [lanes.worker("a", lane_limit=9), lanes.worker("b", lane_limit=2)]
+        replay, again = tmp_path / "recorded", tmp_path / "again"
+        lanes.coordinator(expect_workers=2, replay=replay, record=again)
+        lanes.push(requests(20))
+        lanes.serve(workers, 20)
+
+        # I expect the same decisions, and that a request it does not know is served all the same.
+        assert first_difference(replay, again) is None
+        lanes.push(requests(2, "unknown"))
+        assert len(lanes.serve(workers, 2)) == 2
+        lanes.close()
+
+
+class TestStrays:
+    def test_what_a_deposed_leader_took_is_dispatched(self, lanes: Lanes) -> None:
+        # Given a leader, and another that does not know yet that it is deposed
+        worker = lanes.worker()
+        lanes.coordinator()
+
+        # If that one reads an entry, which it may not dispatch
+        pipeline = lanes.connection.pipeline(transaction=True)
+        stray = make_request()
+        pipeline.xadd(lanes.keys.intake("normal"), {"id": stray.id, "prompt": "p"})
+        pipeline.xreadgroup(GROUP, CONSUMER, {lanes.keys.intake("normal"): ">"})
+        _, taken = pipeline.execute()
+        assert taken
+
+        # I expect the leader to find it.
+        assert lanes.wait_for_load(worker, 1) == [stray.id]

@@ -1,0 +1,161 @@
+"""A yard whose coordinators run in threads, and whose workers are the test itself.
+
+So a test decides when a lane is read and when a request finishes, and sees what is where.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import redis
+
+from coordinator.coordinator import Coordinator
+from tests.support.builders import make_request, make_result, random_name, worker_json
+from tests.support.waiting import eventually
+from tokenyard.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
+from tokenyard.parse import parse_assignment
+from tokenyard.replies import Reply, decode_replies, decode_reply
+from tokenyard.scripts import Publication, Published, Scripts
+from tokenyard.settings import CoordinatorSettings
+from tokenyard.wire import Assignment, Request, request_fields
+
+LONG_MS = 600_000
+STOP_S = 10.0
+
+
+@contextmanager
+def running(coordinator: Coordinator) -> Iterator[Coordinator]:
+    """Run a coordinator in a thread until the block ends."""
+    thread = threading.Thread(target=coordinator.run, name="coordinator")
+    thread.start()
+    try:
+        assert coordinator.wait_until_ready(STOP_S)
+        yield coordinator
+    finally:
+        coordinator.stop()
+        thread.join(STOP_S)
+        assert not thread.is_alive(), "the coordinator did not stop"
+
+
+class Lanes:
+    """The workers of a yard, played by the test."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.keys = Keys(random_name("yard"))
+        self.connection = redis.Redis.from_url(url, socket_timeout=30.0)
+        self.scripts = Scripts(self.connection, self.keys)
+        self._stack = ExitStack()
+        self._stack.callback(self.connection.close)
+
+    def close(self) -> None:
+        """Stop the coordinators that were started here."""
+        self._stack.close()
+
+    def settings(self, **values: Any) -> CoordinatorSettings:
+        """Settings of a coordinator of this yard."""
+        return CoordinatorSettings(redis_url=self.url, yard=self.keys.yard, **values)
+
+    def coordinator(self, **values: Any) -> Coordinator:
+        """Start a coordinator; it leads or stands by on return."""
+        return self._stack.enter_context(running(Coordinator(self.settings(**values))))
+
+    # Workers
+
+    def worker(self, name: str = "w", lane_limit: int = 1000, model: str = "sim") -> str:
+        """A worker joins; it does nothing by itself."""
+        info = worker_json(name, lane_limit=lane_limit, model=model)
+        return self.scripts.register(name, LONG_MS, info)
+
+    def lane(self, worker: str) -> list[Assignment]:
+        """What is on a lane, in order."""
+        found = []
+        for entry, fields in self.connection.xrange(self.keys.lane(worker)):
+            assignment = parse_assignment(entry.decode(), fields)
+            assert assignment is not None
+            found.append(assignment)
+        return found
+
+    def ids(self, worker: str) -> list[str]:
+        """The ids of the requests on a lane, in order."""
+        return [assignment.request.id for assignment in self.lane(worker)]
+
+    def load(self, worker: str) -> int:
+        """Length of a lane."""
+        return int(self.connection.xlen(self.keys.lane(worker)))
+
+    def wait_for_load(self, worker: str, count: int, timeout_s: float = 10.0) -> list[str]:
+        """The ids on a lane once it holds so many."""
+        eventually(lambda: self.load(worker) == count, timeout_s=timeout_s)
+        return self.ids(worker)
+
+    def finish(self, worker: str, *assignments: Assignment) -> list[Published]:
+        """Answer requests of a lane."""
+        items = [Publication(one, make_result(one.request.id)) for one in assignments]
+        return self.scripts.finish(worker, items)
+
+    def serve(self, workers: Sequence[str], count: int, timeout_s: float = 20.0) -> list[str]:
+        """Finish whatever comes onto the lanes, one at a time; the ids in that order."""
+        served: list[str] = []
+
+        def one_more() -> bool:
+            for worker in workers:
+                for assignment in self.lane(worker)[: min(1, count - len(served))]:
+                    self.finish(worker, assignment)
+                    served.append(assignment.request.id)
+            return len(served) == count
+
+        eventually(one_more, timeout_s=timeout_s, every_s=0.001)
+        return served
+
+    # Clients
+
+    def push(
+        self, requests: Sequence[Request], priority_class: PriorityClass = "normal"
+    ) -> list[str]:
+        """Submit by XADD, in order; the ids."""
+        pipeline = self.connection.pipeline(transaction=True)
+        for request in requests:
+            fields: Any = request_fields(request)
+            pipeline.xadd(self.keys.intake(priority_class), fields)
+        pipeline.execute()
+        return [request.id for request in requests]
+
+    def push_raw(
+        self, fields: Mapping[Any, Any], priority_class: PriorityClass | str = "normal"
+    ) -> None:
+        """Submit anything at all."""
+        self.connection.xadd(self.keys.intake(priority_class), dict(fields))
+
+    def waiting(self) -> int:
+        """How many requests wait in the intakes, whether read or not."""
+        return sum(int(self.connection.xlen(self.keys.intake(name))) for name in INTAKE_CLASSES)
+
+    def pending(self, priority_class: PriorityClass = "normal") -> int:
+        """How many entries of an intake were read and not yet moved."""
+        return int(self.connection.xpending(self.keys.intake(priority_class), GROUP)["pending"])
+
+    def result(self, request_id: str, client: str = "anon", timeout_s: float = 10.0) -> Reply:
+        """The result in the ledger, once it is there."""
+        ledger = self.keys.ledger(client, request_id)
+        packed: bytes = eventually(
+            lambda: self.connection.hget(ledger, "result"), timeout_s=timeout_s
+        )
+        return decode_reply(packed)
+
+    def replies(self, request_id: str, client: str = "anon") -> list[Reply]:
+        """All that was published on a request's own stream."""
+        entries = self.connection.xrange(self.keys.reply(client, request_id))
+        return [reply for _, fields in entries for reply in decode_replies(fields)]
+
+    def dead(self) -> list[dict[bytes, bytes]]:
+        """The dead letters."""
+        return [fields for _, fields in self.connection.xrange(self.keys.dead)]
+
+
+def requests(count: int, prefix: str = "r") -> list[Request]:
+    """So many requests with names that sort in their order."""
+    return [make_request(f"{prefix}{at:04}") for at in range(count)]
