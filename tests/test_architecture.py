@@ -117,3 +117,11 @@ def test_every_script_has_a_caller_and_every_include_a_script() -> None:
     for include in (folder / "include").glob("*.lua"):
         line = f"-- @include {include.stem}\n"
         assert any(line in text for text in texts.values()), f"nobody includes {include.name}"
+
+
+def test_no_test_is_forgotten() -> None:
+    """Each folder of tests, and each test file beside them, is run by a tox environment."""
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    files = [file.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")]
+    rooms = {file.parts[0] for file in files if "node_modules" not in file.parts}
+    assert [room for room in sorted(rooms) if f" tests/{room} " not in tox] == []
