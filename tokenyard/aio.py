@@ -93,7 +93,7 @@ class AsyncClient:
     async def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncHandle:
         """See `tokenyard.Client.submit`."""
         await self._listen()
-        draft = self._dialogue.draft({"prompt": prompt}, options)
+        draft = self._dialogue.draft(prompt, options)
         [handle] = await self._submit([draft])
         return handle
 

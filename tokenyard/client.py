@@ -117,7 +117,7 @@ class Client:
         may have been accepted: submit it again with the same ``id``, and it runs once.
         """
         self._listen()
-        draft = self._dialogue.draft({"prompt": prompt}, options)
+        draft = self._dialogue.draft(prompt, options)
         [handle] = self._submit([draft])
         return handle
 

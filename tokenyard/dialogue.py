@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tokenyard import scripts
-from tokenyard.drafting import Draft, Drafter, Item
+from tokenyard.drafting import Draft, Drafter, Item, Prompt
 from tokenyard.errors import (
     BrokerUnavailable,
     InvalidRequest,
@@ -99,9 +99,9 @@ class Dialogue:
 
     # Submitting
 
-    def draft(self, item: Item, options: Mapping[str, Any]) -> Draft:
+    def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> Draft:
         """Read one request; raises `InvalidRequest`. Touches nothing but the tokenizer."""
-        return self._drafter.draft(item, options)
+        return self._drafter.draft(prompt, options)
 
     def draft_many(
         self, items: Sequence[Item], options: Mapping[str, Any]
@@ -148,6 +148,7 @@ class Dialogue:
             exchange = self._session.find(draft.request.id)
             if exchange is None:
                 exchange = self._session.open(draft.request.id, draft.local_text, now)
+                exchange.is_interleaved = draft.request.params.n > 1
                 new.append((draft.request, exchange))
             exchanges[at] = exchange
         if not new:

@@ -115,8 +115,10 @@ class _Template:
 
     request: Request  # everything but its id and prompt
     priority_class: PriorityClass
-    #: The request's parameters where the client makes the text itself.
+    size: int  # bytes of the fields, without id and prompt
+    #: The request's parameters where the client makes the text itself, and that size.
     silent_params: SamplingParams
+    silent_size: int
 
 
 class Drafter:
@@ -132,12 +134,9 @@ class Drafter:
         #: The server's clock less ours. Learnt at the handshake.
         self.clock_offset_s = 0.0
 
-    def draft(self, item: Item, shared: Mapping[str, Any]) -> Draft:
+    def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> Draft:
         """One request; raises `InvalidRequest`."""
-        [draft] = self.draft_many([item], shared)
-        if isinstance(draft, InvalidRequest):
-            raise draft
-        return draft
+        return self._draft(prompt, None, self._template(options))
 
     def draft_many(
         self, items: Sequence[Item], shared: Mapping[str, Any]
@@ -201,10 +200,15 @@ class Drafter:
                 metadata=options.get("metadata", {}),
             )
         )
+        bare = msgspec.structs.replace(request, id="", prompt=None)
         silent = msgspec.structs.replace(request.params, detokenize=False)
-        if "id" not in options:
-            request = msgspec.structs.replace(request, id="")
-        return _Template(request, priority_class, silent)
+        return _Template(
+            bare if "id" not in options else msgspec.structs.replace(bare, id=request.id),
+            priority_class,
+            _size(bare),
+            silent,
+            _size(msgspec.structs.replace(bare, params=silent)),
+        )
 
     def _deadline_ms(self, options: Mapping[str, Any]) -> int | None:
         if "deadline_s" in options:
@@ -224,18 +228,22 @@ class Drafter:
         if encoded is None and self._tokenizer is not None:
             encoded = _encode(self._tokenizer, kind, prompt)
         params, local_text = self._text(kind, encoded, template)
-        content: dict[str, Any] = {"tokens": None, "prompt": None, "messages": None}
+        content: Any = prompt if encoded is None else encoded
         if encoded is not None or kind == "tokens":
-            content["tokens"] = _pack(prompt if encoded is None else encoded)
-        else:
-            content[kind] = prompt
+            kind, content = "tokens", _pack(content)
         request = msgspec.structs.replace(
             template.request,
             id=template.request.id or f"{self._run}-{next(self._count)}",
             params=params,
-            **content,
+            **{kind: content},
         )
-        return Draft(request, template.priority_class, local_text, self._measure(request))
+        size = template.silent_size if params is template.silent_params else template.size
+        size += len(request.id.encode()) + len(kind) + _content_size(content)
+        if 0 < self.max_request_bytes < size:
+            raise InvalidRequest(
+                kind, f"the request has {size} bytes, of at most {self.max_request_bytes}"
+            )
+        return Draft(request, template.priority_class, local_text, size)
 
     def _text(
         self, kind: str, tokens: Sequence[int] | None, template: _Template
@@ -253,25 +261,22 @@ class Drafter:
         local_text = LocalText(self._tokenizer, tail, params.skip_special_tokens)
         return template.silent_params, local_text
 
-    def _measure(self, request: Request) -> int:
-        fields = _fields(request)
-        size = sum(
-            len(name) + (len(value) if isinstance(value, bytes) else len(str(value).encode()))
-            for name, value in fields.items()
-        )
-        if 0 < self.max_request_bytes < size:
-            raise InvalidRequest(
-                "prompt", f"the request has {size} bytes, of at most {self.max_request_bytes}"
-            )
-        return size
+
+def _size(request: Request) -> int:
+    """Bytes of its fields, as the coordinator counts them."""
+    fields = request_fields(request).items()
+    return sum(len(name) + _content_size(value) for name, value in fields)
 
 
-def _fields(request: Request) -> dict[str, bytes | str | int]:
-    try:
-        return request_fields(request)
-    except (TypeError, ValueError) as fault:
-        name = "messages" if request.messages is not None else "metadata"
-        raise InvalidRequest(name, f"cannot be written as JSON: {fault}") from fault
+def _content_size(value: Any) -> int:
+    if isinstance(value, bytes):
+        return len(value)
+    if not isinstance(value, str | int):
+        try:
+            return len(msgspec.json.encode(value))
+        except (TypeError, ValueError) as fault:
+            raise InvalidRequest("messages", f"cannot be written as JSON: {fault}") from fault
+    return len(str(value).encode())
 
 
 def _checked(request: Request) -> Request:
@@ -280,9 +285,13 @@ def _checked(request: Request) -> Request:
         raise InvalidRequest("metadata", "must be a mapping")
     if request.result_ttl_s == 0:
         raise InvalidRequest("result_ttl", "must be at least 1")  # 0 would travel as "default"
+    try:
+        fields = request_fields(request)
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequest("metadata", f"cannot be written as JSON: {fault}") from fault
     wire = {
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
-        for name, value in _fields(request).items()
+        for name, value in fields.items()
     }
     read = parse_request(wire)
     if isinstance(read, Request):
@@ -312,7 +321,7 @@ def _kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
         if not prompt:
             raise InvalidRequest("prompt", "is empty")
         return "prompt"
-    if isinstance(prompt, bytes) or not hasattr(prompt, "__getitem__"):
+    if isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__getitem__"):
         raise InvalidRequest("prompt", "give text, token ids or chat messages")
     if not len(prompt):
         raise InvalidRequest("tokens", "is empty")
@@ -336,9 +345,9 @@ def _encode(tokenizer: Tokenizer, kind: str, prompt: Prompt) -> Sequence[int]:
 def _pack(tokens: Any) -> bytes:
     try:
         packed = pack_tokens(tokens)
-        lowest = min(tokens, default=-1)
     except (OverflowError, TypeError) as fault:
         raise InvalidRequest("tokens", f"must be ids from 0 to {MAX_TOKEN_ID}: {fault}") from fault
-    if lowest < 0:
-        raise InvalidRequest("tokens", f"must be ids from 0 to {MAX_TOKEN_ID}, at least one")
+    # The top byte of a negative id is 0x80 or more; this is how bytes are compared fastest.
+    if not packed[3::4].isascii():
+        raise InvalidRequest("tokens", "token ids must not be negative")
     return packed

@@ -41,6 +41,7 @@ class Exchange:
         "final",
         "heard_at",
         "id",
+        "is_interleaved",
         "is_submitted",
         "listeners",
         "local_text",
@@ -56,6 +57,8 @@ class Exchange:
         self.final: Reply | None = None
         self.fault: TokenyardError | None = None
         self.is_submitted = False
+        #: Whether the reply has several choices, which the ledger's tokens do not tell apart.
+        self.is_interleaved = False
         #: Whether replies were missed, so that tokens must be fetched.
         self.needs_tokens = False
         self.heard_at = now
@@ -83,9 +86,9 @@ class Exchange:
         self._tell()
 
     def take_published(self, packed: bytes) -> None:
-        """Fill a hole with the tokens that the ledger has."""
+        """Fill a hole with the tokens that the ledger has; choices wait for their result."""
         self.needs_tokens = False
-        if self.is_over:
+        if self.is_over or self.is_interleaved:
             return
         whole = Reply(id=self.id, event="delta", seq=0, tokens=packed)
         if self._append(whole):
@@ -112,6 +115,7 @@ class Exchange:
                 tokens=delta.tokens[known * _TOKEN_BYTES :],
                 index=delta.index,
             )
+        self.is_interleaved = self.is_interleaved or delta.index > 0
         self.deltas.append(delta)
         self.published += new
         return True

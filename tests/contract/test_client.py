@@ -31,8 +31,9 @@ from tokenyard import (
     WaitTimeout,
 )
 from tokenyard.keys import Keys
+from tokenyard.replies import encode_reply
 from tokenyard.scripts import Scripts
-from tokenyard.wire import unpack_tokens
+from tokenyard.wire import pack_tokens, unpack_tokens
 
 NewClient = Callable[..., Any]
 WAIT_S = 20.0
@@ -96,13 +97,11 @@ class TestHandshake:
     def test_says_how_to_start_a_coordinator(
         self, new_client_at: NewClient, broker: Server, keys: Keys
     ) -> None:
-        url = f"redis://:secret@127.0.0.1:{broker.port}/0"
         client = new_client_at(broker.url + "/0", connect_timeout_s=0.2)
         with pytest.raises(NoCoordinator) as caught:
             client.start()
         command = f"tokenyard --redis-url {broker.url}/0 --yard {keys.yard} coordinator"
         assert command in str(caught.value)
-        assert "secret" not in str(caught.value), url
 
     def test_waits_for_a_coordinator(
         self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
@@ -232,6 +231,7 @@ class TestSubmit:
             ([1.5], {}, "tokens"),
             (b"ab", {}, "prompt"),
             (7, {}, "prompt"),
+            ({"prompt": "x"}, {}, "prompt"),
             ([{"content": "x"}], {}, "messages[0].role"),
             ("x", {"temperature": -1}, "params.temperature"),
             ("x", {"temprature": 1}, "params"),
@@ -305,6 +305,26 @@ class TestMany:
             new_client().submit_many([[1], [-1]])
         assert caught.value.field == "items[1].tokens"
         assert yard.dispatch() == 0
+
+    def test_many_threads_share_a_client(self, yard: StandIn, new_client: NewClient) -> None:
+        client = new_client()
+        client.start()
+        answers: dict[int, list[int]] = {}
+
+        def ask(number: int) -> None:
+            for turn in range(10):
+                handle = client.submit([number, turn], stream=bool(turn % 2))
+                tokens = [token for delta in handle for token in delta.tokens]
+                assert tokens == [number + 1, turn + 1] == handle.result().tokens
+            answers[number] = tokens
+
+        threads = [threading.Thread(target=ask, args=[number]) for number in range(8)]
+        with yard.running():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(WAIT_S)
+        assert sorted(answers) == list(range(8))
 
     def test_a_burst_larger_than_a_call(self, yard: StandIn, new_client: NewClient) -> None:
         handles = new_client().submit_many([[number] for number in range(1, 1001)])
@@ -540,10 +560,8 @@ class TestComingBack:
     ) -> None:
         handle = new_client(client_id="me").submit("go", stream=True)
         yard.dispatch()
-        with connection.pipeline(transaction=True) as at_once:
-            # Nobody can read between these: the first delta never appears in the stream.
-            at_once.append(keys.tokens("me", handle.id), (72).to_bytes(4, "little"))
-            at_once.execute()
+        # The first delta reaches the ledger alone: as if it had been trimmed from the stream.
+        connection.append(keys.tokens("me", handle.id), pack_tokens([72]))
         yard._published[handle.id] = [72]
         yard.emit(handle.id, [101])
         deltas = iter(handle)
@@ -566,12 +584,8 @@ class TestComingBack:
         yard.dispatch()
         # What is lost is the reply; the ledger has the result.
         result = yard._result(handle.id, [9])
-        stand_in_key = keys.ledger("me", handle.id)
-        from tokenyard.replies import encode_reply
-
-        connection.hset(
-            stand_in_key, mapping={"state": "completed", "result": encode_reply(result.reply)}
-        )
+        found = {"state": "completed", "result": encode_reply(result.reply)}
+        connection.hset(keys.ledger("me", handle.id), mapping=found)
         assert handle.result(WAIT_S).tokens == [9]
 
     def test_a_request_that_the_yard_forgot(

@@ -1,0 +1,113 @@
+"""The conversation of a client, carried out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.builders import make_request, make_result
+from tokenyard.client import _LISTEN_TIMEOUT_S
+from tokenyard.dialogue import BLOCK_MS, Dialogue, bursts
+from tokenyard.drafting import Draft
+from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
+from tokenyard.keys import PriorityClass
+from tokenyard.operations import Ask, Operation, Pause
+from tokenyard.replies import encode_reply
+from tokenyard.scripts import Acceptance, Call, Submitted
+
+
+def make_dialogue() -> Dialogue:
+    return Dialogue("redis://nowhere", "yard", "me", None, 1.0, 1.0)
+
+
+def draft(request_id: str, priority_class: PriorityClass = "normal", size: int = 1) -> Draft:
+    return Draft(make_request(request_id), priority_class, None, size)
+
+
+def command(operation: Operation) -> Any:
+    """The one command of an operation."""
+    assert isinstance(operation, Ask)
+    [only] = operation.commands
+    return only
+
+
+def frame(request_id: str) -> bytes:
+    return b"\x91" + encode_reply(make_result(request_id, [1]))
+
+
+def test_a_burst_ends_by_number_size_and_class() -> None:
+    many = [draft(str(number)) for number in range(600)]
+    assert [len(burst) for burst in bursts(enumerate(many))] == [256, 256, 88]
+    large = [draft("a", size=700_000), draft("b", size=700_000), draft("c", size=9_000_000)]
+    assert [len(burst) for burst in bursts(enumerate(large))] == [1, 1, 1]
+    mixed = [draft("a"), draft("b", "high"), draft("c", "high")]
+    assert [[index for index, _ in burst] for burst in bursts(enumerate(mixed))] == [[0], [1, 2]]
+    assert list(bursts([])) == []
+
+
+def test_listening_reads_on_where_the_server_went_away() -> None:
+    dialogue = make_dialogue()
+    steps = dialogue.listen()
+    assert "BLOCK" not in command(next(steps)), "the past is read without waiting"
+    read = steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
+    assert "BLOCK" in command(read)
+    pauses = []
+    for _ in range(10):
+        pause = steps.throw(BrokerUnavailable("gone"))
+        assert isinstance(pause, Pause)
+        pauses.append(pause.seconds)
+        assert command(steps.send(None))[-1] == "5-1"
+    assert pauses[0] < 0.1
+    assert max(pauses) <= 2.0
+
+
+def test_listening_ends_with_the_client() -> None:
+    dialogue = make_dialogue()
+    steps = dialogue.listen()
+    next(steps)
+    dialogue.close()
+    with pytest.raises(StopIteration):
+        steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
+    with pytest.raises(StopIteration):
+        next(dialogue.take_leave())
+
+
+def test_what_was_read_is_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 0.0)
+    steps = make_dialogue().listen()
+    next(steps)
+    trim = command(steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]]))
+    assert (trim[0], *trim[2:]) == ("XTRIM", "MINID", "5-2")
+
+
+def test_a_submission_that_breaks_is_followed_no_longer() -> None:
+    dialogue = make_dialogue()
+    steps = dialogue.submit([draft("q")])
+    assert isinstance(next(steps), Call)
+    with pytest.raises(BrokerUnavailable):
+        steps.throw(BrokerUnavailable("gone"))
+    steps = dialogue.submit([draft("q")])
+    assert isinstance(next(steps), Call), "so that it can be submitted again"
+
+
+def test_a_full_queue_leaves_the_rest_unsent() -> None:
+    steps = make_dialogue().submit([draft(str(number)) for number in range(300)])
+    call = next(steps)
+    assert isinstance(call, Call)
+    accepted = [Acceptance(Submitted.ACCEPTED, sid="normal/1-1")] * 255
+    with pytest.raises(QueueFull) as caught:
+        steps.send([*accepted, Acceptance(Submitted.FULL, retry_after_ms=1500)])
+    assert caught.value.retry_after_s == 1.5
+    assert [exchange.id for exchange in caught.value.accepted] == [str(n) for n in range(255)]
+
+
+def test_an_error_that_stays_ends_listening() -> None:
+    steps = make_dialogue().listen()
+    next(steps)
+    with pytest.raises(BrokerUnsuitable):
+        steps.throw(BrokerUnsuitable("no permission"))
+
+
+def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
+    assert _LISTEN_TIMEOUT_S > BLOCK_MS / 1000

@@ -1,0 +1,156 @@
+"""Requests as a user writes them, and as they travel."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenyard.drafting import Drafter, SamplingOptions
+from tokenyard.errors import InvalidRequest, SettingsError
+from tokenyard.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
+from tokenyard.wire import SamplingParams, request_fields, unpack_tokens
+
+MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
+
+
+class Bytes:
+    """A tokenizer: one token for each byte, 256 is special."""
+
+    def encode(self, texts: Any) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        return [256, *str(messages[-1]["content"]).encode()]
+
+    def decode(self, tokens: Any, *, skip_special_tokens: bool) -> str:
+        special = b"" if skip_special_tokens else b"<s>"
+        parts = (special if token == 256 else bytes([token]) for token in tokens)
+        return b"".join(parts).decode(errors="replace")
+
+
+def wire_size(draft: Any) -> int:
+    fields = request_fields(draft.request)
+    return sum(
+        len(name) + (len(value) if isinstance(value, bytes) else len(str(value).encode()))
+        for name, value in fields.items()
+    )
+
+
+def test_sampling_options_are_those_of_the_wire() -> None:
+    names = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert set(SamplingOptions.__annotations__) == names
+
+
+@pytest.mark.parametrize("tokenizer", [None, Bytes()])
+@pytest.mark.parametrize(
+    "prompt", ["Grüße", [1, 2, 3], array("i", [1, 2]), [{"role": "user", "content": "ß"}]]
+)
+def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: Any) -> None:
+    drafter = Drafter("me", tokenizer)
+    for options in ({}, {"id": "ß"}, {"max_tokens": 3, "metadata": {"x": 1}, "stream": True}):
+        draft = drafter.draft(prompt, options)
+        assert draft.size == wire_size(draft)
+
+
+def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
+    drafter = Drafter("me", None)
+    drafter.max_request_bytes = drafter.draft("xxxx", {"id": "q"}).size
+    drafter.draft("xxxx", {"id": "q"})
+    with pytest.raises(InvalidRequest, match="bytes"):
+        drafter.draft("xxxxx", {"id": "q"})
+
+
+def test_ids_of_our_making_differ() -> None:
+    drafters = [Drafter("me", None), Drafter("me", None)]
+    ids = {drafter.draft("x", {}).request.id for drafter in drafters for _ in range(100)}
+    assert len(ids) == 200
+
+
+def test_what_an_item_says_goes_before_what_is_shared() -> None:
+    drafter = Drafter("me", None)
+    item: Any = {"prompt": [1], "temperature": 0.5, "model": "b"}
+    [own, shared] = drafter.draft_many([item, [2]], {"temperature": 0.1, "model": "a"})
+    assert not isinstance(own, InvalidRequest)
+    assert not isinstance(shared, InvalidRequest)
+    assert (own.request.model, own.request.params.temperature) == ("b", 0.5)
+    assert (shared.request.model, shared.request.params.temperature) == ("a", 0.1)
+
+
+def test_params_are_a_base_for_what_stands_beside_them() -> None:
+    options = {"params": SamplingParams(top_k=5, temperature=0.5), "temperature": 0}
+    params = Drafter("me", None).draft("x", options).request.params
+    assert params == SamplingParams(top_k=5, temperature=0)
+
+
+def test_none_leaves_an_option_out() -> None:
+    options = {"id": None, "model": None, "deadline_s": None, "max_tokens": None}
+    request = Drafter("me", None).draft("x", options).request
+    assert (request.model, request.deadline_ms, request.params.max_tokens) == ("", None, None)
+
+
+def test_a_deadline_is_by_the_servers_clock() -> None:
+    drafter = Drafter("me", None)
+    drafter.clock_offset_s = 3600.0
+    deadline_ms = drafter.draft("x", {"deadline_s": 60}).request.deadline_ms
+    now_ms = datetime.datetime.now(datetime.UTC).timestamp() * 1000
+    assert deadline_ms == pytest.approx(now_ms + 3_660_000, abs=60_000)
+    with pytest.raises(InvalidRequest, match="time zone"):
+        drafter.draft("x", {"deadline": datetime.datetime(2100, 1, 1)})  # noqa: DTZ001 - the point
+
+
+def test_who_makes_the_text() -> None:
+    drafter = Drafter("me", Bytes())
+    cases: list[tuple[Any, dict[str, Any], bool, bool]] = [
+        ("x", {}, True, False),
+        ("x", {"stop": "y"}, False, True),
+        ("x", {"detokenize": False}, False, False),
+        ([1], {}, False, False),
+        ([1], {"detokenize": True}, True, False),
+        ([{"role": "user", "content": "x"}], {}, True, False),
+    ]
+    for prompt, options, here, there in cases:
+        draft = drafter.draft(prompt, options)
+        assert draft.request.tokens is not None
+        assert (draft.local_text is not None, draft.request.wants_text) == (here, there), options
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.data())
+def test_text_by_pieces_is_the_text(prompt: str, text: str, data: st.DataObject) -> None:
+    tokens = list(text.encode())
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)))))
+    local = LocalText(Bytes(), tuple(prompt.encode()[-5:]))
+    detokenizer = Detokenizer(local)
+    edges = [0, *cuts, len(tokens)]
+    pieces = [detokenizer.add(tokens[start:end]) for start, end in itertools.pairwise(edges)]
+    whole = local.whole(tokens)
+    assert whole == text
+    assert whole.startswith("".join(pieces))
+    if not text.endswith("\ufffd"):
+        assert whole == "".join(pieces)
+
+
+def test_special_tokens_are_shown_where_asked() -> None:
+    assert LocalText(Bytes()).whole([65, 256]) == "A"
+    assert LocalText(Bytes(), skip_special_tokens=False).whole([65, 256]) == "A<s>"
+
+
+def test_a_tokenizer_of_hugging_face() -> None:
+    tokenizer = load_tokenizer(str(MODELS / "adder"))
+    [ids] = tokenizer.encode(["27+48="])
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "27+48="
+    assert list(tokenizer.encode_chat([{"role": "user", "content": " 27+48= "}])) == list(ids)
+    draft = Drafter("me", tokenizer).draft("27+48=", {})
+    assert unpack_tokens(draft.request.tokens or b"") == list(ids)
+
+
+def test_a_tokenizer_that_is_not_there() -> None:
+    with pytest.raises(SettingsError, match="no-such-folder"):
+        load_tokenizer("./no-such-folder")

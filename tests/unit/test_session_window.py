@@ -1,0 +1,131 @@
+"""The window of `map`, turn by turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.support.builders import make_request, make_result
+from tokenyard.drafting import Draft
+from tokenyard.errors import InvalidRequest, UnknownRequest
+from tokenyard.exchange import Exchange
+from tokenyard.window import Numbered, Window
+
+
+def draft(request_id: str) -> Draft:
+    return Draft(make_request(request_id), "normal", None, 100)
+
+
+def make_window(items: Iterable[Any], size: int = 8, **options: Any) -> Window:
+    return Window(items, size, **({"ordered": False, "wake": lambda: None} | options))
+
+
+def submit_all(window: Window, now: float = 0.0) -> dict[int, Exchange]:
+    exchanges = {}
+    for index, ready in window.take_unsubmitted(now):
+        exchanges[index] = Exchange(ready.request.id, None, now)
+        window.submitted(index, exchanges[index])
+    return exchanges
+
+
+def pull(window: Window) -> int:
+    items = window.pull()
+    window.add([draft(str(item)) for item in items])
+    return len(items)
+
+
+def answer(exchange: Exchange) -> None:
+    exchange.take(make_result(exchange.id, [1]), 0.0)
+
+
+def test_an_endless_source_is_pulled_as_there_is_room() -> None:
+    window = make_window(itertools.count(), size=8)
+    assert pull(window) == 8
+    exchanges = submit_all(window)
+    assert pull(window) == 0
+    answer(exchanges[3])
+    assert [index for index, _ in window.ready()] == [3]
+    assert pull(window) == 0, "one place is no burst"
+    answer(exchanges[4])
+    assert list(window.ready())
+    assert pull(window) == 2
+
+
+def test_a_window_of_one() -> None:
+    window = make_window(["a", "b"], size=1)
+    for number in range(2):
+        assert pull(window) == 1
+        answer(submit_all(window)[number])
+        assert [index for index, _ in window.ready()] == [number]
+    assert pull(window) == 0
+    assert window.is_over
+
+
+def test_results_in_order_wait_for_the_first() -> None:
+    window = make_window(range(4), ordered=True)
+    pull(window)
+    exchanges = submit_all(window)
+    answer(exchanges[1])
+    answer(exchanges[2])
+    assert list(window.ready()) == []
+    assert window.wait_s(0.0, 5.0) == 5.0
+    answer(exchanges[0])
+    assert [index for index, _ in window.ready()] == [0, 1, 2]
+    assert not window.is_over
+
+
+def test_what_was_refused_comes_again_first_and_not_before_its_time() -> None:
+    window = make_window(range(3))
+    pull(window)
+    drafts: list[Numbered] = window.take_unsubmitted(0.0)
+    window.refuse(drafts[1:], retry_at=2.0)
+    window.submitted(0, Exchange("0", None, 0.0))
+    assert window.take_unsubmitted(1.0) == []
+    assert window.wait_s(1.5, 5.0) == 0.5
+    assert window.take_unsubmitted(2.0) == drafts[1:]
+
+
+def test_a_bad_prompt_is_a_result() -> None:
+    window = make_window(["x"])
+    window.add([InvalidRequest("prompt", "is empty") for _ in window.pull()])
+    [(index, result)] = window.ready()
+    assert (index, result.status) == (0, "failed")
+    assert result.error is not None
+    assert result.error.message == "prompt: is empty"
+
+
+def test_a_result_that_was_there_before_we_listened_is_not_lost() -> None:
+    woken: list[bool] = []
+    window = make_window(["x"], wake=lambda: woken.append(True))
+    pull(window)
+    [(index, _)] = window.take_unsubmitted(0.0)
+    exchange = Exchange("x", None, 0.0)
+    answer(exchange)
+    window.submitted(index, exchange)
+    assert woken
+    assert window.wait_s(0.0, 5.0) == 0.0
+    assert len(list(window.ready())) == 1
+
+
+def test_an_end_without_a_result_is_raised() -> None:
+    window = make_window(["x"])
+    pull(window)
+    submit_all(window)[0].fail(UnknownRequest("gone"))
+    with pytest.raises(UnknownRequest):
+        list(window.ready())
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="window"):
+        make_window([], size=0)
+
+
+def test_a_slow_source_does_not_hold_back_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("tokenyard.window.time.monotonic", lambda: next(clock))
+    window = make_window(range(8))
+    assert pull(window) == 1
+    assert window.has_room
