@@ -1,0 +1,432 @@
+"""One coordinator or two: the lead, bad input, broken groups and connections, start and stop."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.coordinator import Coordinator
+from tests.support.builders import make_request
+from tests.support.lanes import STOP_S, Lanes, requests, running
+from tests.support.processes import Plant
+from tests.support.servers import Server, free_port
+from tests.support.waiting import eventually
+from tokenyard.errors import SettingsError
+from tokenyard.keys import GROUP, INTAKE_CLASSES
+from tokenyard.replies import to_result
+from tokenyard.settings import CoordinatorSettings
+from tokenyard.wire import SamplingParams
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+def served(lanes: Lanes, worker: str, count: int = 3) -> bool:
+    """Whether new requests come onto the lane."""
+    ids = lanes.push([make_request() for _ in range(count)])
+    eventually(lambda: set(ids) <= set(lanes.ids(worker)))
+    return True
+
+
+class TestLead:
+    def test_one_leads_and_the_other_stands_by(self, lanes: Lanes) -> None:
+        lanes.coordinator(name="one")
+        lanes.coordinator(name="two")
+
+        assert lanes.connection.get(lanes.keys.leader) == b"1:one"
+
+    def test_standby_takes_over_at_once_from_one_that_stops(self, lanes: Lanes) -> None:
+        # Given a leader that holds what it could not place, and a standby
+        worker = lanes.worker(lane_limit=2)
+        with running(Coordinator(lanes.settings(name="one", lease_ms=60_000))):
+            lanes.push(requests(10))
+            lanes.wait_for_load(worker, 2)
+            lanes.coordinator(name="two", lease_ms=5_000)
+            eventually(lambda: lanes.pending() > 0)
+
+        # If the leader stops, which the end of the block has waited for
+        stopped = time.monotonic()
+        eventually(lambda: lanes.connection.get(lanes.keys.leader) == b"2:two")
+
+        # I expect the standby to lead long before the lease would have ended, and to go on.
+        assert time.monotonic() - stopped < 1.5
+        assert lanes.serve([worker], 10) == [f"r{at:04}" for at in range(10)]
+
+    def test_deposed_leader_moves_nothing_and_recovers(self, lanes: Lanes) -> None:
+        # Given a leader whose lead another takes
+        worker = lanes.worker()
+        lanes.coordinator(name="one", block_ms=50, lease_ms=1_000)
+        assert served(lanes, worker, 1)
+        lanes.connection.set(lanes.keys.leader, "99:thief")
+        ids = lanes.push(requests(5))
+
+        # I expect it to move nothing more, even what it has read,
+        eventually(lambda: lanes.pending() == 5)
+        deposed = time.monotonic() + 1.0
+        eventually(lambda: time.monotonic() > deposed)
+        assert lanes.load(worker) == 1
+        assert lanes.connection.get(lanes.keys.leader) == b"99:thief"
+
+        # and to lead again once the other is gone, with everything that waits.
+        lanes.connection.delete(lanes.keys.leader)
+        assert lanes.wait_for_load(worker, 6)[1:] == ids
+
+    def test_idle_leader_renews_a_short_lease_in_time(self, lanes: Lanes) -> None:
+        # Given a lease that is shorter than the longest read
+        lanes.coordinator(name="one", lease_ms=600, block_ms=2_000)
+        until = time.monotonic() + 2.5
+
+        eventually(lambda: time.monotonic() > until, every_s=0.1)
+
+        # I expect it to be still in its first term.
+        assert lanes.connection.get(lanes.keys.leader) == b"1:one"
+        assert lanes.connection.hget(lanes.keys.info, "epoch") == b"1"
+
+    def test_handshake_is_published(self, lanes: Lanes) -> None:
+        lanes.worker(model="adder")
+        lanes.coordinator(name="one", max_num_queued_reqs=77)
+
+        eventually(lambda: lanes.connection.hget(lanes.keys.info, "models") == b'["adder"]')
+        info = lanes.connection.hgetall(lanes.keys.info)
+        assert (info[b"protocol"], info[b"coordinator"]) == (b"1", b"one")
+        assert (info[b"default_model"], info[b"max_num_queued_reqs"]) == (b"adder", b"77")
+
+
+GOOD = {"id": "good", "prompt": "p"}
+#: Entries that must be answered, and the field that the message has to name.
+REFUSED = {
+    "broken JSON": ({"prompt": "p", "params": "{"}, "params"),
+    "no prompt": ({}, "prompt"),
+    "two prompts": ({"prompt": "p", "tokens": "[1]"}, "prompt"),
+    "negative ids": ({"tokens": "[1,-2]"}, "tokens"),
+    "ids beyond int32": ({"tokens": "[4294967296]"}, "tokens"),
+    "half an id": ({"tokens": b"\x01\x00\x00"}, "tokens"),
+    "unknown parameter": ({"prompt": "p", "params": '{"temprature":1}'}, "params"),
+    "parameter of a wrong type": ({"prompt": "p", "params": '{"max_tokens":"x"}'}, "params.max"),
+    "parameter out of range": ({"prompt": "p", "params": '{"top_p":7}'}, "params.top_p"),
+    "stream of a wrong type": ({"prompt": "p", "stream": "maybe"}, "stream"),
+    "priority of a wrong type": ({"prompt": "p", "priority": "soon"}, "priority"),
+    "a number of ten thousand digits": ({"prompt": "p", "deadline": "9" * 10_000}, "deadline"),
+    "messages without a role": ({"messages": '[{"content":"x"}]'}, "messages"),
+    "deep metadata": ({"prompt": "p", "metadata": "[" * 100_000}, "metadata"),
+    "not UTF-8": ({"prompt": b"\xff\xfe"}, "prompt"),
+    "another's replies": ({"prompt": "p", "reply_to": "replies:other"}, "reply_to"),
+    "another version": ({"prompt": "p", "v": "2"}, "v"),
+    "thousands of fields": ({"prompt": "p"} | {f"f{n}": "x" for n in range(5_000)}, "entry"),
+    "more bytes than allowed": ({"prompt": "x" * 1_200_000}, "request"),
+}
+#: Entries that name nobody to answer.
+BURIED = {
+    "no id": {"prompt": "p"},
+    "empty id": {"id": "", "prompt": "p"},
+    "long id": {"id": "x" * 201, "prompt": "p"},
+    "id that is not UTF-8": {"id": b"\xff", "prompt": "p"},
+    "client that forges a key": {"id": "x", "client": "a}/b", "prompt": "p"},
+    "almost nothing": {"": ""},
+    "thousands of fields": {f"f{n}": "x" for n in range(5_000)},
+}
+
+
+class TestHostileEntries:
+    def test_each_is_answered_and_the_next_good_one_is_served(self, lanes: Lanes) -> None:
+        # Given bad entries of every kind, then a good one
+        worker = lanes.worker()
+        lanes.coordinator(max_request_bytes=1_000_000)
+        for name, (fields, _) in REFUSED.items():
+            lanes.push_raw({"id": name, **fields})
+        lanes.push_raw(GOOD)
+
+        # I expect an answer that names the field for each, and the good one on the lane.
+        for name, (_, field) in REFUSED.items():
+            result = to_result(lanes.result(name))
+            assert (result.status, result.error.code) == ("failed", "INVALID_REQUEST"), name
+            assert result.error.message.startswith(field), (name, result.error.message)
+            assert [to_result(reply) for reply in lanes.replies(name)] == [result]
+        assert lanes.wait_for_load(worker, 1) == ["good"]
+        assert lanes.waiting() == 0
+
+    def test_what_nobody_can_be_answered_for_is_buried(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        lanes.coordinator()
+        for fields in BURIED.values():
+            lanes.push_raw(fields)
+        lanes.push_raw(GOOD)
+
+        eventually(lambda: len(lanes.dead()) == len(BURIED))
+        assert all(letter[b"dead_reason"] for letter in lanes.dead())
+        assert lanes.wait_for_load(worker, 1) == ["good"]
+        assert lanes.waiting() == 0
+
+    def test_unknown_model(self, lanes: Lanes) -> None:
+        worker = lanes.worker(model="adder")
+        lanes.coordinator()
+
+        lanes.push_raw({"id": "x", "prompt": "p", "model": "multiplier"})
+        lanes.push_raw(GOOD)
+
+        result = to_result(lanes.result("x"))
+        assert result.error.code == "MODEL_UNAVAILABLE"
+        assert "adder" in result.error.message
+        assert lanes.wait_for_load(worker, 1) == ["good"]
+
+    @pytest.mark.parametrize("intake", INTAKE_CLASSES)
+    def test_forged_history_counts_nothing(self, lanes: Lanes, intake: str) -> None:
+        # Given entries with the fields that only the system writes, also among the retries
+        worker = lanes.worker()
+        lanes.coordinator()
+        forged = {"attempt": "abc", "crashes": "abc", "published": b"\x01", "sid": "\xff"}
+        lanes.push_raw({"id": "one", "prompt": "p", **forged}, intake)
+        lanes.push_raw({"id": "two", "prompt": "p", "crashes": "99", "attempt": "-7"}, intake)
+
+        # I expect them to be first attempts of requests that nobody died of.
+        if intake == "retry":
+            assert to_result(lanes.result("two")).error.code == "WORKER_LOST"
+            lanes.wait_for_load(worker, 1)
+        else:
+            lanes.wait_for_load(worker, 2)
+        for assignment in lanes.lane(worker):
+            assert (assignment.attempt, assignment.crashes) == (1, 0)
+            assert assignment.published == b""
+
+    def test_forged_events(self, lanes: Lanes) -> None:
+        # Given wake-ups that anybody may have written
+        worker = lanes.worker()
+        lanes.coordinator()
+        for fields in (
+            {"event": "freed", "worker": worker, "count": "9" * 5_000},
+            {"event": "freed", "worker": b"\xff", "count": "1"},
+            {"event": "freed"},
+            {b"\xff": b"\xff"},
+        ):
+            lanes.connection.xadd(lanes.keys.events, fields)
+
+        assert served(lanes, worker)
+
+    def test_forged_roster(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        lanes.connection.hset(lanes.keys.workers, "rubbish", "{")
+        lanes.connection.hset(lanes.keys.workers, b"\xff", "{}")
+        lanes.connection.zadd(lanes.keys.leases, {"rubbish": 9e15, b"\xff": 9e15})
+        lanes.coordinator()
+
+        assert served(lanes, worker)
+
+    def test_bad_input_is_answered_while_all_lanes_are_full(self, lanes: Lanes) -> None:
+        worker = lanes.worker(lane_limit=1)
+        lanes.coordinator()
+        lanes.push(requests(5))
+        lanes.wait_for_load(worker, 1)
+
+        lanes.push_raw({"id": "x"})
+
+        assert to_result(lanes.result("x")).error.code == "INVALID_REQUEST"
+
+    def test_processes_survive_hostile_entries(self, valkey_broker: Server) -> None:
+        # Given real processes, and entries of which some reach the engine
+        with Plant(valkey_broker.url) as plant:
+            coordinator, controller = plant.coordinator(), plant.worker(slots=2)
+            plant.wait_for_workers(2)
+            before = [coordinator.pid, *(child.pid for child in controller.children())]
+            intake = plant.keys.intake("normal")
+            engine_refuses = {
+                "out of vocabulary": {"tokens": "[31999,32000]"},
+                "far out of vocabulary": {"tokens": "[2147483647]"},
+                "1 MB prompt": {"prompt": "x" * 1_000_000},
+                "stop id out of vocabulary": {
+                    "prompt": "p",
+                    "params": '{"stop_token_ids":[32000]}',
+                },
+                "simulated logprobs": {"prompt": "p", "params": '{"logprobs":1}'},
+            }
+            hostile = {name: fields for name, (fields, _) in REFUSED.items()} | engine_refuses
+            del hostile["more bytes than allowed"]
+            for name, fields in hostile.items():
+                plant.connection.xadd(intake, {"id": name, **fields})
+            for fields in BURIED.values():
+                plant.connection.xadd(intake, fields)
+            lane = plant.keys.lane(next(iter(plant.roster())))
+            plant.connection.xadd(lane, {"id": "forged", "prompt": "p", "attempt": "abc"})
+            plant.connection.xadd(lane, {"x": "y"})
+
+            # I expect an answer or a dead letter for each, and a good request to be served
+            for name in hostile:
+                result = plant.result(name)
+                assert result.error.code == "INVALID_REQUEST", (name, result)
+            eventually(lambda: plant.connection.xlen(plant.keys.dead) == len(BURIED))
+            good = [make_request(params=SamplingParams(max_tokens=3)) for _ in range(4)]
+            plant.push_all(good)
+            assert all(result.ok for result in plant.results(good))
+            assert plant.connection.xlen(lane) == 0
+
+            # by the same processes.
+            assert coordinator.is_running
+            assert [coordinator.pid, *(child.pid for child in controller.children())] == before
+
+
+class TestBrokenBroker:
+    def test_deleted_intake(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        lanes.coordinator(block_ms=50)
+        assert served(lanes, worker)
+
+        lanes.connection.delete(*(lanes.keys.intake(name) for name in INTAKE_CLASSES))
+
+        assert served(lanes, worker)
+
+    def test_deleted_events(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        lanes.coordinator(block_ms=50)
+
+        lanes.connection.delete(lanes.keys.events)
+
+        assert served(lanes, worker)
+
+    def test_destroyed_group_with_requests_held(self, lanes: Lanes) -> None:
+        # Given requests that were read and could not be placed
+        worker = lanes.worker(lane_limit=2)
+        lanes.coordinator(block_ms=50)
+        ids = lanes.push(requests(8))
+        lanes.wait_for_load(worker, 2)
+        eventually(lambda: lanes.pending() == 6)
+
+        # If their group is destroyed
+        lanes.connection.xgroup_destroy(lanes.keys.intake("normal"), GROUP)
+
+        # I expect each to be dispatched once, in order.
+        assert lanes.serve([worker], 8) == ids
+        assert lanes.waiting() == 0
+
+    def test_flushed_scripts(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        lanes.coordinator()
+        assert served(lanes, worker)
+
+        lanes.connection.script_flush()
+
+        assert served(lanes, worker)
+
+    def test_killed_connections(self, lanes: Lanes) -> None:
+        worker = lanes.worker(lane_limit=4)
+        lanes.coordinator(lease_ms=60_000)
+        ids = lanes.push(requests(40))
+        order = []
+
+        for _ in range(4):
+            order += lanes.serve([worker], 10)
+            lanes.connection.client_kill_filter(_type="normal", skipme=True)
+
+        assert order == ids
+
+    @pytest.mark.slow
+    def test_restarted_server(self, own_broker: Server) -> None:
+        # Given a yard with running, waiting and finished requests on a server with AOF
+        with Plant(own_broker.url) as plant:
+            plant.coordinator(lease_ms=2_000)
+            plant.worker(slots=2, max_num_seqs=2, simulated_step_s=0.02)
+            plant.wait_for_workers(2)
+            params = SamplingParams(max_tokens=25)
+            asked = [make_request(tokens=[n + 1], params=params, stream=True) for n in range(12)]
+            plant.push_all(asked)
+            eventually(lambda: any(plant.published(one.id) >= 3 for one in asked))
+
+            # If it is killed and started again
+            own_broker.kill()
+            own_broker.start()
+
+            # I expect every request to be answered, exactly, and new ones, too.
+            results = plant.results(asked)
+            assert all(result.ok for result in results)
+            for one in asked:
+                plant.answer(one.id).check_stream()
+            more = make_request()
+            plant.push(more)
+            assert plant.result(more.id).ok
+
+
+class TestStartAndStop:
+    def test_entrypoint_in_a_process(self, valkey_broker: Server) -> None:
+        # Given a coordinator in a spawned process
+        lanes = Lanes(valkey_broker.url)
+        worker = lanes.worker()
+        spawn = multiprocessing.get_context("spawn")
+        ready = spawn.Event()
+        process = spawn.Process(target=Coordinator.entrypoint, args=(lanes.settings(), ready))
+        process.start()
+        try:
+            # I expect the event once it leads, and a clean end on SIGTERM.
+            assert ready.wait(30.0)
+            assert lanes.connection.exists(lanes.keys.leader)
+            assert served(lanes, worker)
+            os.kill(process.pid, signal.SIGTERM)
+            process.join(STOP_S)
+            assert process.exitcode == 0
+            assert not lanes.connection.exists(lanes.keys.leader)
+        finally:
+            process.kill()
+            process.join(STOP_S)
+            lanes.close()
+
+    def test_constructor_touches_neither_network_nor_disk(self, tmp_path) -> None:
+        url = f"redis://127.0.0.1:{free_port()}"
+
+        Coordinator(CoordinatorSettings(redis_url=url, record=tmp_path / "record"))
+
+        assert not (tmp_path / "record").exists()
+
+    def test_stop_before_run(self, lanes: Lanes) -> None:
+        coordinator = Coordinator(lanes.settings())
+        coordinator.stop()
+        coordinator.stop()
+
+        assert coordinator.run() == 0
+        assert not lanes.connection.exists(lanes.keys.leader)
+
+    def test_stop_without_a_server(self) -> None:
+        url = f"redis://127.0.0.1:{free_port()}"
+        coordinator = Coordinator(CoordinatorSettings(redis_url=url))
+        thread = threading.Thread(target=coordinator.run)
+        thread.start()
+
+        coordinator.stop()
+        coordinator.stop()
+
+        thread.join(STOP_S)
+        assert not thread.is_alive()
+
+    def test_it_waits_for_a_server_that_comes_later(self, own_broker: Server) -> None:
+        own_broker.stop()
+        lanes = Lanes(own_broker.url)
+        coordinator = Coordinator(lanes.settings())
+        thread = threading.Thread(target=coordinator.run)
+        thread.start()
+        try:
+            assert not coordinator.wait_until_ready(0.3)
+            own_broker.start()
+            assert coordinator.wait_until_ready(STOP_S)
+        finally:
+            coordinator.stop()
+            thread.join(STOP_S)
+            lanes.close()
+        assert not thread.is_alive()
+
+    def test_sigterm_ends_the_program_with_0(self, valkey_broker: Server) -> None:
+        with Plant(valkey_broker.url) as plant:
+            program = plant.coordinator()
+            plant.wait_for_leader()
+
+            assert program.stop() == 0
+            assert not plant.connection.exists(plant.keys.leader)
+
+    def test_bad_url(self) -> None:
+        with pytest.raises(SettingsError):
+            Coordinator(CoordinatorSettings(redis_url="http://example.org"))
