@@ -1,0 +1,101 @@
+"""`tokenyard demo`: real answers, counted; nothing is left of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from tests.cli.running import environment, is_gone, tokenyard
+from tests.support.waiting import eventually
+from tokenyard.cli import demo
+from tokenyard.cli.demo import Answer, Sum
+from tokenyard.program import Exit
+from tokenyard.replies import ErrorInfo, Provenance, Result, Status, Timing
+
+
+def answer(text: str, *, status: Status = "completed") -> Answer:
+    return Answer(
+        Sum("12+34=", "46"),
+        Result(
+            id="q",
+            status=status,
+            tokens=[],
+            text=text,
+            error=None if status == "completed" else ErrorInfo("POISONED", "it bites"),
+            provenance=Provenance("adder", "", "vllm", "0", "demo-0.1", 1),
+            timing=Timing(queue_ms=2, engine_ms=3.4),
+        ),
+    )
+
+
+def test_sums_are_right_and_the_same_each_time() -> None:
+    sums = demo.sums(50)
+    assert sums == demo.sums(50)
+    for each in sums:
+        left, right = each.prompt.rstrip("=").split("+")
+        assert 10 <= int(left) <= 99
+        assert 10 <= int(right) <= 99
+        assert int(left) + int(right) == int(each.answer)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_correct", "text"),
+    [
+        (answer("46"), True, "46"),
+        (answer(" 46\n"), True, "46"),
+        (answer("47"), False, "47"),
+        (answer("46", status="failed"), False, "failed: it bites"),
+    ],
+)
+def test_an_answer_is_right_or_wrong(given: Answer, is_correct: bool, text: str) -> None:
+    assert given.is_correct is is_correct
+    assert given.text == text
+
+
+def test_the_table_shows_wrong_answers_in_any_case() -> None:
+    console = Console(width=100)
+    answers = [answer("46"), answer("46"), answer("99")]
+    with console.capture() as captured:
+        console.print(demo._table(answers, rows=1))
+    rows = [line for line in captured.get().splitlines() if "12+34=" in line]
+    assert ["99" in row for row in rows] == [True, False]
+    assert all("demo-0.1" in row and "5 ms" in row for row in rows)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_sum_is_answered_and_right() -> None:
+    done = tokenyard("demo", "--requests", "30", "--rows", "30", timeout_s=360)
+    assert done.returncode == Exit.OK, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "30 answered, 30 correct"
+    for each in demo.sums(30):
+        assert each.prompt in done.stdout
+    assert "Everything is stopped." in done.stdout
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_it_stops_cleanly_in_the_middle(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tokenyard", "demo"], env=environment(), stdout=output
+        )
+    try:
+        eventually(lambda: "0 of 2 workers" in log.read_text(), timeout_s=60)
+        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == Exit.FAILED
+    finally:
+        process.kill()
+        process.wait()
+    assert family
+    eventually(lambda: all(map(is_gone, family)))
+    assert "Everything is stopped." in log.read_text()
