@@ -6,6 +6,7 @@ sentinel and gives the lane up at once, kills what hangs, and stops everything i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import signal
@@ -62,6 +63,8 @@ class Controller:
         self._stop_all()
         self._membership.stop()
         self._connection.close()
+        self._bell.close()
+        self._ringer.close()
         return 0
 
     def stop(self) -> None:
@@ -107,7 +110,8 @@ class Controller:
         self._ring()
 
     def _ring(self) -> None:
-        self._ringer.send(b"!")
+        with contextlib.suppress(OSError):  # `run` has ended
+            self._ringer.send(b"!")
 
     def _hear(self) -> None:
         """Wait for a message, a death or the bell, at most one tick."""

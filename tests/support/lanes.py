@@ -56,8 +56,10 @@ class Lanes:
         self._stack.close()
 
     def settings(self, **values: Any) -> CoordinatorSettings:
-        """Settings of a coordinator of this yard."""
-        return CoordinatorSettings(redis_url=self.url, yard=self.keys.yard, **values)
+        """Settings of a coordinator of this yard, which is quick to stop."""
+        return CoordinatorSettings(
+            redis_url=self.url, yard=self.keys.yard, **{"block_ms": 200, **values}
+        )
 
     def coordinator(self, **values: Any) -> Coordinator:
         """Start a coordinator; it leads or stands by on return."""
