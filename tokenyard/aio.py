@@ -206,11 +206,11 @@ class AsyncClient:
 
     async def _listen(self) -> None:
         """Meet the yard and start to hear replies, once."""
+        if self._dialogue.is_closed:
+            raise RuntimeError("the client is closed")
         if self._listener is not None:
             return
         async with self._starting:
-            if self._dialogue.is_closed:
-                raise RuntimeError("the client is closed")
             await self.start()
             if self._listener is None:
                 name = f"tokenyard-replies-{self.client_id}"

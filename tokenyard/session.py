@@ -16,7 +16,7 @@ import msgspec
 from tokenyard.errors import TokenyardError
 from tokenyard.exchange import Exchange
 from tokenyard.ledger import Snapshot, unknown
-from tokenyard.replies import TERMINAL, decode_replies, decode_reply
+from tokenyard.replies import TERMINAL, Reply, decode_replies, decode_reply
 from tokenyard.tokenization import LocalText
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
@@ -29,6 +29,8 @@ MOST_CHECKS: Final = 64
 #: Read entries are deleted after this time or this many, whichever comes first.
 TRIM_EVERY_S: Final = 1.0
 TRIM_EVERY_ENTRIES: Final = 500
+#: Deltas kept for requests that nobody has attached to yet.
+MOST_UNCLAIMED: Final = 10_000
 
 _log = logging.getLogger("tokenyard.client")
 
@@ -45,6 +47,10 @@ class Session:
         self._open: dict[str, Exchange] = {}
         self._lost: dict[str, Exchange] = {}  # those that need their tokens at once
         self._resumed: list[Exchange] = []  # those from before that may be in the stream's past
+        # A client that comes back attaches to one request after the other, while the replies to
+        # all of them come at once.
+        self._unclaimed: dict[str, list[Reply]] = {}
+        self._unclaimed_count = 0
         self._checked_at = now
         self._trimmed_at = now
         self._untrimmed = 0
@@ -60,6 +66,9 @@ class Session:
         """Follow a request from now on; its replies may come before it counts as submitted."""
         exchange = Exchange(request_id, local_text, now)
         self._open[request_id] = exchange
+        for reply in self._claim(request_id):
+            exchange.take(reply, now)
+        self._sort(exchange)
         return exchange
 
     def forget(self, exchanges: Iterable[Exchange], fault: TokenyardError) -> None:
@@ -89,12 +98,29 @@ class Session:
                 continue
             for reply in replies:
                 exchange = self._open.get(reply.id)
-                if exchange is not None:
-                    exchange.take(reply, now)
-                    self._sort(exchange)
+                if exchange is None:
+                    self._keep(reply)
+                    continue
+                exchange.take(reply, now)
+                self._sort(exchange)
         if entries:
             self.cursor = entries[-1][0].decode()
             self._untrimmed += len(entries)
+
+    def _keep(self, reply: Reply) -> None:
+        """Keep a delta that nobody asked for yet; a result can be had from the ledger."""
+        if reply.event == "result":
+            self._claim(reply.id)
+            return
+        if self._unclaimed_count >= MOST_UNCLAIMED:
+            self._claim(next(iter(self._unclaimed)))
+        self._unclaimed.setdefault(reply.id, []).append(reply)
+        self._unclaimed_count += 1
+
+    def _claim(self, request_id: str) -> list[Reply]:
+        kept = self._unclaimed.pop(request_id, [])
+        self._unclaimed_count -= len(kept)
+        return kept
 
     def _sort(self, exchange: Exchange) -> None:
         if exchange.is_over:
@@ -109,9 +135,10 @@ class Session:
         there than from the ledger, since text comes with them.
         """
         for exchange in exchanges:
-            exchange.needs_tokens = self.is_caught_up
             if not self.is_caught_up:
                 self._resumed.append(exchange)
+            elif not exchange.published:
+                exchange.needs_tokens = True
 
     def catch_up(self) -> None:
         """The stream has been read to its end for the first time.

@@ -528,19 +528,21 @@ class TestComingBack:
         assert "".join(delta.text or "" for delta in handle) == "Hello"
 
     def test_attach_reads_what_the_stream_still_has(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
         first = new_client(client_id="me")
-        first.submit("go", id="q", stream=True)
+        first.submit_many([{"prompt": "go", "id": name} for name in "ab"], stream=True)
         first.close()
         yard.dispatch()
-        yard.emit("q", [72])
-        yard.emit("q", [101])
-        handle = new_client(client_id="me").attach("q")
-        deltas = iter(handle)
-        assert [next(deltas).text, next(deltas).text] == ["H", "e"]
-        yard.finish("q")
-        assert list(deltas) == []
+        for letters in ("H", "e"):
+            yard.emit("a", [ord(letters)])
+            yard.emit("b", [ord(letters)])
+        again = new_client(client_id="me")
+        for name in "ab":
+            deltas = iter(again.attach(name))
+            assert [next(deltas).text, next(deltas).text] == ["H", "e"]
+            yard.finish(name)
+            assert list(deltas) == []
 
     def test_attach_to_a_stranger(self, yard: StandIn, new_client: NewClient) -> None:
         with pytest.raises(UnknownRequest, match="'q'"):
@@ -630,8 +632,13 @@ class TestClosing:
         with pytest.raises(WaitTimeout, match="closed"):
             handle.result(WAIT_S)
 
-    def test_a_closed_client_takes_nothing(self, yard: StandIn, new_client: NewClient) -> None:
+    @pytest.mark.parametrize("was_used", [False, True])
+    def test_a_closed_client_takes_nothing(
+        self, yard: StandIn, new_client: NewClient, was_used: bool
+    ) -> None:
         client = new_client()
+        if was_used:
+            client.submit([1])
         client.close()
         with pytest.raises(RuntimeError, match="closed"):
             client.submit([1])

@@ -47,10 +47,20 @@ class TestReplies:
         assert len(session) == 0
         assert session.cursor == "5-1"
 
-    def test_for_nobody_are_dropped(self) -> None:
+    def test_that_nobody_asked_for_yet_are_kept(self) -> None:
         session = Session(0.0)
-        session.take([(b"5-1", frame(make_result("stranger", [1])))], 1.0)
-        assert session.cursor == "5-1"
+        session.take([(b"5-1", frame(make_delta("q", 0, [1]), make_delta("q", 1, [2])))], 1.0)
+        assert tokens_of(session.open("q", None, 2.0)) == [1, 2]
+        assert tokens_of(session.open("q", None, 2.0)) == []
+
+    def test_that_nobody_asks_for_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tokenyard.session.MOST_UNCLAIMED", 2)
+        session = Session(0.0)
+        for number in range(5):
+            session.take([(b"%d-0" % number, frame(make_delta(str(number), 0, [1])))], 1.0)
+        session.take([(b"9-0", frame(make_result("4", [1])))], 1.0)
+        kept = [number for number in range(5) if tokens_of(session.open(str(number), None, 2.0))]
+        assert kept == [3], "the oldest went for lack of room, the last with its result"
 
     def test_that_cannot_be_read_are_skipped(self) -> None:
         session = Session(0.0)
