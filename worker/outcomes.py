@@ -25,10 +25,12 @@ class Run:
     assignment: Assignment
     began: float  # monotonic seconds
     seq: int = field(init=False)  # tokens published, over all choices
+    shown: bytes = field(init=False)  # tokens published of the first choice, packed
     first_token: float | None = None
 
     def __post_init__(self) -> None:
-        self.seq = len(self.assignment.published) // 4
+        self.shown = self.assignment.published
+        self.seq = len(self.shown) // 4
 
 
 def merge(events: Iterable[EngineEvent]) -> list[EngineEvent]:
@@ -64,16 +66,19 @@ def _join(parts: list[TokenDelta]) -> TokenDelta:
 
 def delta_reply(run: Run, delta: TokenDelta) -> Reply:
     """A delta as it travels; counts its tokens as published."""
+    packed = pack_tokens(delta.tokens)
     reply = Reply(
         id=run.assignment.request.id,
         event="delta",
         seq=run.seq,
-        tokens=pack_tokens(delta.tokens),
+        tokens=packed,
         text=delta.text,
         index=delta.index,
         logprobs=None if delta.logprobs is None else json_text(delta.logprobs),
     )
     run.seq += len(delta.tokens)
+    if delta.index == 0:
+        run.shown += packed
     return reply
 
 
@@ -88,7 +93,7 @@ def result_reply(
             id=run.assignment.request.id,
             event="result",
             seq=run.seq,
-            tokens=run.assignment.published,
+            tokens=run.shown,
             status="failed",
             error=json_text(ErrorInfo(end.code, end.message)),
             provenance=provenance,

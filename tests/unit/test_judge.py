@@ -1,0 +1,135 @@
+"""The judge: which entries are requests that the yard can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.judge import Judge, Verdict
+from tests.support.builders import make_request
+from tokenyard.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.wire import Refused, Request, SamplingParams, Unanswerable, request_fields
+
+
+def judge(
+    fields: Mapping[bytes, bytes],
+    intake: IntakeClass = "normal",
+    models: tuple[str, ...] = ("adder",),
+) -> Verdict:
+    judging = Judge(max_request_bytes=1000, max_crashes=2, models=lambda: set(models))
+    return judging.judge(intake, fields)
+
+
+def entry(request: Request | None = None, **more: bytes) -> dict[bytes, bytes]:
+    fields = request_fields(request or make_request("q1"))
+    packed = {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in fields.items()
+    }
+    return packed | {name.encode(): value for name, value in more.items()}
+
+
+def test_sound_request() -> None:
+    request = make_request("q1", model="adder", stream=True)
+
+    assert judge(entry(request)) == request
+
+
+def test_without_an_id_nobody_can_be_answered() -> None:
+    assert isinstance(judge({b"prompt": b"p"}), Unanswerable)
+
+
+def test_bad_request_is_refused() -> None:
+    verdict = judge({b"id": b"q1", b"prompt": b"p", b"params": b"{"})
+
+    assert isinstance(verdict, Refused)
+    assert verdict.code == "INVALID_REQUEST"
+
+
+def test_too_many_bytes() -> None:
+    verdict = judge(entry(make_request("q1", prompt="x" * 1000)))
+
+    assert isinstance(verdict, Refused)
+    assert verdict.code == "INVALID_REQUEST"
+    assert verdict.message.startswith("request: 10")
+
+
+def test_a_refusal_goes_where_the_reply_would_have_gone() -> None:
+    request = make_request("q1", client="c", reply_to="replies:c", model="divider", result_ttl_s=60)
+
+    verdict = judge(entry(request))
+
+    assert isinstance(verdict, Refused)
+    assert (verdict.client, verdict.reply_to, verdict.result_ttl_s) == ("c", "replies:c", 60)
+
+
+@pytest.mark.parametrize(
+    ("asked", "served", "runs"),
+    [
+        ("", ("adder",), True),
+        ("adder", ("adder", "subtractor"), True),
+        ("", ("adder", "subtractor"), False),
+        ("divider", ("adder",), False),
+        ("divider", (), True),  # no worker has joined yet: nobody knows
+        ("", (), True),
+    ],
+)
+def test_models(asked: str, served: tuple[str, ...], runs: bool) -> None:
+    verdict = judge(entry(make_request("q1", model=asked)), models=served)
+
+    assert isinstance(verdict, Request) is runs
+    if isinstance(verdict, Refused):
+        assert verdict.code == "MODEL_UNAVAILABLE"
+        assert all(name in verdict.message for name in served)
+
+
+@pytest.mark.parametrize(("crashes", "runs"), [(b"0", True), (b"2", True), (b"3", False)])
+def test_too_many_crashes(crashes: bytes, runs: bool) -> None:
+    verdict = judge(entry(crashes=crashes), "retry")
+
+    assert isinstance(verdict, Request) is runs
+    if isinstance(verdict, Refused):
+        assert verdict.code == "WORKER_LOST"
+
+
+@pytest.mark.parametrize("forged", [b"abc", b"-1", b"", b"9" * 5_000, b"\xff"])
+def test_forged_crashes_count_nothing(forged: bytes) -> None:
+    assert isinstance(judge({**entry(), b"crashes": forged[:900]}, "retry"), Request)
+
+
+def test_only_retries_have_a_history() -> None:
+    assert isinstance(judge(entry(crashes=b"99")), Request)
+
+
+def test_several_choices_cannot_be_taken_up_again() -> None:
+    request = make_request("q1", params=SamplingParams(n=2), stream=True)
+
+    assert isinstance(judge(entry(request), "retry"), Request)
+    verdict = judge(entry(request, published=b"\0\0\0\0"), "retry")
+    assert isinstance(verdict, Refused)
+    assert verdict.code == "WORKER_LOST"
+
+
+KNOWN = ["id", "client", "tokens", "prompt", "messages", "model", "params", "stream", "v"]
+NAMES = st.sampled_from([*KNOWN, "crashes", "published", "attempt", "deadline", "metadata"])
+
+
+@given(
+    st.dictionaries(NAMES.map(str.encode) | st.binary(max_size=8), st.binary(max_size=30)),
+    st.sampled_from(INTAKE_CLASSES),
+)
+def test_it_never_raises(fields: dict[bytes, bytes], intake: IntakeClass) -> None:
+    assert isinstance(judge(fields, intake), Request | Refused | Unanswerable)
+
+
+def test_the_only_model_is_meant_where_none_is_named() -> None:
+    def one(*models: str) -> str:
+        judging = Judge(max_request_bytes=1, max_crashes=1, models=lambda: set(models))
+        return judging.model_of(make_request())
+
+    assert one("adder") == "adder"
+    assert one("adder", "subtractor") == ""
+    assert one() == ""

@@ -1,0 +1,143 @@
+"""From what an engine says to what is published."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.builders import make_assignment, make_request
+from tokenyard.errors import Code
+from tokenyard.replies import Choice, Reply, to_delta, to_result
+from tokenyard.wire import Assignment, SamplingParams, pack_tokens
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
+from worker.outcomes import Run, delta_reply, merge, result_reply
+
+INFO = EngineInfo("simulated", "7", "sim", "main", max_model_len=100, vocab_size=100, slots=4)
+
+
+def delta(key: str, *tokens: int, index: int = 0, text: str | None = None) -> TokenDelta:
+    return TokenDelta(key, index, list(tokens), text)
+
+
+def finished(key: str, *tokens: int) -> Finished:
+    return Finished(key, [Choice(0, list(tokens), None, "stop")], prompt_tokens=3)
+
+
+class TestMerge:
+    def test_deltas_of_a_choice_are_joined(self) -> None:
+        events = [delta("a", 1, text="x"), delta("b", 7), delta("a", 2, 3, text="yz")]
+
+        assert merge(events) == [delta("a", 1, 2, 3, text="xyz"), delta("b", 7)]
+
+    def test_choices_stay_apart(self) -> None:
+        events = [delta("a", 1), delta("a", 2, index=1), delta("a", 3)]
+
+        assert merge(events) == [delta("a", 1, 3), delta("a", 2, index=1)]
+
+    def test_a_result_replaces_the_deltas_before_it(self) -> None:
+        end = finished("a", 1, 2)
+
+        assert merge([delta("a", 1), delta("b", 5), end]) == [delta("b", 5), end]
+
+    def test_logprobs_are_joined(self) -> None:
+        parts = [TokenDelta("a", 0, [n], None, [{"token": n}]) for n in (1, 2)]
+
+        (joined,) = merge(parts)
+
+        assert isinstance(joined, TokenDelta)
+        assert joined.logprobs == [{"token": 1}, {"token": 2}]
+
+    def test_a_missing_text_is_no_text(self) -> None:
+        (joined,) = merge([delta("a", 1, text="x"), delta("a", 2, text=None)])
+
+        assert joined == delta("a", 1, 2, text="x")
+
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=30))
+    def test_no_token_is_lost_or_moved(self, made: list[tuple[str, int]]) -> None:
+        joined = merge([delta(key, token) for key, token in made])
+
+        for key in "abc":
+            tokens = [t for one in joined if one.key == key for t in one.tokens]
+            assert tokens == [token for owner, token in made if owner == key]
+        assert len(joined) == len({key for key, _ in made})
+
+
+def run(published: tuple[int, ...] = (), **request: object) -> Run:
+    assignment: Assignment = make_assignment(
+        make_request("q1", **request), entry="1500-0", sid="normal/1000-0", published=published
+    )
+    return Run(assignment, began=10.0)
+
+
+def result(run: Run, end: EngineEvent) -> Reply:
+    assert not isinstance(end, TokenDelta)
+    return result_reply(run, end, INFO, "w.3", now=10.5)
+
+
+class TestReplies:
+    def test_deltas_count_the_tokens(self) -> None:
+        running = run()
+        first = to_delta(delta_reply(running, delta("1500-0", 5, 6, text="ab")))
+        second = to_delta(delta_reply(running, delta("1500-0", 7)))
+
+        assert (first.seq, first.tokens, first.text) == (0, [5, 6], "ab")
+        assert (second.seq, second.tokens) == (2, [7])
+
+    def test_counting_goes_on_behind_the_last_attempt(self) -> None:
+        running = run(published=(1, 2, 3))
+
+        assert delta_reply(running, delta("1500-0", 4)).seq == 3
+
+    def test_result_says_everything(self) -> None:
+        running = run(params=SamplingParams(seed=42))
+        delta_reply(running, delta("1500-0", 5))
+        running.first_token = 10.1
+
+        ended = to_result(result(running, finished("1500-0", 5, 6)))
+
+        assert (ended.status, ended.finish_reason, ended.tokens) == ("completed", "stop", [5, 6])
+        assert ended.seq == 1, "tokens that were published as deltas"
+        assert ended.usage is not None
+        assert ended.usage.total_tokens == 5
+        made_by = ended.provenance
+        assert made_by is not None
+        assert (made_by.model, made_by.revision) == ("sim", "main")
+        assert (made_by.engine, made_by.engine_version) == ("simulated", "7")
+        assert (made_by.worker, made_by.attempt, made_by.seed) == ("w.3", 1, 42)
+        assert ended.timing is not None
+        assert (ended.timing.queue_ms, ended.timing.engine_ms) == (500, 500.0)
+        assert ended.timing.first_token_ms == 100.0
+        assert ended.choices is None
+
+    def test_several_choices(self) -> None:
+        choices = [Choice(0, [1], "a", "stop", "x"), Choice(1, [2, 3], "bc", "length")]
+
+        ended = to_result(result(run(), Finished("1500-0", choices, prompt_tokens=3)))
+
+        assert ended.choices == choices
+        assert (ended.tokens, ended.text, ended.stop_reason) == ([1], "a", "x")
+        assert ended.usage is not None
+        assert ended.usage.completion_tokens == 3
+
+    def test_fault_keeps_what_was_published(self) -> None:
+        running = run(published=(1, 2))
+
+        reply = result(running, Faulted("1500-0", Code.INFERENCE_ERROR, "no"))
+
+        ended = to_result(reply)
+        assert (ended.status, ended.seq, ended.tokens) == ("failed", 2, [1, 2])
+        assert ended.error is not None
+        assert (ended.error.code, ended.error.message) == ("INFERENCE_ERROR", "no")
+
+    def test_fault_in_the_middle_of_a_stream_keeps_its_tokens(self) -> None:
+        # Given a stream that has published tokens in this attempt
+        running = run(published=(1, 2))
+        delta_reply(running, delta("1500-0", 3, 4))
+
+        ended = to_result(result(running, Faulted("1500-0", Code.INFERENCE_ERROR, "no")))
+
+        # I expect a result that agrees with the deltas.
+        assert (ended.seq, ended.tokens) == (4, [1, 2, 3, 4])
+
+    def test_packed_tokens(self) -> None:
+        assert delta_reply(run(), delta("1500-0", 1, 2)).tokens == pack_tokens([1, 2])

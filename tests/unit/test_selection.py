@@ -1,0 +1,117 @@
+"""The policy in force, its turns and its record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.intake import Waiting
+from coordinator.policies import Lane
+from coordinator.schedule import ScheduleWriter, read_schedule
+from coordinator.selection import Selection
+from tests.support.builders import make_request
+from tokenyard.keys import IntakeClass
+from tokenyard.settings import CoordinatorSettings
+
+
+def lanes(names: str = "abc", model: str = "sim", load: int = 0) -> list[Lane]:
+    return [Lane(f"{name}.1", name, model, load, 4) for name in names]
+
+
+def waiting(at: int, intake: IntakeClass = "normal") -> Waiting:
+    return Waiting(intake, f"{at}-0", make_request(f"{intake}{at}"))
+
+
+def selection(**values: Any) -> Selection:
+    if values.get("deterministic"):
+        values.setdefault("expect_workers", 3)
+    chosen = Selection(CoordinatorSettings(redis_url="redis://x", **values))
+    chosen.start()
+    return chosen
+
+
+def give(chosen: Selection, requests: Sequence[Waiting], open_lanes: Sequence[Lane]) -> str:
+    """Names of the workers that were given the requests; ``-`` for one that has to wait."""
+    names = ""
+    for request in requests:
+        lane = chosen.choose(request, open_lanes)
+        if lane:
+            chosen.settle(request, lane)
+        names += lane.name if lane else "-"
+    return names
+
+
+def test_round_robin_has_a_turn_for_each_model() -> None:
+    chosen = selection()
+
+    assert give(chosen, [waiting(n) for n in range(4)], lanes("abc", "adder")) == "abca"
+    assert give(chosen, [waiting(n) for n in range(2)], lanes("abc", "subtractor")) == "ab"
+    assert not chosen.strict_order
+
+
+class TestDeterministic:
+    def test_a_request_waits_for_its_worker(self) -> None:
+        # Given the second of three workers full
+        chosen = selection(deterministic=True)
+        chosen.muster(lanes())
+        full = [replace(lane, load=4) if lane.name == "b" else lane for lane in lanes()]
+
+        # I expect its request to wait, the others to have theirs, and the turn to be kept.
+        assert give(chosen, [waiting(n) for n in range(3)], full) == "a-c"
+        assert give(chosen, [waiting(1)], lanes()) == "b"
+        assert chosen.strict_order
+
+    def test_workers_that_come_and_go_change_no_turn(self) -> None:
+        chosen = selection(deterministic=True)
+        chosen.muster(lanes("abc"))
+
+        assert give(chosen, [waiting(n) for n in range(3)], lanes("ac")) == "a-c"
+        assert give(chosen, [waiting(n) for n in range(3, 6)], lanes("abcd")) == "abc"
+
+    def test_classes_and_models_are_dealt_by_themselves(self) -> None:
+        chosen = selection(deterministic=True)
+        chosen.muster([*lanes("abc"), *lanes("de", "other")])
+
+        assert give(chosen, [waiting(0), waiting(1)], lanes()) == "ab"
+        assert give(chosen, [waiting(0, "high")], lanes()) == "a"
+        assert give(chosen, [waiting(9)], lanes("de", "other")) == "d"
+        assert give(chosen, [waiting(2)], lanes()) == "c"
+
+    def test_a_duplicate_takes_a_turn(self) -> None:
+        chosen = selection(deterministic=True)
+        chosen.muster(lanes())
+        request = make_request("twice")
+        first, second = (Waiting("normal", f"{n}-0", request) for n in (1, 2))
+
+        assert give(chosen, [first], lanes()) == "a"
+        assert chosen.choose(second, lanes())
+        chosen.settle(second, None)
+        assert give(chosen, [waiting(3)], lanes()) == "c"
+
+
+def test_replay(tmp_path: Path) -> None:
+    writer = ScheduleWriter(tmp_path / "record")
+    for at, worker in enumerate("cca"):
+        writer.write("anon", f"normal{at}", worker)
+    writer.close()
+    chosen = selection(replay=tmp_path / "record")
+
+    assert give(chosen, [waiting(n) for n in range(3)], lanes()) == "cca"
+    assert give(chosen, [waiting(0)], lanes("ab")) == "-", "its worker is absent"
+    assert give(chosen, [waiting(n) for n in (7, 8)], lanes()) == "ab", "not in the record"
+    assert chosen.strict_order
+
+
+def test_only_what_was_carried_out_is_recorded(tmp_path: Path) -> None:
+    chosen = selection(record=tmp_path / "record")
+    one, two = waiting(1), waiting(2)
+    lane = chosen.choose(one, lanes())
+    chosen.choose(two, lanes())
+    chosen.settle(two, None)
+    chosen.settle(one, lane)
+    chosen.close()
+    chosen.close()
+
+    assert [decision.id for decision in read_schedule(tmp_path / "record")] == ["normal1"]

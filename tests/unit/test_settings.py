@@ -1,0 +1,124 @@
+"""Settings: every fault at once, before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.__main__ import TEXTS as COORDINATOR_TEXTS
+from tokenyard.errors import SettingsError
+from tokenyard.settings import CoordinatorSettings, WorkerSettings, default_name
+from worker.__main__ import TEXTS as WORKER_TEXTS
+
+URL = "redis://x"
+
+
+def coordinator(**values: Any) -> CoordinatorSettings:
+    return CoordinatorSettings(redis_url=URL, **values)
+
+
+def worker(**values: Any) -> WorkerSettings:
+    return WorkerSettings(redis_url=URL, **({"engine": "simulated"} | values))
+
+
+def test_defaults_are_sound() -> None:
+    assert coordinator().yard == worker().yard == "main"
+
+
+def test_every_fault_is_reported_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        coordinator(yard="a/b", lease_ms=1, max_batch=0)
+    assert [fault.partition(" ")[0] for fault in caught.value.faults] == [
+        "yard",
+        "lease_ms:",
+        "max_batch:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"yard": ""}, "yard"),
+        ({"name": "a b"}, "name"),
+        ({"expect_workers": -1}, "expect_workers"),
+        ({"deterministic": True}, "deterministic"),
+        ({"replay": Path("/no/such/file")}, "replay"),
+        ({"lease_ms": 499}, "lease_ms"),
+        ({"block_ms": 0}, "block_ms"),
+        ({"max_num_queued_reqs": 0}, "max_num_queued_reqs"),
+        ({"max_request_bytes": 0}, "max_request_bytes"),
+        ({"max_crashes": 0}, "max_crashes"),
+        ({"reply_maxlen": 0}, "reply_maxlen"),
+        ({"dead_maxlen": 0}, "dead_maxlen"),
+    ],
+)
+def test_coordinator_faults(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{field}") as caught:
+        coordinator(**values)
+    assert len(caught.value.faults) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"yard": "x" * 101}, "yard"),
+        ({"name": "{x}"}, "name"),
+        ({"engine": "vllm"}, "model"),
+        ({"slots": 0}, "slots"),
+        ({"slots": 2, "devices": ("0",)}, "devices"),
+        ({"engine_args": "[]"}, "engine_args"),
+        ({"engine_args": "{"}, "engine_args"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"lease_ms": 999}, "lease_ms"),
+        ({"block_ms": 0}, "block_ms"),
+        ({"start_timeout_s": 0}, "start_timeout_s"),
+        ({"hang_timeout_s": 0}, "hang_timeout_s"),
+        ({"backoff_s": 0}, "backoff_s"),
+        ({"max_backoff_s": -1}, "max_backoff_s"),
+        ({"grace_s": -1}, "grace_s"),
+    ],
+)
+def test_worker_faults(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{field}") as caught:
+        worker(**values)
+    assert len(caught.value.faults) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "serves"),
+    [
+        ("meta-llama/Llama-3.1-8B", "", "Llama-3.1-8B"),
+        ("/models/adder/", "", "adder"),
+        ("/models/adder", "sum", "sum"),
+        ("", "", "simulated"),
+    ],
+)
+def test_served_name(model: str, name: str, serves: str) -> None:
+    assert worker(model=model, model_name=name).serves == serves
+
+
+@pytest.mark.parametrize(("seqs", "limit"), [(1, 2), (4, 5), (256, 320)])
+def test_lane_holds_what_runs_and_a_small_look_ahead(seqs: int, limit: int) -> None:
+    assert worker(max_num_seqs=seqs).lane_limit == limit
+
+
+def test_they_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        coordinator().yard = "other"
+
+
+def test_default_names_are_names() -> None:
+    assert coordinator(name=default_name("coordinator"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts"),
+    [(CoordinatorSettings, COORDINATOR_TEXTS), (WorkerSettings, WORKER_TEXTS)],
+)
+def test_each_setting_is_explained(settings: type, texts: dict[str, str]) -> None:
+    names = {field.name for field in dataclasses.fields(settings)} - {"redis_url", "yard"}
+
+    assert set(texts) == names
