@@ -25,11 +25,11 @@ class Run:
     assignment: Assignment
     began: float  # monotonic seconds
     seq: int = field(init=False)  # tokens published, over all choices
-    shown: bytes = field(init=False)  # tokens published of the first choice, packed
+    shown: bytearray = field(init=False)  # tokens published of the first choice, packed
     first_token: float | None = None
 
     def __post_init__(self) -> None:
-        self.shown = self.assignment.published
+        self.shown = bytearray(self.assignment.published)
         self.seq = len(self.shown) // 4
 
 
@@ -93,7 +93,7 @@ def result_reply(
             id=run.assignment.request.id,
             event="result",
             seq=run.seq,
-            tokens=run.shown,
+            tokens=bytes(run.shown),
             status="failed",
             error=json_text(ErrorInfo(end.code, end.message)),
             provenance=provenance,

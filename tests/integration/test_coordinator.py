@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -327,6 +328,27 @@ class TestBrokenBroker:
 
         assert order == ids
 
+    def test_killed_connections_of_all_processes(self, broker: Server) -> None:
+        # Given streams on two workers
+        with Plant(broker.url) as plant:
+            plant.coordinator()
+            plant.worker(slots=2, max_num_seqs=2, simulated_step_s=0.02)
+            plant.wait_for_workers(2)
+            params = SamplingParams(max_tokens=30)
+            asked = [make_request(tokens=[n + 1], params=params, stream=True) for n in range(12)]
+            plant.push_all(asked)
+
+            # If everybody is cut off again and again in the middle of them
+            for one in asked[::3]:
+                eventually(partial(_has_begun, plant, one.id))
+                plant.connection.client_kill_filter(_type="normal", skipme=True)
+
+            # I expect every answer, exact, from the first attempt.
+            results = plant.results(asked)
+            assert all(result.ok and result.provenance.attempt == 1 for result in results)
+            for one in asked:
+                plant.answer(one.id).check_stream()
+
     @pytest.mark.slow
     def test_restarted_server(self, own_broker: Server) -> None:
         # Given a yard with running, waiting and finished requests on a server with AOF
@@ -351,6 +373,10 @@ class TestBrokenBroker:
             more = make_request()
             plant.push(more)
             assert plant.result(more.id).ok
+
+
+def _has_begun(plant: Plant, request_id: str) -> bool:
+    return plant.published(request_id) >= 3 or bool(plant.answer(request_id).results)
 
 
 class TestStartAndStop:
