@@ -73,7 +73,7 @@ class Keys:
 
     @property
     def leases(self) -> str:
-        """Sorted set: worker to lease expiry in ms by the server's clock; 0 lost, -1 left."""
+        """Sorted set: worker to lease expiry in ms by the server's clock; 0 lost, -1 left, -2 crashed."""
         return self._key("leases")
 
     @property
@@ -90,6 +90,25 @@ class Keys:
     def dead(self) -> str:
         """Stream of dead letters, bounded."""
         return self._key("dead")
+
+    @property
+    def quarantine(self) -> str:
+        """Hash: worker to the entry that runs alone on its lane."""
+        return self._key("quarantine")
+
+    @property
+    def departed(self) -> str:
+        """Hash: worker to why it is gone, until its lane is rescued."""
+        return self._key("departed")
+
+    @property
+    def clients(self) -> str:
+        """Sorted set: client to lease expiry in ms, of those that want to be watched."""
+        return self._key("clients")
+
+    def attached(self, client: str) -> str:
+        """Set: ids of the requests to cancel when that client's lease ends."""
+        return self._key(f"attached:{client}")
 
     @property
     def info(self) -> str:

@@ -27,6 +27,8 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "emit": scripts.Published,
     "finish": scripts.Published,
     "renew": scripts.Renewed,
+    "cancel": scripts.Cancelled,
+    "hand_back": scripts.HandedBack,
 }
 #: The scripts call a success by what they did, the enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
@@ -36,7 +38,7 @@ CONSTANTS = {
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
 }
 #: Scripts that answer with a text alone.
-WITHOUT_CODES = {"lead", "register"}
+WITHOUT_CODES = {"lead", "register", "overdue", "requeue", "watch_clients"}
 
 
 @dataclass
@@ -80,11 +82,11 @@ def read_header(name: str) -> tuple[Header, str]:
 
 
 def method_of(name: str) -> ast.FunctionDef:
-    """The one function in scripts.py that names this file."""
-    tree = ast.parse(inspect.getsource(scripts))
+    """The one function in tokenyard.scripts that names this file."""
     found = [
         function
-        for function in ast.walk(tree)
+        for module in (scripts.client, scripts.leader, scripts.worker)
+        for function in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(function, ast.FunctionDef)
         and any(
             isinstance(node, ast.Call)
@@ -107,7 +109,7 @@ def test_header_tells_purpose_keys_answers_and_why_it_is_atomic(name: str) -> No
     assert header.sections["Atomic"].startswith("because ")
     for section, text in header.sections.items():
         if section.startswith("KEYS"):
-            assert re.search(r"\((string|hash|stream|zset)\)", text), f"{section}: of which type?"
+            assert re.search(r"\((string|hash|stream|zset|set)\)", text), f"{section}: of which type?"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,8 @@
 -- KEYS[3] request:<client>/<id> (hash)
 -- KEYS[4] tokens:<client>/<id> (string)
 -- KEYS[5] reply:<client>/<id> or replies:<client> (stream)
+-- KEYS[6] info (hash)
+-- KEYS[7] dead (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
 -- ARGV[3] priority class
@@ -15,6 +17,8 @@
 -- ARGV[7] time to live in s
 -- ARGV[8] most entries a reply stream keeps, about
 -- ARGV[9] the reply (msgpack map)
+-- ARGV[10] why the request is also kept among the dead letters, or '' if it is not
+-- ARGV[11] most dead letters kept, about
 -- Returns -1 NOT_LEADER, 1 ANSWERED, 2 DUPLICATE (dropped: the id is known otherwise),
 --   5 GONE (nobody waits there any more)
 -- Atomic, because the result must appear exactly when the request stops waiting.
@@ -22,6 +26,8 @@
 -- @include add_replies
 -- @include keep_for
 -- @include leave_intake
+-- @include take_queued
+-- @include to_dead_letters
 
 local NOT_LEADER, ANSWERED, DUPLICATE, GONE = -1, 1, 2, 5
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
@@ -35,10 +41,14 @@ if known[1] and (known[1] ~= 'waiting' or known[2] ~= ARGV[3] or known[3] ~= ent
   return DUPLICATE
 end
 
+take_queued(KEYS[6], ledger)
 redis.call('HSET', ledger, 'state', ARGV[6], 'result', item)
 redis.call('HSETNX', ledger, 'sid', ARGV[3] .. '/' .. entry)
 redis.call('EXPIRE', ledger, ARGV[7])
 redis.call('DEL', KEYS[4])
 add_replies(KEYS[5], ARGV[5], {item}, ARGV[8])
 keep_for(KEYS[5], ARGV[7])
+if ARGV[10] ~= '' then
+  to_dead_letters(KEYS[7], ARGV[11], waits[2], ARGV[10], redis.call('HGET', ledger, 'sid'))
+end
 return ANSWERED

@@ -14,15 +14,12 @@
 -- Atomic, because the entry must be in the intake or among the dead letters at every moment.
 
 -- @include leave_intake
+-- @include to_dead_letters
 
 local NOT_LEADER, BURIED, GONE = -1, 1, 5
-local MOST_VALUES = 200
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local found = redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1]
 leave_intake(KEYS[2], ARGV[2], ARGV[4])
 if not found then return GONE end
-local fields = {'dead_reason', ARGV[5], 'dead_sid', ARGV[3] .. '/' .. ARGV[4]}
--- Lua cannot unpack an entry of thousands of fields: keep its beginning.
-for i = 1, math.min(#found[2], MOST_VALUES) do fields[#fields + 1] = found[2][i] end
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', unpack(fields))
+to_dead_letters(KEYS[3], ARGV[6], found[2], ARGV[5], ARGV[3] .. '/' .. ARGV[4])
 return BURIED

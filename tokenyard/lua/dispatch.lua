@@ -3,11 +3,14 @@
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] leases (zset): lease expiry in ms by worker
--- KEYS[3...] for each item: intake:<class> (stream), lane:<worker> (stream),
+-- KEYS[3] info (hash)
+-- KEYS[4] quarantine (hash): the entry that runs alone, by worker
+-- KEYS[5...] for each item: intake:<class> (stream), lane:<worker> (stream),
 --   request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
--- ARGV[3...] for each item: priority class, entry id, worker, most entries on that lane
+-- ARGV[3...] for each item: priority class, entry id, worker, most entries on that lane, 1 if it
+--   must be alone there (else 0), why there (words, for the record)
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
 --   stays), 5 GONE (nobody waits there any more)
@@ -16,10 +19,13 @@
 
 -- @include has_lease
 -- @include leave_intake
+-- @include take_queued
 
 local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE = -1, 1, 2, 3, 4, 5
 -- Fields that only the system writes: a client's own are dropped here.
-local SYSTEM = {sid = true, attempt = true, crashes = true, published = true}
+local SYSTEM = {sid = true, attempt = true, crashes = true, published = true, suspected = true,
+  crashed_alone = true, lost_alone = true, crash_reason = true, faults = true, fault = true,
+  not_before = true}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.
 local MOST_VALUES = 256
 
@@ -45,7 +51,20 @@ local function lane_fields(fields, is_retry, sid, attempt, crashes)
   return out
 end
 
-local function dispatch(intake, lane, ledger, class, entry, worker, most)
+-- The room on a lane, looked up once for each; only this script adds to a lane.
+local lanes = {}
+local function lane_of(lane, worker)
+  if not lanes[worker] then
+    lanes[worker] = {
+      closed = not has_lease(KEYS[2], worker),
+      load = redis.call('XLEN', lane),
+      quarantined = redis.call('HEXISTS', KEYS[4], worker) == 1,
+    }
+  end
+  return lanes[worker]
+end
+
+local function dispatch(intake, lane, ledger, class, entry, worker, most, alone, why)
   local found = redis.call('XRANGE', intake, entry, entry)[1]
   local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'sid', 'attempt', 'crashes')
   if not found then
@@ -56,23 +75,32 @@ local function dispatch(intake, lane, ledger, class, entry, worker, most)
     leave_intake(intake, ARGV[2], entry)
     return DUPLICATE
   end
-  if not has_lease(KEYS[2], worker) then return CLOSED end
-  if redis.call('XLEN', lane) >= tonumber(most) then return FULL end
+  local target = lane_of(lane, worker)
+  if target.closed then return CLOSED end
+  if target.quarantined or target.load >= (alone == '1' and 1 or tonumber(most)) then
+    return FULL
+  end
 
   local sid = known[4] or (class .. '/' .. entry)
   local attempt = tonumber(known[5] or '0') + 1
   local fields = lane_fields(found[2], class == 'retry' and known[1], sid, attempt, known[6] or '0')
   local placed = redis.call('XADD', lane, '*', unpack(fields))
   redis.call('HSET', ledger, 'state', 'assigned', 'sid', sid, 'worker', worker,
-    'attempt', attempt, 'entry', placed)
+    'attempt', attempt, 'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
   leave_intake(intake, ARGV[2], entry)
+  take_queued(KEYS[3], ledger)
+  target.load = target.load + 1
+  if alone == '1' then
+    redis.call('HSET', KEYS[4], worker, placed)
+    target.quarantined = true
+  end
   return DISPATCHED
 end
 
 local replies = {}
-for item = 0, (#KEYS - 2) / 3 - 1 do
-  local k, a = 3 + item * 3, 3 + item * 4
+for item = 0, (#KEYS - 4) / 3 - 1 do
+  local k, a = 5 + item * 3, 3 + item * 6
   replies[item + 1] = dispatch(KEYS[k], KEYS[k + 1], KEYS[k + 2],
-    ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+    ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
 end
 return replies

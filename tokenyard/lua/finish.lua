@@ -4,7 +4,8 @@
 -- KEYS[1] leases (zset): lease expiry in ms by worker
 -- KEYS[2] lane:<worker> (stream)
 -- KEYS[3] events (stream)
--- KEYS[4...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
+-- KEYS[4] quarantine (hash): the entry that runs alone, by worker
+-- KEYS[5...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
 --   each of its results: request:<client>/<id> (hash), tokens:<client>/<id> (string)
 -- ARGV[1] the worker
 -- ARGV[2] most entries a reply stream keeps, about
@@ -21,6 +22,8 @@
 local LEASE_LOST, FINISHED, REPEATED, STALE = -1, 1, 2, 0
 if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
 
+local alone = redis.call('HGET', KEYS[4], ARGV[1])
+
 local function finish(ledger, tokens, entry, attempt, status, ttl, item)
   local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry')
   if owner[1] ~= ARGV[1] or owner[2] ~= attempt then
@@ -33,10 +36,11 @@ local function finish(ledger, tokens, entry, attempt, status, ttl, item)
   redis.call('EXPIRE', ledger, ttl)
   redis.call('DEL', tokens)
   redis.call('XDEL', KEYS[2], entry)
+  if alone == entry then redis.call('HDEL', KEYS[4], ARGV[1]) end
   return FINISHED
 end
 
-local replies, freed, k, a = {}, 0, 4, 3
+local replies, freed, k, a = {}, 0, 5, 3
 while k <= #KEYS do
   local destination, kind, count = KEYS[k], ARGV[a], tonumber(ARGV[a + 1])
   local items, longest = {}, 0

@@ -3,11 +3,13 @@
 -- intake:retry, each entry with the tokens that its readers have already seen.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
--- KEYS[2] leases (zset): lease expiry in ms by worker; 0 lost, -1 left
+-- KEYS[2] leases (zset): lease expiry in ms by worker; 0 lost, -1 left, -2 crashed
 -- KEYS[3] workers (hash): the roster
 -- KEYS[4] lane:<worker> (stream)
 -- KEYS[5] intake:retry (stream)
--- KEYS[6...] for each entry: request:<client>/<id> (hash), tokens:<client>/<id> (string)
+-- KEYS[6] quarantine (hash): the entry that runs alone, by worker
+-- KEYS[7] departed (hash): why a worker is gone, by worker
+-- KEYS[8...] for each entry: request:<client>/<id> (hash), tokens:<client>/<id> (string)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the worker
 -- ARGV[3...] the entry ids to move, in the order of KEYS
@@ -17,6 +19,7 @@
 -- Atomic, because a request must be on the lane or in the intake at every moment, and the dead
 -- worker's late writes must be refused from this moment on.
 
+-- @include back_fields
 -- @include server_ms
 
 local NOT_LEADER, HELD = -1, -2
@@ -29,33 +32,40 @@ if lease > 0 then
   redis.call('ZADD', KEYS[2], 0, worker)
 end
 
+local WHY = {['0'] = 'lost', ['-1'] = 'left', ['-2'] = 'crashed'}
+local why = WHY[tostring(lease)]
+local reason = redis.call('HGET', KEYS[7], worker) or 'its lease ran out'
+local alone = redis.call('HGET', KEYS[6], worker)
+
+-- What this departure adds to the history of a request that was here. The coordinator reads from
+-- it whether the request may have caused it.
+local function history_of(entry, ledger)
+  local history = {}
+  local function count(name) history[name] = redis.call('HINCRBY', ledger, name, 1) end
+  if why ~= 'left' then
+    count('crashes')
+    if why == 'crashed' then count('suspected') end
+    if alone == entry then count(why == 'crashed' and 'crashed_alone' or 'lost_alone') end
+    history['crash_reason'] = reason
+  end
+  return history
+end
+
 local function take_back(entry, ledger, tokens)
   local found = redis.call('XRANGE', lane, entry, entry)[1]
   if not found then return end
   redis.call('XDEL', lane, entry)
-  local owner = redis.call('HMGET', ledger, 'worker', 'state', 'entry')
+  local owner = redis.call('HMGET', ledger, 'worker', 'state', 'entry', 'attempt')
   if owner[1] ~= worker or owner[2] ~= 'assigned' or owner[3] ~= entry then return end
-  local crashes = redis.call('HGET', ledger, 'crashes') or '0'
-  if lease == 0 then crashes = redis.call('HINCRBY', ledger, 'crashes', 1) end
-  local fields = {'crashes', crashes}
-  for i = 1, #found[2], 2 do
-    if found[2][i] ~= 'published' and found[2][i] ~= 'crashes' then
-      fields[#fields + 1] = found[2][i]
-      fields[#fields + 1] = found[2][i + 1]
-    end
-  end
-  local published = redis.call('GET', tokens)
-  if published then
-    fields[#fields + 1] = 'published'
-    fields[#fields + 1] = published
-  end
+  local fields = back_fields(found[2], tokens, history_of(entry, ledger))
   local back = redis.call('XADD', KEYS[5], '*', unpack(fields))
-  redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back)
+  redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
+    'r' .. owner[4], server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
   redis.call('HDEL', ledger, 'worker')
 end
 
 for i = 3, #ARGV do
-  local k = 6 + (i - 3) * 2
+  local k = 8 + (i - 3) * 2
   take_back(ARGV[i], KEYS[k], KEYS[k + 1])
 end
 
@@ -64,5 +74,7 @@ if rest == 0 then
   redis.call('ZREM', KEYS[2], worker)
   redis.call('HDEL', KEYS[3], worker)
   redis.call('DEL', lane)
+  redis.call('HDEL', KEYS[6], worker)
+  redis.call('HDEL', KEYS[7], worker)
 end
 return rest

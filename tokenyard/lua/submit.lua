@@ -5,39 +5,89 @@
 -- KEYS[3] intake:normal (stream)
 -- KEYS[4] intake:low (stream)
 -- KEYS[5] intake:retry (stream)
--- KEYS[6...] request:<client>/<id> (hash), one for each request
+-- KEYS[6] clients (zset): lease expiry in ms by client, of those that want it watched
+-- KEYS[7] attached:<client> (set): ids to cancel when that lease ends
+-- KEYS[8...] request:<client>/<id> (hash), one for each request
 -- ARGV[1] priority class: high, normal or low
--- ARGV[2...] for each request: number of field arguments, then field, value, ...
--- Returns one pair for each request: {1, server id} ACCEPTED, {2, state} KNOWN,
---   {0, retry after in ms} FULL
+-- ARGV[2] the client, if its requests are to be cancelled when it disappears, else ''
+-- ARGV[3] length of that client's lease in ms
+-- ARGV[4...] for each request: its id, its tokens (about), the time in ms since the epoch after
+--   which it is refused if it would have to wait longer (0: never), number of field arguments,
+--   then field, value, ...
+-- Returns for each request: {1, server id, requests before it, their time in ms or -1} ACCEPTED,
+--   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE
 -- Atomic, because two submitters of one id must not both find it unknown.
 -- Without `allow-oom`, which all other scripts have: a server without memory refuses new
 -- requests, and what it has accepted still ends and gives memory back.
 
-local ACCEPTED, KNOWN, FULL = 1, 2, 0
-local RETRY_AFTER_MS = 1000
-local class = ARGV[1]
-local intake = ({high = KEYS[2], normal = KEYS[3], low = KEYS[4]})[class]
+-- @include server_ms
 
-local waiting = 0
-for i = 2, 5 do waiting = waiting + redis.call('XLEN', KEYS[i]) end
-local bound = tonumber(redis.call('HGET', KEYS[1], 'max_num_queued_reqs') or '0')
+local ACCEPTED, KNOWN, FULL, LATE = 1, 2, 0, 3
+-- What a refused client is told: the time in which room for it is likely, within these bounds.
+local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
+local RANK = {high = 2, normal = 3, low = 4}
+local class, client = ARGV[1], ARGV[2]
+local intake = KEYS[RANK[class]]
 
-local replies, at = {}, 2
-for i = 6, #KEYS do
-  local ledger, count = KEYS[i], tonumber(ARGV[at])
+local waiting, ahead = 0, 0
+for i = 2, 5 do
+  local length = redis.call('XLEN', KEYS[i])
+  waiting = waiting + length
+  -- Retries and higher classes are served first.
+  if i <= RANK[class] or i == 5 then ahead = ahead + length end
+end
+local info = redis.call('HMGET', KEYS[1], 'max_num_queued_reqs', 'max_num_queued_tokens',
+  'queued_tokens', 'rate')
+local most = tonumber(info[1] or '0')
+local most_tokens = tonumber(info[2] or '0')
+-- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
+local queued_tokens = waiting > 0 and tonumber(info[3] or '0') or 0
+local rate = tonumber(info[4] or '0')
+local now = server_ms()
+local accepted = false
+
+local function time_for(requests)
+  if rate <= 0 then return -1 end
+  return math.floor(requests * 1000 / rate)
+end
+
+local function retry_after()
+  local time = time_for(math.max(1, waiting - most + 1))
+  if time < 0 then return USUAL_RETRY_MS end
+  return math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time))
+end
+
+local function is_full(tokens)
+  return most > 0 and waiting >= most
+    or most_tokens > 0 and waiting > 0 and queued_tokens + tokens > most_tokens
+end
+
+local replies, at = {}, 4
+for i = 8, #KEYS do
+  local ledger, id, tokens = KEYS[i], ARGV[at], tonumber(ARGV[at + 1])
+  local latest, count = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local state = redis.call('HGET', ledger, 'state')
+  local time = time_for(ahead)
   if state then
     replies[#replies + 1] = {KNOWN, state}
-  elseif bound > 0 and waiting >= bound then
-    replies[#replies + 1] = {FULL, RETRY_AFTER_MS}
+  elseif is_full(tokens) then
+    replies[#replies + 1] = {FULL, retry_after()}
+  elseif latest > 0 and time > 0 and now + time > latest then
+    replies[#replies + 1] = {LATE, time}
   else
-    local entry = redis.call('XADD', intake, '*', unpack(ARGV, at + 1, at + count))
+    local entry = redis.call('XADD', intake, '*', unpack(ARGV, at + 4, at + 3 + count))
     local sid = class .. '/' .. entry
-    redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'intake', class, 'entry', entry)
-    waiting = waiting + 1
-    replies[#replies + 1] = {ACCEPTED, sid}
+    redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'intake', class, 'entry', entry,
+      'queued_tokens', tokens)
+    replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
+    waiting, ahead, queued_tokens = waiting + 1, ahead + 1, queued_tokens + tokens
+    accepted = true
+    if client ~= '' then redis.call('SADD', KEYS[7], id) end
   end
-  at = at + 1 + count
+  at = at + 4 + count
+end
+if accepted then
+  redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens)
+  if client ~= '' then redis.call('ZADD', KEYS[6], now + tonumber(ARGV[3]), client) end
 end
 return replies

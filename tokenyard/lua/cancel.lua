@@ -1,0 +1,68 @@
+#!lua flags=allow-oom
+-- Cancel a request, wherever it is: it has its result at once, and whoever runs it is told.
+--
+-- KEYS[1] request:<client>/<id> (hash)
+-- KEYS[2] tokens:<client>/<id> (string)
+-- KEYS[3] intake:<class> or lane:<worker> (stream): where the caller saw it; any, if nowhere
+-- KEYS[4] reply:<client>/<id> (stream)
+-- KEYS[5] replies:<client> (stream)
+-- KEYS[6] info (hash)
+-- KEYS[7] quarantine (hash): the entry that runs alone, by worker
+-- ARGV[1] state in which the caller saw it: waiting, assigned, or '' for not at all
+-- ARGV[2] priority class or worker where the caller saw it
+-- ARGV[3] the intake's consumer group
+-- ARGV[4] request id
+-- ARGV[5] time to live in s of a result for an id that is not known
+-- ARGV[6] most entries a reply stream keeps, about
+-- ARGV[7] the error (JSON)
+-- Returns 1 CANCELLED, 2 OVER (it has its result already), 3 MOVED (it is elsewhere now: look
+--   again), 4 FORESTALLED (nobody knows the id: if it comes, it is dropped; its result is there)
+-- Atomic, because a request must not be taken from a place that it has left.
+
+-- @include add_replies
+-- @include end_quarantine
+-- @include keep_for
+-- @include leave_intake
+-- @include pack_result
+-- @include take_queued
+
+local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
+local ledger, place = KEYS[1], KEYS[3]
+local known = redis.call('HMGET', ledger, 'state', 'intake', 'worker', 'entry')
+local state, entry = known[1], known[4]
+
+local function conclude(destination, kind, ttl)
+  local result = pack_result(ARGV[4], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[7])
+  redis.call('HSET', ledger, 'state', 'cancelled', 'result', result)
+  redis.call('EXPIRE', ledger, ttl)
+  redis.call('DEL', KEYS[2])
+  add_replies(destination, kind, {result}, ARGV[6])
+  keep_for(destination, ttl)
+end
+
+if not state then
+  conclude(KEYS[4], 'flat', ARGV[5])
+  return FORESTALLED
+end
+if state ~= 'waiting' and state ~= 'assigned' then return OVER end
+local where = state == 'waiting' and known[2] or known[3]
+if state ~= ARGV[1] or where ~= ARGV[2] then return MOVED end
+
+local found = redis.call('XRANGE', place, entry, entry)[1]
+local fields, wish = found and found[2] or {}, {}
+for i = 1, #fields, 2 do wish[fields[i]] = fields[i + 1] end
+if state == 'waiting' then
+  leave_intake(place, ARGV[3], entry)
+  take_queued(KEYS[6], ledger)
+else
+  redis.call('XDEL', place, entry)
+  redis.call('XADD', place, '*', 'cancel', entry)
+  end_quarantine(KEYS[7], where, entry)
+end
+local ttl = wish['result_ttl'] or ARGV[5]
+if (wish['reply_to'] or '') == '' then
+  conclude(KEYS[4], 'flat', ttl)
+else
+  conclude(KEYS[5], 'frame', ttl)
+end
+return CANCELLED

@@ -1,0 +1,44 @@
+#!lua flags=allow-oom
+-- A worker gives a request back that its engine could not serve this time; it is tried again later.
+--
+-- KEYS[1] leases (zset): lease expiry in ms by worker
+-- KEYS[2] lane:<worker> (stream)
+-- KEYS[3] events (stream)
+-- KEYS[4] intake:retry (stream)
+-- KEYS[5] quarantine (hash): the entry that runs alone, by worker
+-- KEYS[6] request:<client>/<id> (hash)
+-- KEYS[7] tokens:<client>/<id> (string)
+-- ARGV[1] the worker
+-- ARGV[2] lane entry
+-- ARGV[3] attempt
+-- ARGV[4] pause before the next attempt in ms
+-- ARGV[5] what was wrong
+-- Returns -1 LEASE_LOST, 1 HANDED_BACK, 0 STALE (another attempt has the request, or none)
+-- Atomic, because the request must be on the lane or in the intake at every moment.
+
+-- @include back_fields
+-- @include end_quarantine
+-- @include has_lease
+-- @include server_ms
+
+local LEASE_LOST, HANDED_BACK, STALE = -1, 1, 0
+if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
+local lane, ledger, entry = KEYS[2], KEYS[6], ARGV[2]
+local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry')
+if owner[1] ~= ARGV[1] or owner[2] ~= ARGV[3] or owner[3] ~= 'assigned' or owner[4] ~= entry then
+  return STALE
+end
+local found = redis.call('XRANGE', lane, entry, entry)[1]
+if not found then return STALE end
+redis.call('XDEL', lane, entry)
+end_quarantine(KEYS[5], ARGV[1], entry)
+local now = server_ms()
+local faults = redis.call('HINCRBY', ledger, 'faults', 1)
+local history = {faults = faults, fault = ARGV[5], not_before = now + tonumber(ARGV[4])}
+local back = redis.call('XADD', KEYS[4], '*', unpack(back_fields(found[2], KEYS[7], history)))
+redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
+  'r' .. ARGV[3], now .. ' ' .. ARGV[1] .. ' fault ' .. ARGV[5])
+redis.call('HDEL', ledger, 'worker')
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'freed', 'worker', ARGV[1],
+  'count', 1)
+return HANDED_BACK

@@ -1,0 +1,23 @@
+#!lua flags=no-writes
+-- Look through a part of an intake, without moving its payload, for requests past their deadline.
+--
+-- KEYS[1] intake:<class> (stream)
+-- ARGV[1] the entry behind which to begin, or '-' for the first
+-- ARGV[2] most entries to look at
+-- Returns the last entry looked at, or '' at the end of the stream, then the overdue entries
+-- Atomic by itself: nothing is changed.
+
+-- @include server_ms
+
+local from = ARGV[1] == '-' and '-' or '(' .. ARGV[1]
+local entries = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[2])
+local replies, now = {''}, server_ms()
+for _, item in ipairs(entries) do
+  for i = 1, #item[2], 2 do
+    if item[2][i] == 'deadline' and (tonumber(item[2][i + 1]) or now) < now then
+      replies[#replies + 1] = item[1]
+    end
+  end
+end
+if #entries == tonumber(ARGV[2]) then replies[1] = entries[#entries][1] end
+return replies

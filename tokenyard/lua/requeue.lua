@@ -1,0 +1,31 @@
+-- Give a dead letter another life: it waits again, as if it had just been submitted.
+--
+-- KEYS[1] dead (stream)
+-- KEYS[2] intake:<class> (stream)
+-- KEYS[3] request:<client>/<id> (hash)
+-- KEYS[4] tokens:<client>/<id> (string)
+-- KEYS[5] reply:<client>/<id> (stream)
+-- ARGV[1] the dead letter's entry
+-- ARGV[2] priority class
+-- Returns the new server id, or '' if there is no such letter, or if its id is in flight
+-- Atomic, because the letter must be dead or waiting at every moment.
+
+local letter = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+if not letter then return '' end
+local known = redis.call('HMGET', KEYS[3], 'state', 'attempt')
+if known[1] == 'waiting' or known[1] == 'assigned' then return '' end
+local fields = {}
+for i = 1, #letter[2], 2 do
+  if letter[2][i]:sub(1, 5) ~= 'dead_' then
+    fields[#fields + 1] = letter[2][i]
+    fields[#fields + 1] = letter[2][i + 1]
+  end
+end
+redis.call('XDEL', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[3], KEYS[4], KEYS[5])
+local entry = redis.call('XADD', KEYS[2], '*', unpack(fields))
+local sid = ARGV[2] .. '/' .. entry
+-- The attempts go on counting: the number is the fence against workers of the life before.
+redis.call('HSET', KEYS[3], 'state', 'waiting', 'sid', sid, 'intake', ARGV[2], 'entry', entry,
+  'attempt', known[2] or 0)
+return sid

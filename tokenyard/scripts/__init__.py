@@ -1,0 +1,57 @@
+"""One typed method for each Lua file in ``tokenyard/lua``.
+
+`Scripts` calls them over a synchronous connection; the clients, which may be asynchronous, use
+the same `Call` values. Scripts are called by EVALSHA with the hash of their text, so two versions
+of Tokenyard can share one server. Expected refusals are values here; only the public client
+raises.
+"""
+
+from tokenyard.scripts.answers import (
+    Acceptance,
+    Answered,
+    Cancelled,
+    Dispatched,
+    HandedBack,
+    Move,
+    Publication,
+    Published,
+    Renewed,
+    Submitted,
+    Why,
+)
+from tokenyard.scripts.calls import Arg, Call, source
+from tokenyard.scripts.client import CLIENT_LEASE_MS, ClientScripts, cancel, requeue, submit
+from tokenyard.scripts.destinations import destination
+from tokenyard.scripts.leader import RESCUE_HELD, RESCUE_NOT_LEADER, LeaderScripts
+from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
+
+
+class Scripts(ClientScripts, LeaderScripts, WorkerScripts):
+    """The scripts of one yard over one synchronous connection pool."""
+
+
+__all__ = [
+    "CLIENT_LEASE_MS",
+    "RESCUE_HELD",
+    "RESCUE_NOT_LEADER",
+    "RETIRE_UNKNOWN",
+    "Acceptance",
+    "Answered",
+    "Arg",
+    "Call",
+    "Cancelled",
+    "Dispatched",
+    "HandedBack",
+    "Move",
+    "Publication",
+    "Published",
+    "Renewed",
+    "Scripts",
+    "Submitted",
+    "Why",
+    "cancel",
+    "destination",
+    "requeue",
+    "source",
+    "submit",
+]

@@ -1,0 +1,137 @@
+"""The scripts that clients and operators call, as values: the connection is the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenyard.errors import Code
+from tokenyard.keys import GROUP, Keys, PriorityClass
+from tokenyard.replies import ErrorInfo, json_text
+from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted
+from tokenyard.scripts.calls import Arg, Call, Caller
+from tokenyard.wire import DEFAULT_RESULT_TTL_S, Request, request_fields
+
+#: A client that wants to be watched renews its lease three times in this.
+CLIENT_LEASE_MS = 30_000
+#: Without a tokenizer: bytes of text that make a token, about.
+_BYTES_PER_TOKEN = 4
+
+
+def submit(
+    keys: Keys,
+    priority_class: PriorityClass,
+    requests: Sequence[Request],
+    *,
+    watched: str = "",
+    refuse_late: bool = False,
+) -> Call[list[Acceptance]]:
+    """Accept a burst of requests of one priority class, each at most once.
+
+    ``watched`` names the client whose requests these are, if they are to be cancelled when it
+    disappears. With ``refuse_late`` a request that would wait beyond its deadline is refused.
+    """
+    args: list[Arg] = [priority_class, watched, CLIENT_LEASE_MS]
+    for request in requests:
+        fields = request_fields(request)
+        args += [request.id, queued_tokens(request)]
+        args += [request.deadline_ms or 0 if refuse_late else 0, 2 * len(fields)]
+        for item in fields.items():
+            args.extend(item)
+    ledgers = [keys.ledger(request.client, request.id) for request in requests]
+    intakes = [keys.intake(name) for name in ("high", "normal", "low", "retry")]
+    shared = [keys.info, *intakes, keys.clients, keys.attached(watched)]
+    return Call("submit", [*shared, *ledgers], args, _acceptances)
+
+
+def queued_tokens(request: Request) -> int:
+    """Prompt tokens of a request, for text a guess from its length."""
+    if request.tokens is not None:
+        return len(request.tokens) // 4
+    text = request.prompt if request.prompt is not None else json_text(request.messages)
+    return max(1, len(text) // _BYTES_PER_TOKEN)
+
+
+def _acceptances(answers: list[list[Any]]) -> list[Acceptance]:
+    return [_acceptance(Submitted(code), *values) for code, *values in answers]
+
+
+def _acceptance(code: Submitted, value: Any, position: int = 0, eta_ms: int = -1) -> Acceptance:
+    match code:
+        case Submitted.ACCEPTED:
+            return Acceptance(code, sid=value.decode(), position=position, eta_ms=eta_ms)
+        case Submitted.KNOWN:
+            return Acceptance(code, state=value.decode())
+        case Submitted.FULL:
+            return Acceptance(code, retry_after_ms=value)
+        case Submitted.LATE:
+            return Acceptance(code, eta_ms=value)
+
+
+def cancel(
+    keys: Keys,
+    client: str,
+    request_id: str,
+    *,
+    state: str,
+    where: str,
+    reason: str = "cancelled by the client",
+    reply_maxlen: int = 10_000,
+) -> Call[Cancelled]:
+    """Cancel a request that its ledger shows in ``state`` (or "", if it has none).
+
+    ``where`` is the ledger's ``intake`` for a request that waits, its ``worker`` for one that is
+    assigned. MOVED asks to read the ledger again.
+    """
+    place = keys.ledger(client, request_id)
+    if state == "waiting":
+        place = keys.intake(where)  # type: ignore[arg-type]  # as the ledger has it
+    elif state == "assigned":
+        place = keys.lane(where)
+    call_keys = [keys.ledger(client, request_id), keys.tokens(client, request_id), place]
+    call_keys += [keys.reply(client, request_id), keys.replies(client), keys.info, keys.quarantine]
+    error = json_text(ErrorInfo(Code.CANCELLED, reason))
+    args: list[Arg] = [state, where, GROUP, request_id, DEFAULT_RESULT_TTL_S, reply_maxlen, error]
+    return Call("cancel", call_keys, args, Cancelled)
+
+
+def requeue(
+    keys: Keys, letter: str, client: str, request_id: str, priority_class: PriorityClass
+) -> Call[str]:
+    """Let a dead letter wait again; its new server id, or "" where that cannot be."""
+    call_keys = [keys.dead, keys.intake(priority_class), keys.ledger(client, request_id)]
+    call_keys += [keys.tokens(client, request_id), keys.reply(client, request_id)]
+    return Call("requeue", call_keys, [letter, priority_class], bytes.decode)
+
+
+class ClientScripts(Caller):
+    """`submit` and its kin over a synchronous connection."""
+
+    def submit(
+        self,
+        priority_class: PriorityClass,
+        requests: Sequence[Request],
+        *,
+        watched: str = "",
+        refuse_late: bool = False,
+    ) -> list[Acceptance]:
+        """See `tokenyard.scripts.submit`."""
+        return self.call(
+            submit(self.keys, priority_class, requests, watched=watched, refuse_late=refuse_late)
+        )
+
+    def cancel(
+        self, client: str, request_id: str, *, state: str, where: str, reason: str
+    ) -> Cancelled:
+        """See `tokenyard.scripts.cancel`."""
+        return self.call(
+            cancel(
+                self.keys,
+                client,
+                request_id,
+                state=state,
+                where=where,
+                reason=reason,
+                reply_maxlen=self._reply_maxlen,
+            )
+        )

@@ -1,0 +1,27 @@
+"""Which stream a reply goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenyard.keys import Keys
+from tokenyard.scripts.answers import Publication
+from tokenyard.wire import Refused, ReplyKind, Request
+
+Groups = list[tuple[tuple[str, ReplyKind], list[tuple[int, Publication]]]]
+
+
+def destination(keys: Keys, request: Request | Refused) -> str:
+    """The stream that a request's replies go to."""
+    if request.kind == "frame":
+        return keys.replies(request.client)
+    return keys.reply(request.client, request.id)
+
+
+def by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
+    """Publications by reply stream, each with its place in ``items``."""
+    groups: dict[tuple[str, ReplyKind], list[tuple[int, Publication]]] = {}
+    for at, item in enumerate(items):
+        request = item.assignment.request
+        groups.setdefault((destination(keys, request), request.kind), []).append((at, item))
+    return list(groups.items())

@@ -1,0 +1,107 @@
+"""The scripts of the coordinator that leads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tokenyard.keys import GROUP, IntakeClass
+from tokenyard.replies import Reply, encode_reply
+from tokenyard.scripts.answers import Answered, Dispatched, Move
+from tokenyard.scripts.calls import Arg, Caller, codes
+from tokenyard.scripts.destinations import destination
+from tokenyard.wire import Refused, Request
+
+#: Answers of `LeaderScripts.rescue` beside the number of entries left.
+RESCUE_NOT_LEADER: Final = -1
+RESCUE_HELD: Final = -2
+
+
+class LeaderScripts(Caller):
+    """What only the leader may do; every call but `overdue` compares its token."""
+
+    def lead(self, name: str, lease_ms: int, token: str = "") -> str:
+        """Take or keep the lead; the leader token, or "" while another leads."""
+        keys = [self.keys.leader, self.keys.info]
+        answer: bytes = self._run("lead", keys, [name, lease_ms, token])
+        return answer.decode()
+
+    def resign(self, token: str) -> bool:
+        """Give up the lead; False if it was another's."""
+        return bool(self._run("resign", [self.keys.leader, self.keys.events], [token]))
+
+    def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
+        """Move entries onto lanes; one code for each, all NOT_LEADER for a deposed leader."""
+        keys = [self.keys.leader, self.keys.leases, self.keys.info, self.keys.quarantine]
+        args: list[Arg] = [token, GROUP]
+        for move in moves:
+            keys += [
+                self.keys.intake(move.intake),
+                self.keys.lane(move.worker),
+                self.keys.ledger(move.client, move.request_id),
+            ]
+            args += [move.intake, move.entry, move.worker, move.lane_limit]
+            args += [int(move.alone), move.why]
+        return codes(Dispatched, self._run("dispatch", keys, args), len(moves))
+
+    def answer(
+        self,
+        token: str,
+        intake: IntakeClass,
+        entry: str,
+        request: Request | Refused,
+        reply: Reply,
+        *,
+        dead: str = "",
+    ) -> Answered:
+        """Give a waiting request its result without running it.
+
+        With ``dead``, a reason, the request is also kept among the dead letters.
+        """
+        client, request_id = request.client, request.id
+        keys = [
+            self.keys.leader,
+            self.keys.intake(intake),
+            self.keys.ledger(client, request_id),
+            self.keys.tokens(client, request_id),
+            destination(self.keys, request),
+            self.keys.info,
+            self.keys.dead,
+        ]
+        args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
+        args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
+        args += [dead, self._dead_maxlen]
+        return Answered(self._run("answer", keys, args))
+
+    def bury(self, token: str, intake: IntakeClass, entry: str, reason: str) -> Answered:
+        """Put an entry that nobody can be answered for into the dead letters."""
+        keys = [self.keys.leader, self.keys.intake(intake), self.keys.dead]
+        args: list[Arg] = [token, GROUP, intake, entry, reason, self._dead_maxlen]
+        return Answered(self._run("bury", keys, args))
+
+    def rescue(self, token: str, worker: str, entries: Sequence[tuple[str, str, str]] = ()) -> int:
+        """Take back lane entries, given as (entry, client, request id), of a lost worker.
+
+        Returns how many are left on its lane, `RESCUE_HELD` or `RESCUE_NOT_LEADER`. Call it
+        first without entries, which ends the lease.
+        """
+        keys = [self.keys.leader, self.keys.leases, self.keys.workers]
+        keys += [self.keys.lane(worker), self.keys.intake("retry")]
+        keys += [self.keys.quarantine, self.keys.departed]
+        for _, client, request_id in entries:
+            keys += [self.keys.ledger(client, request_id), self.keys.tokens(client, request_id)]
+        left: int = self._run("rescue", keys, [token, worker, *(entry for entry, _, _ in entries)])
+        return left
+
+    def overdue(self, intake: IntakeClass, after: str, count: int) -> tuple[str, list[str]]:
+        """Entries past their deadline among ``count`` behind ``after`` ("-": from the first).
+
+        Returns where to go on ("" at the end) and the entries.
+        """
+        cursor, *entries = self._run("overdue", [self.keys.intake(intake)], [after, count])
+        return cursor.decode(), [entry.decode() for entry in entries]
+
+    def watch_clients(self, count: int) -> list[str]:
+        """Clients whose leases have run out."""
+        names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
+        return [name.decode(errors="replace") for name in names]

@@ -1,0 +1,100 @@
+"""The scripts of workers and their controllers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tokenyard.replies import encode_reply
+from tokenyard.scripts.answers import HandedBack, Publication, Published, Renewed, Why
+from tokenyard.scripts.calls import Arg, Caller, codes
+from tokenyard.scripts.destinations import Groups, by_destination
+from tokenyard.wire import Assignment
+
+#: Answer of `WorkerScripts.retire` for a worker that the yard does not know.
+RETIRE_UNKNOWN: Final = -1
+
+
+class WorkerScripts(Caller):
+    """Joining, keeping leases, publishing under the fence, leaving."""
+
+    def register(self, name: str, lease_ms: int, info: bytes) -> str:
+        """Join under ``name``; the worker's full name, with its incarnation."""
+        keys = [self.keys.info, self.keys.workers, self.keys.leases, self.keys.events]
+        answer: bytes = self._run("register", keys, [name, lease_ms, info])
+        return answer.decode()
+
+    def renew(self, lease_ms: int, workers: Sequence[tuple[str, bytes]]) -> list[Renewed]:
+        """Extend leases and refresh roster entries, given as (worker, JSON)."""
+        args: list[Arg] = [lease_ms]
+        for worker, info in workers:
+            args += [worker, info]
+        answers = self._run("renew", [self.keys.leases, self.keys.workers], args)
+        return codes(Renewed, answers, len(workers))
+
+    def retire(self, worker: str, why: Why, reason: str = "") -> int:
+        """End a worker's lease now; how many of its entries wait for the rescuer.
+
+        ``reason`` says in words what is known, for those whose requests it had.
+        """
+        keys = [self.keys.leases, self.keys.workers, self.keys.lane(worker), self.keys.events]
+        keys += [self.keys.departed, self.keys.quarantine]
+        left: int = self._run("retire", keys, [worker, why, reason])
+        return left
+
+    def hand_back(
+        self, worker: str, assignment: Assignment, pause_ms: int, fault: str
+    ) -> HandedBack:
+        """Give a request back that the engine could not serve, to be tried after a pause."""
+        request = assignment.request
+        keys = [self.keys.leases, self.keys.lane(worker), self.keys.events]
+        keys += [self.keys.intake("retry"), self.keys.quarantine]
+        keys += [self.keys.ledger(request.client, request.id)]
+        keys += [self.keys.tokens(request.client, request.id)]
+        args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, fault]
+        return HandedBack(self._run("hand_back", keys, args))
+
+    def emit(self, worker: str, deltas: Sequence[Publication]) -> list[Published]:
+        """Publish the deltas of one engine step; one code for each, in their order."""
+        keys = [self.keys.leases]
+        args: list[Arg] = [worker, self._reply_maxlen]
+        order = by_destination(self.keys, deltas)
+        for (stream, kind), group in order:
+            keys.append(stream)
+            args += [kind, len(group)]
+            for _, item in group:
+                keys += self._ledger_and_tokens(item)
+                args += [item.assignment.attempt, item.reply.seq]
+                args += [item.reply.tokens, encode_reply(item.reply)]
+        return self._published("emit", keys, args, order, len(deltas))
+
+    def finish(self, worker: str, results: Sequence[Publication]) -> list[Published]:
+        """Publish results and free their places; one code for each, in their order."""
+        keys = [self.keys.leases, self.keys.lane(worker), self.keys.events]
+        keys += [self.keys.quarantine]
+        args: list[Arg] = [worker, self._reply_maxlen]
+        order = by_destination(self.keys, results)
+        for (stream, kind), group in order:
+            keys.append(stream)
+            args += [kind, len(group)]
+            for _, item in group:
+                keys += self._ledger_and_tokens(item)
+                args += [item.assignment.entry, item.assignment.attempt]
+                args += [item.reply.status or "failed", item.assignment.request.result_ttl_s]
+                args.append(encode_reply(item.reply))
+        return self._published("finish", keys, args, order, len(results))
+
+    def _ledger_and_tokens(self, item: Publication) -> list[str]:
+        request = item.assignment.request
+        client, request_id = request.client, request.id
+        return [self.keys.ledger(client, request_id), self.keys.tokens(client, request_id)]
+
+    def _published(
+        self, script: str, keys: Sequence[str], args: Sequence[Arg], order: Groups, count: int
+    ) -> list[Published]:
+        answers = codes(Published, self._run(script, keys, args), count)
+        if answers and answers[0] is Published.LEASE_LOST:
+            return answers
+        places = (at for _, group in order for at, _ in group)
+        found = dict(zip(places, answers, strict=True))
+        return [found[at] for at in range(count)]
