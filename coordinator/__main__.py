@@ -17,9 +17,12 @@ TEXTS: Final = {
     "lease_ms": "The leader's lease: the longest standstill when the leader is killed.",
     "block_ms": "Longest wait of one read.",
     "max_num_queued_reqs": "Most requests that may wait; more are refused with QUEUE_FULL.",
+    "max_num_queued_tokens": "Most prompt tokens of what waits; more is refused with QUEUE_FULL.",
     "max_request_bytes": "Most bytes of one request.",
     "max_batch": "Most requests handed over in one step.",
-    "max_crashes": "Workers that may die with a request before it is given up.",
+    "max_crashes": "Workers that may be lost with a request before it must run alone.",
+    "max_lost_alone": "Workers that may be killed while a request runs alone; then it is dead.",
+    "max_faults": "Times that an engine may fail to serve a request; then it is dead.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
 }

@@ -9,22 +9,24 @@ import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.synchronize import Event as ProcessEvent
-from typing import Any
 
 import msgspec
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 from coordinator.dispatcher import Deposed, Dispatcher
+from coordinator.history import Limits
 from coordinator.intake import Intake
 from coordinator.judge import Judge
 from coordinator.leadership import Leadership
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
+from coordinator.sweeper import Sweeper
+from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
-from tokenyard.scripts import RESCUE_NOT_LEADER, Scripts
+from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import WIRE_VERSION
 
@@ -44,7 +46,8 @@ class Coordinator:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        self._stop = threading.Event()
+        self._is_stopped = False
+        self._bell = Bell()
         self._ready = threading.Event()
         self._keys = Keys(settings.yard)
         # Without retries: a repeated read would not give again what the first one took.
@@ -69,11 +72,20 @@ class Coordinator:
             self._roster,
             Judge(
                 max_request_bytes=settings.max_request_bytes,
-                max_crashes=settings.max_crashes,
+                limits=Limits(settings.max_crashes, settings.max_lost_alone, settings.max_faults),
                 models=lambda: self._models,
             ),
             self._selection,
             max_batch=settings.max_batch,
+        )
+        self._sweeper = Sweeper(
+            self._connection,
+            self._scripts,
+            self._keys,
+            max_num_queued_reqs=settings.max_num_queued_reqs,
+            answer=lambda entry, refused: self._dispatcher.answer(
+                self._leadership.token, entry, refused
+            ),
         )
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
@@ -109,7 +121,7 @@ class Coordinator:
                 signal.signal(number, lambda *_: self.stop())
         self._selection.start()
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
-        while not self._stop.is_set():
+        while not self._is_stopped:
             try:
                 self.run_once()
                 failures = 0
@@ -120,13 +132,14 @@ class Coordinator:
                 pause = backoff.compute(failures)
                 log.warning("%s; again in %.1f s", fault, pause)
                 self._recover()
-                self._stop.wait(pause)
+                self._bell.wait(pause)
         self._close()
         return 0
 
     def stop(self) -> None:
         """End `run` after the turn that is under way; idempotent, also before `run`."""
-        self._stop.set()
+        self._is_stopped = True
+        self._bell.ring()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait until it leads or stands by."""
@@ -137,11 +150,12 @@ class Coordinator:
         if not self._leadership.keep():
             self._prepared_for = ""
             self._ready.set()
-            self._stop.wait(min(0.5, self._settings.lease_ms / 10_000))
+            self._bell.wait(min(0.5, self._settings.lease_ms / 10_000))
             return
         self._take_over()
         self._follow_roster()
         self._rescue()
+        self._sweeper.run_once()
         self._dispatch()
 
     def _take_over(self) -> None:
@@ -149,7 +163,6 @@ class Coordinator:
         token = self._leadership.token
         if self._prepared_for == token:
             return
-        self._intake.prepare()
         self._publish_handshake()
         self._read_again()
         self._roster.mark_stale()
@@ -165,15 +178,18 @@ class Coordinator:
     def _publish_handshake(self) -> None:
         known = self._connection.hget(self._keys.info, "models")
         self._models |= set(msgspec.json.decode(known, type=list[str]) if known else ())
-        limits: Mapping[Any, Any] = {
+        info: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": self._settings.name,
             "models": msgspec.json.encode(sorted(self._models)),
             "default_model": next(iter(self._models)) if len(self._models) == 1 else "",
             "max_num_queued_reqs": self._settings.max_num_queued_reqs,
+            "max_num_queued_tokens": self._settings.max_num_queued_tokens,
             "max_request_bytes": self._settings.max_request_bytes,
+            "rate": round(self._dispatcher.rate.per_s, 3),
         }
-        self._connection.hset(self._keys.info, mapping=limits)
+        if not self._scripts.take_over(self._leadership.token, info):
+            raise Deposed
 
     def _follow_roster(self) -> None:
         if not self._roster.refresh():
@@ -184,6 +200,8 @@ class Coordinator:
             self._read_again()
         elif self._intake.has_strays():
             self._read_again()
+        elif self._dispatcher.rate.measure(time.monotonic()):
+            self._publish_handshake()
         self._muster()
 
     def _muster(self) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from coordinator.intake import Entry, Event, Intake, Waiting
 from coordinator.judge import Judge
-from coordinator.policies import Lane
+from coordinator.plan import Placed, Plan, Planner
+from coordinator.rate import Rate
 from coordinator.roster import Roster
 from coordinator.selection import Selection
+from coordinator.sweeper import late
+from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
 from tokenyard.wire import Refused, Request, Unanswerable
@@ -21,14 +23,6 @@ log = logging.getLogger("tokenyard.coordinator.dispatcher")
 
 class Deposed(Exception):
     """Another coordinator leads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A request and the lane chosen for it."""
-
-    waiting: Waiting
-    lane: Lane
 
 
 class Dispatcher:
@@ -51,7 +45,8 @@ class Dispatcher:
         self._selection = selection
         self._max_batch = max_batch
         self._turn = 0
-        self._more_to_place = False
+        self._patience_ms = 0
+        self.rate = Rate()
 
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
         """One turn: read, then place, so that what is placed is the first of all that waits.
@@ -60,11 +55,24 @@ class Dispatcher:
         yard has another leader.
         """
         room = self._room() if may_place else 0
-        entries, events = self._intake.read(room, 0 if self._more_to_place else block_ms)
+        entries, events = self._intake.read(room, min(block_ms, self._patience_ms))
         self._heed(events)
         self.take_in(token, entries)
-        moved = may_place and self._hand_over(token, self._place())
-        self._more_to_place = self._roster.is_stale or (moved and self._intake.holds_any)
+        if may_place:
+            self._act_on(token, self._make_plan(), block_ms)
+
+    def _act_on(self, token: str, plan: Plan, block_ms: int) -> None:
+        """Carry a plan out, and see how long the next turn may wait for something to read."""
+        for waiting in plan.late:
+            self.refuse(token, waiting, late(waiting.request, "waiting in the intake"))
+        moved = self._hand_over(token, plan.placed)
+        self.rate.note(busy=self._intake.holds_any)
+        if self._roster.is_stale or (moved and self._intake.holds_any):
+            self._patience_ms = 0
+        elif plan.next_ms is None:
+            self._patience_ms = block_ms
+        else:
+            self._patience_ms = max(1, int(plan.next_ms - self._roster.server_ms()))
 
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
         """Judge entries: hold the valid, answer the invalid, bury what cannot be answered."""
@@ -72,25 +80,43 @@ class Dispatcher:
             verdict = self._judge.judge(entry.intake, entry.fields)
             match verdict:
                 case Request():
-                    self._intake.hold(Waiting(entry.intake, entry.id, verdict))
+                    self._intake.hold(self._waiting(entry, verdict))
                 case Refused():
-                    log.info("refused %s/%s: %s", verdict.client, verdict.id, verdict.message)
-                    self._answer(token, entry, verdict)
+                    self.answer(token, entry, verdict)
                 case Unanswerable(reason):
                     log.warning("buried entry %s of %s: %s", entry.id, entry.intake, reason)
                     buried = self._scripts.bury(token, entry.intake, entry.id, reason)
                     _expect_leader(buried is not Answered.NOT_LEADER)
 
-    def _answer(self, token: str, entry: Entry, refused: Refused) -> None:
+    def _waiting(self, entry: Entry, request: Request) -> Waiting:
+        history = self._judge.history(entry.intake, entry.fields)
         published = entry.fields.get(b"published", b"") if entry.intake == "retry" else b""
+        suspect = self._judge.is_suspect(history)
+        return Waiting(entry.intake, entry.id, request, history, suspect, published)
+
+    def answer(self, token: str, entry: Entry, refused: Refused) -> None:
+        """Give an entry its result without running it."""
+        published = entry.fields.get(b"published", b"") if entry.intake == "retry" else b""
+        self._answer(token, entry.intake, entry.id, refused, published)
+
+    def refuse(self, token: str, waiting: Waiting, refused: Refused) -> None:
+        """Give a request that is held its result without running it."""
+        self._intake.held[waiting.intake].remove(waiting)
+        self._answer(token, waiting.intake, waiting.entry, refused, waiting.published)
+        self._selection.settle(waiting, None)
+
+    def _answer(
+        self, token: str, intake: IntakeClass, entry: str, refused: Refused, published: bytes
+    ) -> None:
+        log.info("refused %s/%s: %s", refused.client, refused.id, refused.message)
         reply = refusal(refused, refused.code, refused.message, published=published)
-        answered = self._scripts.answer(token, entry.intake, entry.id, refused, reply)
+        reason = f"{refused.code}: {refused.message}" if refused.is_dead else ""
+        answered = self._scripts.answer(token, intake, entry, refused, reply, dead=reason)
         _expect_leader(answered is not Answered.NOT_LEADER)
 
     def _room(self) -> int:
         """How many requests could be placed now, at most a batch."""
-        free = sum(max(0, lane.limit - lane.load) for lane in self._roster.lanes())
-        return min(free, self._max_batch)
+        return min(sum(lane.room for lane in self._roster.lanes()), self._max_batch)
 
     def _heed(self, events: Iterable[Event]) -> None:
         """Places became free, or the roster changed and must be read again."""
@@ -102,30 +128,21 @@ class Dispatcher:
             else:
                 self._roster.mark_stale()
 
-    def _place(self) -> list[Placed]:
+    def _make_plan(self) -> Plan:
         """Choose lanes for what is held, in order; nothing is changed yet."""
-        by_model = _by_model(self._roster.lanes())
-        placed: list[Placed] = []
-        shut: set[str] = set()  # models that have no room in this turn
-        for waiting in self._intake.in_order(self._turn):
-            if len(placed) >= self._max_batch or not by_model:
-                break
-            model = self._judge.model_of(waiting.request)
-            if model in shut:
-                continue
-            lanes = by_model.get(model)
-            lane = self._selection.choose(waiting, lanes) if lanes else None
-            if lanes is None or lane is None:
-                shut.add(model)
-                if self._selection.strict_order:
-                    break
-                continue
-            lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1)
-            placed.append(Placed(waiting, lane))
+        planner = Planner(
+            self._roster.lanes(),
+            model_of=lambda waiting: self._judge.model_of(waiting.request),
+            choose=self._selection.choose,
+            now_ms=self._roster.server_ms(),
+            most=self._max_batch,
+            strict_order=self._selection.strict_order,
+        )
+        plan = planner.make(self._intake.in_order(self._turn))
         # Only turns that place something count: of others there may be one after each of these,
         # and the fair turn would always fall on them.
-        self._turn += bool(placed)
-        return placed
+        self._turn += bool(plan.placed)
+        return plan
 
     def _hand_over(self, token: str, placed: Sequence[Placed]) -> bool:
         """Carry the choices out; whether there were any."""
@@ -139,6 +156,8 @@ class Dispatcher:
                 item.waiting.request.id,
                 item.lane.worker,
                 item.lane.limit,
+                alone=item.alone,
+                why=self._selection.why(item.lane, alone=item.alone),
             )
             for item in placed
         ]
@@ -159,14 +178,8 @@ class Dispatcher:
             dispatched = code is Dispatched.DISPATCHED
             if dispatched:
                 self._roster.add_load(item.lane.worker)
+                self.rate.count(1)
             self._selection.settle(item.waiting, item.lane if dispatched else None)
-
-
-def _by_model(lanes: Iterable[Lane]) -> dict[str, list[Lane]]:
-    grouped: dict[str, list[Lane]] = {}
-    for lane in lanes:
-        grouped.setdefault(lane.model, []).append(lane)
-    return grouped
 
 
 def _expect_leader(leads: bool) -> None:

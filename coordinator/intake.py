@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 
+from coordinator.history import FRESH, History
 from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.wire import Request
 
@@ -50,6 +51,9 @@ class Waiting:
     intake: IntakeClass
     entry: str
     request: Request
+    history: History = FRESH
+    is_suspect: bool = False  # must run alone
+    published: bytes = b""  # packed tokens that its readers have seen
 
 
 class Intake:
@@ -63,15 +67,6 @@ class Intake:
         self._streams: dict[bytes, IntakeClass] = {
             keys.intake(name).encode(): name for name in INTAKE_CLASSES
         }
-
-    def prepare(self) -> None:
-        """Make sure that the consumer groups exist; idempotent."""
-        for stream in (*self._streams, self._keys.events.encode()):
-            try:
-                self._connection.xgroup_create(stream, GROUP, id="0", mkstream=True)
-            except redis.ResponseError as fault:
-                if "BUSYGROUP" not in str(fault):
-                    raise
 
     def read(self, room: int, block_ms: int) -> tuple[list[Entry], list[Event]]:
         """New entries, about ``room`` of each class, and events; waits for either.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
+from coordinator.history import FRESH, History, Limits, read_history
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.parse import parse_request
@@ -17,10 +18,10 @@ class Judge:
     """Judges entries; pure but for the set of models, which the yard's workers determine."""
 
     def __init__(
-        self, *, max_request_bytes: int, max_crashes: int, models: Callable[[], AbstractSet[str]]
+        self, *, max_request_bytes: int, limits: Limits, models: Callable[[], AbstractSet[str]]
     ) -> None:
         self._max_request_bytes = max_request_bytes
-        self._max_crashes = max_crashes
+        self._limits = limits
         self._models = models
 
     def judge(self, intake: IntakeClass, fields: Mapping[bytes, bytes]) -> Verdict:
@@ -36,18 +37,19 @@ class Judge:
         if models and not self._is_served(verdict, models):
             message = f"model: {verdict.model or 'none given'}; served: {', '.join(sorted(models))}"
             return _refuse(verdict, Code.MODEL_UNAVAILABLE, message)
-        # Only the system writes retries; in other entries these fields are a client's fancy.
-        return self._judge_history(verdict, fields) if intake == "retry" else verdict
+        problem = self.history(intake, fields).verdict(self._limits, verdict.params.n)
+        return verdict if problem is None else _refuse(verdict, *problem, is_dead=True)
 
-    def _judge_history(self, request: Request, fields: Mapping[bytes, bytes]) -> Verdict:
-        """Whether a request that has run before may run again."""
-        crashes = _count(fields.get(b"crashes", b""))
-        if crashes > self._max_crashes:
-            return _refuse(request, Code.WORKER_LOST, f"{crashes} workers died with it")
-        if request.params.n > 1 and fields.get(b"published"):
-            message = "its worker died, and a stream with n > 1 cannot be continued"
-            return _refuse(request, Code.WORKER_LOST, message)
-        return request
+    def history(self, intake: IntakeClass, fields: Mapping[bytes, bytes]) -> History:
+        """What a request has been through.
+
+        Only the system writes retries; in other entries these fields are a client's fancy.
+        """
+        return read_history(fields) if intake == "retry" else FRESH
+
+    def is_suspect(self, history: History) -> bool:
+        """Whether a request must run alone."""
+        return history.is_suspect(self._limits)
 
     def model_of(self, request: Request) -> str:
         """The model that a request means: the one it names, else the yard's only one."""
@@ -58,12 +60,13 @@ class Judge:
         return self.model_of(request) in models
 
 
-def _refuse(request: Request, code: Code, message: str) -> Refused:
+def _refuse(request: Request, code: Code, message: str, *, is_dead: bool = False) -> Refused:
     return Refused(
-        request.id, request.client, request.reply_to, code, message, request.result_ttl_s
+        request.id,
+        request.client,
+        request.reply_to,
+        code,
+        message,
+        request.result_ttl_s,
+        is_dead=is_dead,
     )
-
-
-def _count(raw: bytes) -> int:
-    """A number that the system wrote; anything else is a forgery and counts nothing."""
-    return int(raw) if raw.isdigit() and len(raw) < 10 else 0

@@ -19,11 +19,17 @@ class Lane:
     model: str
     load: int  # entries on the lane
     limit: int  # most entries that it takes
+    is_quarantined: bool = False  # a suspect runs alone there
+
+    @property
+    def room(self) -> int:
+        """How many more requests fit."""
+        return 0 if self.is_quarantined else max(0, self.limit - self.load)
 
     @property
     def is_open(self) -> bool:
         """Whether one more request fits."""
-        return self.load < self.limit
+        return self.room > 0
 
 
 def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:

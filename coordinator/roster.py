@@ -25,8 +25,9 @@ class Member:
     """A worker of the roster."""
 
     info: WorkerInfo
-    lease_ms: float  # expiry by the server's clock; 0 lost, -1 left
+    lease_ms: float  # expiry by the server's clock; 0 lost, -1 left, -2 crashed
     load: int = 0
+    is_quarantined: bool = False
 
     @property
     def may_serve(self) -> bool:
@@ -43,7 +44,12 @@ class Roster:
         self._connection = connection
         self._keys = keys
         self._due = 0.0
+        self._clock = time.time() * 1000 - time.monotonic() * 1000
         self._counted = (0, 0)  # id of the last event that the loads take into account
+
+    def server_ms(self) -> float:
+        """The server's time in ms since the epoch, about."""
+        return self._clock + time.monotonic() * 1000
 
     def mark_stale(self) -> None:
         """Something changed: read again at the next occasion."""
@@ -61,13 +67,15 @@ class Roster:
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.hgetall(self._keys.workers)
         pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
+        pipeline.hkeys(self._keys.quarantine)
         pipeline.time()
-        entries, leases, (seconds, micros) = pipeline.execute()
+        entries, leases, alone, (seconds, micros) = pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
+        self._clock = now_ms - time.monotonic() * 1000
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]
         self.members = {
-            worker: Member(info, ends[worker])
+            worker: Member(info, ends[worker], is_quarantined=worker.encode() in alone)
             for worker, info in _decode(entries).items()
             if worker in ends
         }
@@ -96,12 +104,14 @@ class Roster:
         member = self.members.get(worker)
         if member and _position(event) > self._counted:
             member.load = max(0, member.load - count)
+        if member and member.is_quarantined:
+            self.mark_stale()
 
     def lanes(self) -> Sequence[Lane]:
         """The lanes that may be given requests, in the order of their names."""
         serving = ((w, m) for w, m in self.members.items() if m.may_serve)
         lanes = [
-            Lane(worker, m.info.name, m.info.model, m.load, m.info.lane_limit)
+            Lane(worker, m.info.name, m.info.model, m.load, m.info.lane_limit, m.is_quarantined)
             for worker, m in serving
         ]
         return sorted(lanes, key=lambda lane: (lane.name, lane.worker))

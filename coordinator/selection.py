@@ -79,6 +79,15 @@ class Selection:
         if self._writer:
             self._writer.write(request.client, request.id, lane.name)
 
+    def why(self, lane: Lane, *, alone: bool) -> str:
+        """Why that lane, in words, for `tokenyard explain`."""
+        if alone:
+            return "a suspect, alone on an empty lane"
+        policy: str = "replay" if self._replay else self._settings.policy
+        if self._settings.deterministic:
+            policy = "deterministic"
+        return f"{policy}, load {lane.load} of {lane.limit}"
+
     def close(self) -> None:
         """Close the record; idempotent."""
         if self._writer:

@@ -12,7 +12,7 @@ import redis
 from tokenyard.errors import BrokerUnsuitable
 from tokenyard.keys import Keys
 
-OLDEST: Final = (6, 2)
+OLDEST: Final = (7, 0)
 #: What every release is tested on.
 TESTED: Final = (7, 0)
 #: Writes to one key of the yard as every script of ours does, and takes it back.

@@ -73,7 +73,7 @@ class Keys:
 
     @property
     def leases(self) -> str:
-        """Sorted set: worker to lease expiry in ms by the server's clock; 0 lost, -1 left, -2 crashed."""
+        """Sorted set: worker to lease expiry in server ms; 0 lost, -1 left, -2 crashed."""
         return self._key("leases")
 
     @property

@@ -117,8 +117,10 @@ def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | 
     fault = ""
     sid = fields.get(b"sid", b"").decode(errors="replace")
     attempt, crashes = fields.get(b"attempt", b""), fields.get(b"crashes", b"0")
+    faults = fields.get(b"faults", b"0")
     published = fields.get(b"published", b"")
-    is_ours = _SID.fullmatch(sid) and _COUNT.fullmatch(attempt) and _COUNT.fullmatch(crashes)
+    counts = (attempt, crashes, faults)
+    is_ours = _SID.fullmatch(sid) and all(_COUNT.fullmatch(count) for count in counts)
     if isinstance(request, Unanswerable) or not is_ours or len(published) % 4:
         return None
     if isinstance(request, Refused):
@@ -131,6 +133,7 @@ def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | 
         attempt=int(attempt),
         crashes=int(crashes),
         published=published,
+        faults=int(faults),
         fault=fault,
     )
 

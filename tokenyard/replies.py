@@ -203,14 +203,20 @@ def refusal(
     message: str,
     *,
     published: bytes = b"",
-    status: Status = "failed",
 ) -> Reply:
-    """The result of a request that ends without an engine."""
+    """The result of a request that ends without an engine; the code says its status."""
     return Reply(
         id=request.id,
         event="result",
         seq=len(published) // 4,
         tokens=published,
-        status=status,
+        status=status_of(code),
         error=json_text(ErrorInfo(code, message)),
     )
+
+
+def status_of(code: Code) -> Status:
+    """The status of a request that did not complete for this reason."""
+    if code is Code.CANCELLED:
+        return "cancelled"
+    return "expired" if code is Code.DEADLINE_EXCEEDED else "failed"

@@ -56,12 +56,18 @@ class CoordinatorSettings:
     block_ms: int = 1_000
     #: Most requests waiting in all intakes together (vLLM's name).
     max_num_queued_reqs: int = 100_000
+    #: Most prompt tokens of the requests waiting, as far as they came by `submit` (vLLM's name).
+    max_num_queued_tokens: int = 50_000_000
     #: Most bytes of one request.
     max_request_bytes: int = 4 * 1024 * 1024
     #: Most entries handed over in one script call.
     max_batch: int = 256
-    #: Workers that may die with a request before it is given up.
+    #: Workers that may be lost with a request, for whatever reason, before it must run alone.
     max_crashes: int = 3
+    #: Workers that may be killed from outside while a request runs alone before it is given up.
+    max_lost_alone: int = 3
+    #: Times that an engine may fail to serve a request before it is given up.
+    max_faults: int = 3
     reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
 
@@ -81,7 +87,8 @@ class CoordinatorSettings:
         if self.lease_ms < 500:
             yield "lease_ms: must be at least 500"
         positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")
-        for name in (*positive, "max_crashes", "reply_maxlen", "dead_maxlen"):
+        limits = ("max_num_queued_tokens", "max_crashes", "max_lost_alone", "max_faults")
+        for name in (*positive, *limits, "reply_maxlen", "dead_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
 

@@ -142,6 +142,7 @@ class Refused(Struct, frozen=True):
     code: Code
     message: str
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
+    is_dead: bool = False  # kept among the dead letters, too
 
     @property
     def kind(self) -> ReplyKind:
@@ -164,6 +165,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     attempt: int
     crashes: int = 0  # workers that died with it
     published: bytes = b""  # packed tokens that its readers have seen
+    faults: int = 0  # times that an engine could not serve it
     fault: str = ""  # why this version cannot read the request, if it cannot
 
     @property
@@ -174,7 +176,20 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
 
 #: Fields that only the system writes, beside those of the request; a client's own are dropped.
-SYSTEM_FIELDS: Final = frozenset({b"sid", b"attempt", b"crashes", b"published"})
+SYSTEM_FIELDS: Final = frozenset(
+    {
+        b"sid",
+        b"attempt",
+        b"crashes",
+        b"suspected",
+        b"crashed_alone",
+        b"lost_alone",
+        b"faults",
+        b"reason",
+        b"not_before",
+        b"published",
+    }
+)
 
 _encode_json = msgspec.json.Encoder().encode
 

@@ -19,7 +19,7 @@ import redis
 
 from tokenyard.connection import open_connection
 from tokenyard.keys import Keys
-from tokenyard.scripts import Scripts
+from tokenyard.scripts import Scripts, Why
 from tokenyard.settings import WorkerSettings
 from worker.membership import Membership
 from worker.messages import Beat, Drain, Drained, Failed, Fenced, Ready, Serve, Stop, ToController
@@ -140,18 +140,20 @@ class Controller:
                 slot.state = State.STOPPED if self._signals else slot.state
             case Failed(reason):
                 log.error("slot %d: %s", slot.index, reason)
+                slot.last_words = reason
 
     def _mourn(self, slot: Slot) -> None:
         """A process has died: its lane is given up before anything else."""
+        departure = slot.departure()
         if slot.worker:
-            self._leave(slot, "lost")
+            self._leave(slot, *departure)
         status = slot.bury()
         pause = max(0.0, slot.start_at - time.monotonic())
         log.warning("slot %d: process died (%s); next in %.1f s", slot.index, status, pause)
 
-    def _leave(self, slot: Slot, why: str) -> None:
+    def _leave(self, slot: Slot, why: Why, reason: str = "") -> None:
         try:
-            self._membership.leave(slot.worker, "lost" if why == "lost" else "left")
+            self._membership.leave(slot.worker, why, reason)
         except redis.RedisError as fault:
             log.warning("%s: its lease has to run out: %s", slot.worker, fault)
         slot.worker = ""
@@ -160,6 +162,7 @@ class Controller:
         for slot in self._slots:
             if slot.fault:
                 log.error("slot %d: killed: %s", slot.index, slot.fault)
+                slot.last_words = slot.fault
                 slot.kill()
 
     def _drain(self) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.wire import Assignment
-from worker.engines import Engine, EngineEvent, Faulted
+from worker.engines import Engine, Faulted
 from worker.messages import Drain, Drained, Fenced, Serve, Stop, ToController
-from worker.outcomes import Run
+from worker.outcomes import Expired, Outcome, Run
 from worker.publisher import Publisher
 from worker.reader import LaneReader
 
@@ -55,6 +56,7 @@ class Term:
     worker: str
     reader: LaneReader
     publisher: Publisher
+    clock_ms: float = 0.0  # the server's clock less ours
 
     def start(self) -> None:
         """Begin reading and publishing."""
@@ -84,6 +86,7 @@ class EngineLoop:
         self._terms = terms
         self._tell = tell
         self._term: Term | None = None
+        self._deadlines: list[tuple[float, str]] = []  # heap of unix ms by our clock, lane entry
         self._draining = False
         self._stopped = False
 
@@ -108,6 +111,7 @@ class EngineLoop:
     def run_once(self) -> None:
         """One turn: take what came in, step the engine, give the events away."""
         self._take_all()
+        self._expire()
         if self._engine.has_unfinished:
             self._give(self._engine.step())
             self.steps += 1
@@ -129,7 +133,8 @@ class EngineLoop:
             case Delivery():
                 self._admit(item)
             case Stale(worker, entry):
-                if self._is_current(worker):
+                if self._term and self._is_current(worker):
+                    self._term.publisher.runs.pop(entry, None)
                     self._engine.abort([entry])
             case LeaseLost(worker):
                 if self._is_current(worker):
@@ -153,6 +158,9 @@ class EngineLoop:
             return
         assignment = delivery.assignment
         term.publisher.runs[assignment.entry] = Run(assignment, time.monotonic())
+        deadline_ms = assignment.request.deadline_ms
+        if deadline_ms is not None:
+            heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, assignment.entry))
         try:
             if assignment.fault:
                 raise InvalidRequest("request", assignment.fault)
@@ -160,13 +168,24 @@ class EngineLoop:
         except InvalidRequest as fault:
             self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(fault))])
 
-    def _give(self, events: list[EngineEvent]) -> None:
+    def _expire(self) -> None:
+        """End the requests whose deadlines have passed, with what has been made of them."""
+        while self._deadlines and self._deadlines[0][0] <= time.time() * 1000:
+            _, entry = heapq.heappop(self._deadlines)
+            if self._term and entry in self._term.publisher.runs:
+                made = self._engine.take_out(entry)
+                has_begun = made is not None and any(one.tokens for one in made.choices)
+                where = "running" if has_begun else "on the worker's lane"
+                self._give([Expired(entry, made, where)])
+
+    def _give(self, events: Sequence[Outcome]) -> None:
         if self._term and events:
             self._term.publisher.put(events)
 
     def _end_term(self) -> None:
         """Drop what the current incarnation holds: it is another's to finish."""
         term, self._term = self._term, None
+        self._deadlines.clear()
         if term is None:
             return
         term.end()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Literal
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
-from tokenyard.scripts import Renewed, Scripts
+from tokenyard.scripts import Renewed, Scripts, Why
 from tokenyard.worker_info import WorkerInfo, encode_worker
 
 log = logging.getLogger("tokenyard.worker.membership")
@@ -64,14 +63,14 @@ class Membership:
         with self._lock:
             self._entries.pop(worker, None)
 
-    def leave(self, worker: str, why: Literal["left", "lost"]) -> None:
+    def leave(self, worker: str, why: Why, reason: str = "") -> None:
         """End a lease now, so that the lane is rescued at once. Raises `redis.RedisError`.
 
         Where Redis cannot be reached the lease simply runs out.
         """
         self.forget(worker)
-        rest = self._scripts.retire(worker, why)
-        log.info("%s: %s, %d entries go back", worker, why, max(0, rest))
+        rest = self._scripts.retire(worker, why, reason)
+        log.info("%s: %s, %d entries go back: %s", worker, why, max(0, rest), reason or "stopped")
 
     def renew(self) -> None:
         """Renew all leases once. Raises `redis.RedisError`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tokenyard.errors import Code
 from tokenyard.replies import (
     Choice,
     ErrorInfo,
@@ -33,12 +34,24 @@ class Run:
         self.seq = len(self.shown) // 4
 
 
-def merge(events: Iterable[EngineEvent]) -> list[EngineEvent]:
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A request whose deadline passed; ``where`` says in words how far it was."""
+
+    key: str
+    made: Finished | None  # what the engine had of it
+    where: str
+
+
+Outcome = EngineEvent | Expired
+
+
+def merge(events: Iterable[Outcome]) -> list[Outcome]:
     """Events of one or more steps, with the deltas of each choice joined.
 
     Deltas of a request that has ended since are left out: its result carries their tokens.
     """
-    ends: dict[str, EngineEvent] = {}
+    ends: dict[str, Outcome] = {}
     deltas: dict[tuple[str, int], list[TokenDelta]] = {}
     for event in events:
         if isinstance(event, TokenDelta):
@@ -83,7 +96,7 @@ def delta_reply(run: Run, delta: TokenDelta) -> Reply:
 
 
 def result_reply(
-    run: Run, end: Finished | Faulted, info: EngineInfo, worker: str, now: float
+    run: Run, end: Finished | Faulted | Expired, info: EngineInfo, worker: str, now: float
 ) -> Reply:
     """The result as it travels."""
     provenance = _provenance(run.assignment, info, worker)
@@ -99,6 +112,8 @@ def result_reply(
             provenance=provenance,
             timing=timing,
         )
+    if isinstance(end, Expired):
+        return _expired_reply(run, end, provenance, timing)
     choice = end.choices[0]
     return Reply(
         id=run.assignment.request.id,
@@ -115,6 +130,26 @@ def result_reply(
         logprobs=None if choice.logprobs is None else json_text(choice.logprobs),
         prompt_logprobs=None if end.prompt_logprobs is None else json_text(end.prompt_logprobs),
         choices=_choices(end),
+    )
+
+
+def _expired_reply(run: Run, end: Expired, provenance: str, timing: str) -> Reply:
+    """What was made until the deadline; at least what was published."""
+    choice = end.made.choices[0] if end.made else None
+    made = pack_tokens(choice.tokens) if choice else b""
+    longer = len(made) >= len(run.shown)
+    message = f"the deadline passed while the request was {end.where}"
+    return Reply(
+        id=run.assignment.request.id,
+        event="result",
+        seq=run.seq,
+        tokens=made if longer else bytes(run.shown),
+        text=choice.text if choice and longer else None,
+        status="expired",
+        usage=json_text(_usage(end.made)) if end.made else None,
+        error=json_text(ErrorInfo(Code.DEADLINE_EXCEEDED, message)),
+        provenance=provenance,
+        timing=timing,
     )
 
 

@@ -131,9 +131,19 @@ class _TermFactory:
             self._keys,
             worker,
             lambda assignment: loop.inbox.put(Delivery(worker, assignment)),
+            lambda entry: loop.inbox.put(Stale(worker, entry)),
             settings.block_ms,
         )
-        return Term(worker, reader, publisher)
+        return Term(worker, reader, publisher, self._clock_ms())
+
+    def _clock_ms(self) -> float:
+        """How far the server's clock, which deadlines go by, is ahead of ours."""
+        try:
+            seconds, micros = self._connect().time()
+        except redis.RedisError as fault:
+            log.warning("the server's clock is not known, ours is taken: %s", fault)
+            return 0.0
+        return seconds * 1000 + micros / 1000 - time.time() * 1000
 
     def _connect(self) -> redis.Redis:
         """The callers try again themselves: they know when to give up."""

@@ -12,9 +12,10 @@ from typing import TypeVar
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
-from tokenyard.scripts import Publication, Published, Scripts
-from worker.engines import EngineEvent, EngineInfo, TokenDelta
-from worker.outcomes import Run, delta_reply, merge, result_reply
+from tokenyard.errors import Code
+from tokenyard.scripts import HandedBack, Publication, Published, Scripts
+from worker.engines import EngineInfo, Faulted, TokenDelta
+from worker.outcomes import Outcome, Run, delta_reply, merge, result_reply
 
 log = logging.getLogger("tokenyard.worker.publisher")
 
@@ -22,6 +23,8 @@ T = TypeVar("T")
 #: Steps that may wait to be published before the engine has to wait.
 MOST_WAITING = 64
 STEPS_AT_ONCE = 16
+#: Before a request that the engine could not serve is tried again.
+RETRY_PAUSE = ExponentialWithJitterBackoff(cap=30.0, base=0.5)
 
 
 class Publisher:
@@ -47,7 +50,7 @@ class Publisher:
         self._info = info
         self._on_stale = on_stale
         self._on_lost = on_lost
-        self._queue: queue.Queue[Sequence[EngineEvent]] = queue.Queue(MOST_WAITING)
+        self._queue: queue.Queue[Sequence[Outcome]] = queue.Queue(MOST_WAITING)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
 
@@ -64,7 +67,7 @@ class Publisher:
         """Whether everything given has been published."""
         return not self.runs
 
-    def put(self, events: Sequence[EngineEvent]) -> None:
+    def put(self, events: Sequence[Outcome]) -> None:
         """Publish the events of one step; waits while too many steps wait already."""
         while events and not self._stop.is_set():
             try:
@@ -87,7 +90,11 @@ class Publisher:
             events += self._queue.get_nowait()
         self._publish(events)
 
-    def _publish(self, events: Sequence[EngineEvent]) -> None:
+    def _publish(self, events: Sequence[Outcome]) -> None:
+        events = merge(events)
+        for event in events:
+            if isinstance(event, Faulted) and event.code is Code.INFERENCE_ERROR:
+                self._hand_back(event)
         deltas, results = self._publications(events)
         if deltas:
             self._settle(deltas, self._call(lambda: self._scripts.emit(self._worker, deltas)))
@@ -97,11 +104,11 @@ class Publisher:
                 self.runs.pop(item.assignment.entry, None)
 
     def _publications(
-        self, events: Sequence[EngineEvent]
+        self, events: Sequence[Outcome]
     ) -> tuple[list[Publication], list[Publication]]:
         now = time.monotonic()
         deltas, results = [], []
-        for event in merge(events):
+        for event in events:
             run = self.runs.get(event.key)
             if run is None:  # stale, and forgotten since
                 continue
@@ -114,12 +121,29 @@ class Publisher:
                 results.append(Publication(run.assignment, reply))
         return deltas, results
 
+    def _hand_back(self, fault: Faulted) -> None:
+        """Give a request back that may succeed another time; whether it may, the leader says."""
+        run = self.runs.pop(fault.key, None)
+        if run is None:
+            return
+        assignment = run.assignment
+        pause_ms = int(1000 * RETRY_PAUSE.compute(assignment.faults + 1))
+        log.warning("%s: %s; back in %d ms", assignment.request.id, fault.message, pause_ms)
+        code = self._call(
+            lambda: self._scripts.hand_back(self._worker, assignment, pause_ms, fault.message)
+        )
+        if code is HandedBack.LEASE_LOST:
+            self._lose()
+
+    def _lose(self) -> None:
+        log.warning("%s has lost its lease", self._worker)
+        self.stop()
+        self._on_lost()
+
     def _settle(self, items: Sequence[Publication], codes: Sequence[Published] | None) -> None:
         for item, code in zip(items, codes or (), strict=False):
             if code is Published.LEASE_LOST:
-                log.warning("%s has lost its lease", self._worker)
-                self.stop()
-                self._on_lost()
+                self._lose()
                 return
             if code is Published.STALE:
                 log.warning("%s is another attempt's now", item.assignment.request.id)

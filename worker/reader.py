@@ -22,6 +22,8 @@ COUNT = 256
 class LaneReader:
     """Hands each assignment on a lane to ``deliver``, once, in order.
 
+    ``cancel`` is given the entries of those that were cancelled since.
+
     The lane belongs to one incarnation, so a plain read behind the last entry seen is enough;
     the entries stay until their results are published.
     """
@@ -32,11 +34,15 @@ class LaneReader:
         keys: Keys,
         worker: str,
         deliver: Callable[[Assignment], None],
+        cancel: Callable[[str], None],
         block_ms: int,
     ) -> None:
         self._connection = connection
         self._lane = keys.lane(worker)
+        self._events = keys.events
+        self._worker = worker
         self._deliver = deliver
+        self._cancel = cancel
         self._block_ms = block_ms
         self._last = "0"
         self._stop = threading.Event()
@@ -70,13 +76,26 @@ class LaneReader:
             for entry, fields in entries:
                 if self._stop.is_set():
                     return
+                self._take(entry.decode(), fields)
                 self._last = entry.decode()
-                self._take(self._last, fields)
 
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
+        cancelled = fields.get(b"cancel")
+        if cancelled is not None:
+            self._cancel(cancelled.decode(errors="replace"))
+            self._remove(entry)
+            return
         assignment = parse_assignment(entry, fields)
         if assignment is None:
             log.error("entry %s of %s is no assignment; removed", entry, self._lane)
-            self._connection.xdel(self._lane, entry)
+            self._remove(entry)
             return
         self._deliver(assignment)
+
+    def _remove(self, entry: str) -> None:
+        """Take an entry off the lane that stands for no request, and give its place free."""
+        pipeline = self._connection.pipeline(transaction=True)
+        pipeline.xdel(self._lane, entry)
+        freed: dict[Any, Any] = {"event": "freed", "worker": self._worker, "count": 1}
+        pipeline.xadd(self._events, freed, maxlen=1000, approximate=True)
+        pipeline.execute()

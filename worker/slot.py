@@ -10,6 +10,7 @@ import enum
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import time
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from multiprocessing.process import BaseProcess
 
 from redis.backoff import ExponentialWithJitterBackoff
 
+from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
 from tokenyard.worker_info import WorkerInfo, WorkerState
 from worker.engines import EngineInfo
@@ -28,6 +30,8 @@ log = logging.getLogger("tokenyard.worker.slot")
 _spawn = multiprocessing.get_context("spawn")
 #: A process that served for so long before it died starts the count of failures anew.
 HEALTHY_S = 60.0
+#: Signals that come from outside the process, such as the kernel's when memory runs out.
+KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 class State(enum.Enum):
@@ -52,6 +56,7 @@ class Slot:
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
         self.start_at = 0.0  # monotonic
+        self.last_words = ""  # what the process said of its end, or why it was killed
         self._settings = settings
         self._backoff = ExponentialWithJitterBackoff(
             cap=settings.max_backoff_s, base=settings.backoff_s
@@ -121,6 +126,19 @@ class Slot:
         if self.process is not None:
             self.process.kill()
 
+    def departure(self) -> tuple[Why, str]:
+        """How the process, which is dead, ended: by itself or by a hand from outside."""
+        status = None
+        if self.process is not None:
+            self.process.join()
+            status = self.process.exitcode
+        words = f": {self.last_words}" if self.last_words else ""
+        if status is not None and status < 0:
+            name = signal.Signals(-status).name
+            from_outside = -status in KILLS and not self.last_words
+            return "lost" if from_outside else "crashed", f"ended by {name}{words}"
+        return "crashed", f"exit status {status}{words}"
+
     def bury(self) -> int | None:
         """The process is dead: clean up and plan the next start; its exit status, if it had one."""
         status = None
@@ -133,6 +151,7 @@ class Slot:
         lived_s = time.monotonic() - self._started
         self._failures = 1 if lived_s > HEALTHY_S else self._failures + 1
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
+        self.last_words = ""
         self.state = State.DOWN
         self.start_at = time.monotonic() + self._backoff.compute(self._failures)
         return status

@@ -23,9 +23,8 @@
 
 local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE = -1, 1, 2, 3, 4, 5
 -- Fields that only the system writes: a client's own are dropped here.
-local SYSTEM = {sid = true, attempt = true, crashes = true, published = true, suspected = true,
-  crashed_alone = true, lost_alone = true, crash_reason = true, faults = true, fault = true,
-  not_before = true}
+local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
+  lost_alone = true, faults = true, reason = true, not_before = true, published = true}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.
 local MOST_VALUES = 256
 
@@ -33,7 +32,7 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 
 -- A client may name a field twice, even thousands of times, which is more than Lua can unpack:
 -- the last one counts, as it does for the coordinator, which has judged the entry.
-local function lane_fields(fields, is_retry, sid, attempt, crashes)
+local function lane_fields(fields, is_retry, system)
   local out, place = {}, {}
   for i = 1, #fields, 2 do
     local name = fields[i]
@@ -45,9 +44,7 @@ local function lane_fields(fields, is_retry, sid, attempt, crashes)
       if place[name] then out[place[name]] = fields[i + 1] end
     end
   end
-  for _, value in ipairs({'sid', sid, 'attempt', attempt, 'crashes', crashes}) do
-    out[#out + 1] = value
-  end
+  for _, value in ipairs(system) do out[#out + 1] = value end
   return out
 end
 
@@ -66,7 +63,8 @@ end
 
 local function dispatch(intake, lane, ledger, class, entry, worker, most, alone, why)
   local found = redis.call('XRANGE', intake, entry, entry)[1]
-  local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'sid', 'attempt', 'crashes')
+  local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'sid', 'attempt', 'crashes',
+    'faults')
   if not found then
     leave_intake(intake, ARGV[2], entry)
     return GONE
@@ -83,7 +81,8 @@ local function dispatch(intake, lane, ledger, class, entry, worker, most, alone,
 
   local sid = known[4] or (class .. '/' .. entry)
   local attempt = tonumber(known[5] or '0') + 1
-  local fields = lane_fields(found[2], class == 'retry' and known[1], sid, attempt, known[6] or '0')
+  local fields = lane_fields(found[2], class == 'retry' and known[1],
+    {'sid', sid, 'attempt', attempt, 'crashes', known[6] or '0', 'faults', known[7] or '0'})
   local placed = redis.call('XADD', lane, '*', unpack(fields))
   redis.call('HSET', ledger, 'state', 'assigned', 'sid', sid, 'worker', worker,
     'attempt', attempt, 'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)

@@ -33,9 +33,9 @@ if not found then return STALE end
 redis.call('XDEL', lane, entry)
 end_quarantine(KEYS[5], ARGV[1], entry)
 local now = server_ms()
-local faults = redis.call('HINCRBY', ledger, 'faults', 1)
-local history = {faults = faults, fault = ARGV[5], not_before = now + tonumber(ARGV[4])}
-local back = redis.call('XADD', KEYS[4], '*', unpack(back_fields(found[2], KEYS[7], history)))
+redis.call('HINCRBY', ledger, 'faults', 1)
+redis.call('HSET', ledger, 'reason', ARGV[5], 'not_before', now + tonumber(ARGV[4]))
+local back = redis.call('XADD', KEYS[4], '*', unpack(back_fields(found[2], ledger, KEYS[7])))
 redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
   'r' .. ARGV[3], now .. ' ' .. ARGV[1] .. ' fault ' .. ARGV[5])
 redis.call('HDEL', ledger, 'worker')

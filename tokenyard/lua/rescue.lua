@@ -37,18 +37,15 @@ local why = WHY[tostring(lease)]
 local reason = redis.call('HGET', KEYS[7], worker) or 'its lease ran out'
 local alone = redis.call('HGET', KEYS[6], worker)
 
--- What this departure adds to the history of a request that was here. The coordinator reads from
--- it whether the request may have caused it.
-local function history_of(entry, ledger)
-  local history = {}
-  local function count(name) history[name] = redis.call('HINCRBY', ledger, name, 1) end
-  if why ~= 'left' then
-    count('crashes')
-    if why == 'crashed' then count('suspected') end
-    if alone == entry then count(why == 'crashed' and 'crashed_alone' or 'lost_alone') end
-    history['crash_reason'] = reason
-  end
-  return history
+-- Note in the ledger what this departure means for a request that was here. The coordinator reads
+-- from it whether the request may have caused it.
+local function note(ledger, entry)
+  redis.call('HDEL', ledger, 'not_before')
+  if why == 'left' then return end
+  redis.call('HINCRBY', ledger, 'crashes', 1)
+  redis.call('HSET', ledger, 'reason', reason)
+  if why == 'crashed' then redis.call('HINCRBY', ledger, 'suspected', 1) end
+  if alone == entry then redis.call('HINCRBY', ledger, why .. '_alone', 1) end
 end
 
 local function take_back(entry, ledger, tokens)
@@ -57,8 +54,8 @@ local function take_back(entry, ledger, tokens)
   redis.call('XDEL', lane, entry)
   local owner = redis.call('HMGET', ledger, 'worker', 'state', 'entry', 'attempt')
   if owner[1] ~= worker or owner[2] ~= 'assigned' or owner[3] ~= entry then return end
-  local fields = back_fields(found[2], tokens, history_of(entry, ledger))
-  local back = redis.call('XADD', KEYS[5], '*', unpack(fields))
+  note(ledger, entry)
+  local back = redis.call('XADD', KEYS[5], '*', unpack(back_fields(found[2], ledger, tokens)))
   redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
     'r' .. owner[4], server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
   redis.call('HDEL', ledger, 'worker')

@@ -20,7 +20,16 @@ from tokenyard.scripts.answers import (
     Why,
 )
 from tokenyard.scripts.calls import Arg, Call, source
-from tokenyard.scripts.client import CLIENT_LEASE_MS, ClientScripts, cancel, requeue, submit
+from tokenyard.scripts.client import (
+    CANCEL_LOOKS,
+    CLIENT_LEASE_MS,
+    PLACE_FIELDS,
+    ClientScripts,
+    cancel,
+    place_of,
+    requeue,
+    submit,
+)
 from tokenyard.scripts.destinations import destination
 from tokenyard.scripts.leader import RESCUE_HELD, RESCUE_NOT_LEADER, LeaderScripts
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
@@ -31,7 +40,9 @@ class Scripts(ClientScripts, LeaderScripts, WorkerScripts):
 
 
 __all__ = [
+    "CANCEL_LOOKS",
     "CLIENT_LEASE_MS",
+    "PLACE_FIELDS",
     "RESCUE_HELD",
     "RESCUE_NOT_LEADER",
     "RETIRE_UNKNOWN",
@@ -51,6 +62,7 @@ __all__ = [
     "Why",
     "cancel",
     "destination",
+    "place_of",
     "requeue",
     "source",
     "submit",

@@ -61,6 +61,7 @@ class Caller:
         dead_maxlen: int = 10_000,
     ) -> None:
         self.keys = keys
+        self._connection = connection
         self._reply_maxlen = reply_maxlen
         self._dead_maxlen = dead_maxlen
         self._script = functools.cache(lambda name: connection.register_script(source(name)))

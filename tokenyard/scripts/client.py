@@ -14,6 +14,10 @@ from tokenyard.wire import DEFAULT_RESULT_TTL_S, Request, request_fields
 
 #: A client that wants to be watched renews its lease three times in this.
 CLIENT_LEASE_MS = 30_000
+#: A request moves a few times in its life, and seldom between a look and a call.
+CANCEL_LOOKS = 8
+#: What to read of a ledger for `place_of`.
+PLACE_FIELDS = ("state", "intake", "worker")
 #: Without a tokenizer: bytes of text that make a token, about.
 _BYTES_PER_TOKEN = 4
 
@@ -95,6 +99,12 @@ def cancel(
     return Call("cancel", call_keys, args, Cancelled)
 
 
+def place_of(seen: Sequence[bytes | None]) -> tuple[str, str]:
+    """State and place of a request, for `cancel`, from `PLACE_FIELDS` of its ledger."""
+    state, intake, worker = ((value or b"").decode() for value in seen)
+    return state, {"waiting": intake, "assigned": worker}.get(state, "")
+
+
 def requeue(
     keys: Keys, letter: str, client: str, request_id: str, priority_class: PriorityClass
 ) -> Call[str]:
@@ -120,18 +130,24 @@ class ClientScripts(Caller):
             submit(self.keys, priority_class, requests, watched=watched, refuse_late=refuse_late)
         )
 
-    def cancel(
-        self, client: str, request_id: str, *, state: str, where: str, reason: str
-    ) -> Cancelled:
-        """See `tokenyard.scripts.cancel`."""
-        return self.call(
-            cancel(
-                self.keys,
-                client,
-                request_id,
-                state=state,
-                where=where,
-                reason=reason,
-                reply_maxlen=self._reply_maxlen,
+    def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
+        """Cancel a request wherever it is; MOVED only where it moves faster than one can look."""
+        code = Cancelled.MOVED
+        for _ in range(CANCEL_LOOKS):
+            ledger = self.keys.ledger(client, request_id)
+            seen: Any = self._connection.hmget(ledger, *PLACE_FIELDS)
+            state, where = place_of(seen)
+            code = self.call(
+                cancel(
+                    self.keys,
+                    client,
+                    request_id,
+                    state=state,
+                    where=where,
+                    reason=reason,
+                    reply_maxlen=self._reply_maxlen,
+                )
             )
-        )
+            if code is not Cancelled.MOVED:
+                break
+        return code

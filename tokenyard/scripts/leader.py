@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tokenyard.keys import GROUP, IntakeClass
+from tokenyard.keys import GROUP, INTAKE_CLASSES, IntakeClass
 from tokenyard.replies import Reply, encode_reply
 from tokenyard.scripts.answers import Answered, Dispatched, Move
 from tokenyard.scripts.calls import Arg, Caller, codes
@@ -29,6 +29,15 @@ class LeaderScripts(Caller):
     def resign(self, token: str) -> bool:
         """Give up the lead; False if it was another's."""
         return bool(self._run("resign", [self.keys.leader, self.keys.events], [token]))
+
+    def take_over(self, token: str, info: Mapping[str, Arg]) -> bool:
+        """Make the groups of the streams and publish the handshake; False for a deposed leader."""
+        keys = [self.keys.leader, self.keys.info]
+        keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
+        args: list[Arg] = [token, GROUP]
+        for item in info.items():
+            args.extend(item)
+        return bool(self._run("take_over", [*keys, self.keys.events], args) == 1)
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries onto lanes; one code for each, all NOT_LEADER for a deposed leader."""

@@ -96,6 +96,12 @@ class Engine(Protocol):
     def abort(self, keys: Iterable[str]) -> None:
         """Forget requests, by lane entry; unknown ones are ignored."""
 
+    def take_out(self, key: str) -> Finished | None:
+        """Stop a request and give what it has made so far; None where it is not here.
+
+        For requests with a deadline; of others that do not stream nothing may be known.
+        """
+
     @property
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do."""

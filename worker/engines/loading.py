@@ -23,11 +23,13 @@ def cpu_share(cores: Sequence[int], slots: int, slot: int) -> list[int]:
 
 def prepare_environment(settings: WorkerSettings, slot: int) -> None:
     """Choose the device of this process; must come before anything imports torch."""
-    if settings.devices:
-        os.environ["CUDA_VISIBLE_DEVICES"] = settings.devices[slot]
     if settings.engine == "simulated":
         return
     on_cpu = not settings.devices and shutil.which("nvidia-smi") is None
+    if settings.devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = settings.devices[slot]
+    elif not on_cpu and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(slot)
     cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, slot)
     set_environment(engine_environment(cpu=on_cpu, cores=cores if on_cpu else ()))
 

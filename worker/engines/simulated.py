@@ -99,6 +99,20 @@ class SimulatedEngine:
         if any(generation.key in gone for generation in self._waiting):
             self._waiting = deque(one for one in self._waiting if one.key not in gone)
 
+    def take_out(self, key: str) -> Finished | None:
+        """Stop a request and give what it has made; see `worker.engines.Engine.take_out`."""
+        generation = self._running.get(key)
+        if generation is None:
+            generation = next((one for one in self._waiting if one.key == key), None)
+        if generation is None:
+            return None
+        self.abort([key])
+        return Finished(
+            key,
+            [_so_far(choice, generation.made) for choice in generation.choices],
+            generation.prompt_tokens,
+        )
+
     @property
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do."""
@@ -182,6 +196,11 @@ class _Generation:
     choices: list[Choice]
     longest: int  # tokens of its longest choice
     made: int  # tokens of every choice that have been made
+
+
+def _so_far(choice: Choice, made: int) -> Choice:
+    text = None if choice.text is None else choice.text[:made]
+    return Choice(choice.index, choice.tokens[:made], text, "abort")
 
 
 def _start(assignment: Assignment, info: EngineInfo) -> _Generation:

@@ -59,6 +59,9 @@ class Answer(Protocol):
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
         """Add what one step made to the events; raises `Diverged`."""
 
+    def so_far(self) -> Finished:
+        """What has been made."""
+
 
 class Whole:
     """A request that does not stream: vLLM hands over everything at once."""
@@ -87,6 +90,10 @@ class Whole:
                 _prompt_logprobs(self.asked, output.prompt_logprobs),
             )
         )
+
+    def so_far(self) -> Finished:
+        """Nothing is known before the end."""
+        return Finished(self.asked.key, [Choice(0, [], None, "abort")], len(self.asked.prompt))
 
     def _choice(self, part: CompletionOutput) -> Choice:
         tokens = list(part.token_ids)
@@ -120,6 +127,7 @@ class Streamed:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.is_finished = False
+        self._streams = asked.assignment.request.stream
         self._shows_text = asked.assignment.request.wants_text
         self._logprobs = asked.params.logprobs
         self._prompt_logprobs: list[Any] | None = None
@@ -135,7 +143,7 @@ class Streamed:
                 events.append(_fault(self.asked.key, part.finish_reason))
                 return
             delta = self._grow(self._choices[part.index], part)
-            if delta is not None and not (output.finished or self.is_finished):
+            if delta is not None and self._streams and not (output.finished or self.is_finished):
                 events.append(delta)
         if output.finished or self.is_finished:
             self.is_finished = True
@@ -165,6 +173,16 @@ class Streamed:
         return TokenDelta(
             self.asked.key, part.index, tokens, text if self._shows_text else None, logprobs
         )
+
+    def so_far(self) -> Finished:
+        """What has been made, at least what was published."""
+        for choice in self._choices:
+            choice.finish_reason = choice.finish_reason or "abort"
+        published = self.asked.published
+        if len(self._choices[0].tokens) < len(published):
+            shown = Choice(0, published, None, "abort")
+            return Finished(self.asked.key, [shown], len(self.asked.prompt))
+        return self._finished()
 
     def _finished(self) -> Finished:
         choices = [

@@ -20,7 +20,7 @@ from vllm import distributed as vllm_distributed
 
 from tokenyard.errors import Code
 from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, ModelSpec
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, ModelSpec
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.prompts import has_tokenizer, prompt_tokens
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
@@ -117,6 +117,14 @@ class VllmEngine:
         if known and self._engine is not None:
             self._engine.abort_request(known)
 
+    def take_out(self, key: str) -> Finished | None:
+        """Stop a request and give what it has made; see `worker.engines.Engine.take_out`."""
+        answer = self._answers.get(key)
+        if answer is None:
+            return None
+        self.abort([key])
+        return answer.so_far()
+
     @property
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do."""
@@ -161,7 +169,8 @@ class VllmEngine:
     def _start(self, asked: Asked, way: Way) -> None:
         """Run a request from its first token."""
         params, request = asked.params, asked.assignment.request
-        streams = request.stream or way is Way.AGAIN
+        # What was made until a deadline is shown, so it must be known at every step.
+        streams = request.stream or request.deadline_ms is not None or way is Way.AGAIN
         changes: dict[str, Any] = {}
         if streams and params.seed is None and params.temperature > 0 and has_history(params):
             # Should this worker die, another can only repeat what has a seed.

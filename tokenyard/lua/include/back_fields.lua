@@ -1,18 +1,22 @@
 -- Fields of an entry that goes from a lane back to the intake: the request as it was, its history
--- as it is now, and the tokens that its readers have already seen.
-local function back_fields(fields, tokens, history)
-  local published = redis.call('GET', tokens)
-  if published then history['published'] = published end
-  local out = {}
+-- as the ledger has it, and the tokens that its readers have already seen.
+local function back_fields(fields, ledger, tokens)
+  local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
+    'not_before'}
+  local values = redis.call('HMGET', ledger, unpack(NAMES))
+  local history, out = {published = redis.call('GET', tokens)}, {}
+  for i, name in ipairs(NAMES) do history[name] = values[i] end
   for i = 1, #fields, 2 do
-    if history[fields[i]] == nil and fields[i] ~= 'published' then
+    if history[fields[i]] == nil then
       out[#out + 1] = fields[i]
       out[#out + 1] = fields[i + 1]
     end
   end
   for name, value in pairs(history) do
-    out[#out + 1] = name
-    out[#out + 1] = value
+    if value then
+      out[#out + 1] = name
+      out[#out + 1] = value
+    end
   end
   return out
 end

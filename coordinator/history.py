@@ -1,0 +1,75 @@
+"""What a request has been through, and what follows from it: pure functions.
+
+A crash says something about the requests that were running; a kill from outside does not. Whoever
+may have caused a crash is a suspect and runs alone from then on, so that only the request that
+kills its worker alone is given up and its neighbours complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenyard.errors import Code
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often is too often."""
+
+    max_crashes: int  # workers lost with it, however, before it must run alone
+    max_lost_alone: int  # workers killed from outside while it ran alone
+    max_faults: int  # times that an engine could not serve it
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The fields of a retry that only the system writes."""
+
+    crashes: int = 0
+    suspected: int = 0
+    crashed_alone: int = 0
+    lost_alone: int = 0
+    faults: int = 0
+    not_before_ms: int = 0
+    reason: str = ""
+    has_published: bool = False
+
+    def is_suspect(self, limits: Limits) -> bool:
+        """Whether it may have killed a worker, and so must run alone."""
+        return self.suspected > 0 or self.crashes >= limits.max_crashes
+
+    def verdict(self, limits: Limits, choices: int) -> tuple[Code, str] | None:
+        """Why it is given up, or None while it may run again."""
+        if self.crashed_alone > 0:
+            return Code.POISONED, f"its worker crashed while it ran alone: {self.reason}"
+        if self.lost_alone >= limits.max_lost_alone:
+            times = f"{self.lost_alone} workers were lost while it ran alone"
+            return Code.POISONED, f"{times}, the last: {self.reason}"
+        if self.faults >= limits.max_faults:
+            return Code.INFERENCE_ERROR, f"failed {self.faults} times, at last: {self.reason}"
+        if choices > 1 and self.has_published:
+            return Code.WORKER_LOST, "a stream with n > 1 cannot be continued by another worker"
+        return None
+
+
+FRESH = History()
+
+
+def read_history(fields: Mapping[bytes, bytes]) -> History:
+    """The history in a retry's fields; what is no number there counts nothing."""
+    return History(
+        crashes=_count(fields, b"crashes"),
+        suspected=_count(fields, b"suspected"),
+        crashed_alone=_count(fields, b"crashed_alone"),
+        lost_alone=_count(fields, b"lost_alone"),
+        faults=_count(fields, b"faults"),
+        not_before_ms=_count(fields, b"not_before"),
+        reason=fields.get(b"reason", b"").decode(errors="replace"),
+        has_published=bool(fields.get(b"published")),
+    )
+
+
+def _count(fields: Mapping[bytes, bytes], name: bytes) -> int:
+    raw = fields.get(name, b"")
+    return int(raw) if raw.isdigit() and len(raw) < 16 else 0

@@ -1,0 +1,35 @@
+"""How fast the yard serves, for telling clients how long they will wait."""
+
+from __future__ import annotations
+
+#: Weight of the newest measurement.
+NEWEST = 0.3
+
+
+class Rate:
+    """Requests per second, measured while requests had to wait: else it is the demand's rate."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        self._count = 0
+        self._since = 0.0
+        self._always_busy = True
+
+    def count(self, requests: int) -> None:
+        """So many were handed over."""
+        self._count += requests
+
+    def note(self, *, busy: bool) -> None:
+        """Whether requests wait at this moment."""
+        self._always_busy = self._always_busy and busy
+
+    def measure(self, now: float) -> bool:
+        """End a measurement at ``now`` (monotonic s); whether the rate changed."""
+        seconds, measured = now - self._since, self._count
+        usable = self._always_busy and self._since > 0.0 and seconds > 0.0 and measured > 0
+        if usable:
+            newest = measured / seconds
+            old = self.per_s or newest
+            self.per_s = NEWEST * newest + (1 - NEWEST) * old
+        self._count, self._since, self._always_busy = 0, now, True
+        return usable

@@ -1,0 +1,130 @@
+"""What the intake holds beyond what the dispatcher has read, a bounded look once a second.
+
+Requests past their deadline are answered, requests that plain XADDs added beyond the bound are
+refused, and what a vanished client wanted cancelled is cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import redis
+
+from coordinator.intake import Entry
+from tokenyard.errors import Code
+from tokenyard.keys import PRIORITY_CLASSES, IntakeClass, Keys, PriorityClass
+from tokenyard.parse import parse_request
+from tokenyard.scripts import Cancelled, Scripts
+from tokenyard.wire import Refused, Request
+
+log = logging.getLogger("tokenyard.coordinator.sweeper")
+
+EVERY_S = 1.0
+#: Entries of each class that one round looks at, and requests that one round answers or cancels.
+MOST_LOOKED_AT = 1000
+MOST_ACTED_ON = 100
+
+
+class Sweeper:
+    """Acts on waiting requests that nobody has read yet."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        scripts: Scripts,
+        keys: Keys,
+        *,
+        max_num_queued_reqs: int,
+        answer: Callable[[Entry, Refused], None],
+    ) -> None:
+        self._connection = connection
+        self._scripts = scripts
+        self._keys = keys
+        self._most = max_num_queued_reqs
+        self._answer = answer
+        self._cursors: dict[PriorityClass, str] = dict.fromkeys(PRIORITY_CLASSES, "-")
+        self._due = 0.0
+
+    def run_once(self) -> None:
+        """One round, when it is due."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + EVERY_S
+        lengths = self._lengths()
+        for name in PRIORITY_CLASSES:
+            if lengths[name]:
+                self._expire(name)
+        excess = sum(lengths.values()) - self._most
+        if excess > 0:
+            self._shed(excess)
+        self._cancel_abandoned()
+
+    def _lengths(self) -> dict[PriorityClass, int]:
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in PRIORITY_CLASSES:
+            pipeline.xlen(self._keys.intake(name))
+        return dict(zip(PRIORITY_CLASSES, pipeline.execute(), strict=True))
+
+    def _expire(self, name: PriorityClass) -> None:
+        after = self._cursors[name]
+        cursor, overdue = self._scripts.overdue(name, after, MOST_LOOKED_AT)
+        self._cursors[name] = cursor or "-"
+        for entry in self._entries(name, overdue[:MOST_ACTED_ON]):
+            request = parse_request(entry.fields)
+            if isinstance(request, Request):
+                self._answer(entry, late(request, "waiting in the intake"))
+
+    def _entries(self, name: IntakeClass, ids: Iterable[str]) -> list[Entry]:
+        stream = self._keys.intake(name)
+        found: list[Any] = [self._connection.xrange(stream, one, one) for one in ids]
+        return [Entry(name, one[0][0].decode(), one[0][1]) for one in found if one]
+
+    def _shed(self, excess: int) -> None:
+        """Refuse the newest of what was added without asking whether there is room.
+
+        What `submit` has accepted has a ledger and stays.
+        """
+        for name in reversed(PRIORITY_CLASSES):
+            count = min(excess, MOST_ACTED_ON)
+            newest: Any = self._connection.xrevrange(self._keys.intake(name), count=count)
+            for item, fields in newest:
+                request = parse_request(fields)
+                if isinstance(request, Request) and not self._is_known(request):
+                    self._answer(Entry(name, item.decode(), fields), _full(request, self._most))
+                    excess -= 1
+
+    def _is_known(self, request: Request) -> bool:
+        ledger = self._keys.ledger(request.client, request.id)
+        return bool(self._connection.exists(ledger))
+
+    def _cancel_abandoned(self) -> None:
+        for client in self._scripts.watch_clients(MOST_ACTED_ON):
+            attached = self._keys.attached(client)
+            ids: Any = self._connection.spop(attached, MOST_ACTED_ON)
+            if not ids:
+                self._connection.zrem(self._keys.clients, client)
+            for request_id in ids or ():
+                name = request_id.decode(errors="replace")
+                code = self._scripts.cancel(client, name, "its client has disappeared")
+                if code is not Cancelled.OVER:
+                    log.info("cancelled %s/%s: its client has disappeared", client, name)
+
+
+def late(request: Request, where: str) -> Refused:
+    """A request whose deadline has passed."""
+    message = f"the deadline passed while the request was {where}"
+    return _refused(request, Code.DEADLINE_EXCEEDED, message)
+
+
+def _full(request: Request, most: int) -> Refused:
+    message = f"{most} requests wait already; try again later"
+    return _refused(request, Code.QUEUE_FULL, message)
+
+
+def _refused(request: Request, code: Code, message: str) -> Refused:
+    return Refused(
+        request.id, request.client, request.reply_to, code, message, request.result_ttl_s
+    )
