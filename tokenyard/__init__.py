@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         BrokerUnavailable,
         BrokerUnsuitable,
         Code,
+        DeadlineUnmeetable,
         InvalidRequest,
         NoCoordinator,
         PermanentError,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from tokenyard.handshake import YardInfo
-    from tokenyard.ledger import RequestState
+    from tokenyard.ledger import Cancellation, RequestState
     from tokenyard.replies import Delta, Result
     from tokenyard.wire import SamplingParams, StructuredOutputs
 
@@ -44,8 +45,10 @@ __all__ = [
     "AsyncHandle",
     "BrokerUnavailable",
     "BrokerUnsuitable",
+    "Cancellation",
     "Client",
     "Code",
+    "DeadlineUnmeetable",
     "Delta",
     "Handle",
     "InvalidRequest",
@@ -71,7 +74,7 @@ _ROOMS = {
     "aio": ("AsyncClient", "AsyncHandle"),
     "client": ("Client", "Handle"),
     "handshake": ("YardInfo",),
-    "ledger": ("RequestState",),
+    "ledger": ("Cancellation", "RequestState"),
     "replies": ("Delta", "Result"),
     "wire": ("SamplingParams", "StructuredOutputs"),
 }

@@ -19,10 +19,10 @@ from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.connection import BLOCK_MARGIN_S, AsyncRedis, open_async_connection, translated
 from tokenyard.dialogue import BLOCK_MS, Dialogue, sound
 from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.errors import QueueFull, TokenyardError, WaitTimeout
+from tokenyard.errors import DeadlineUnmeetable, QueueFull, TokenyardError, WaitTimeout
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
-from tokenyard.ledger import RequestState
+from tokenyard.ledger import Cancellation, RequestState
 from tokenyard.operations import Ask, Operation, Pause, Steps
 from tokenyard.replies import Delta, Result
 from tokenyard.scripts import source
@@ -107,8 +107,8 @@ class AsyncClient:
     async def _submit(self, drafts: Sequence[Draft]) -> list[AsyncHandle]:
         try:
             exchanges = await self._drive(self._dialogue.submit(drafts))
-        except QueueFull as full:
-            full.accepted = [AsyncHandle(self, exchange) for exchange in full.accepted]
+        except (QueueFull, DeadlineUnmeetable) as refused:
+            refused.accepted = [AsyncHandle(self, exchange) for exchange in refused.accepted]
             raise
         return [AsyncHandle(self, exchange) for exchange in exchanges]
 
@@ -150,6 +150,10 @@ class AsyncClient:
     async def status(self, request_id: str) -> RequestState:
         """See `tokenyard.Client.status`."""
         return await self._drive(self._dialogue.status(request_id))
+
+    async def cancel(self, request_id: str) -> Cancellation:
+        """See `tokenyard.Client.cancel`."""
+        return await self._drive(self._dialogue.cancel(request_id))
 
     async def wait_for(
         self, exchange: Exchange, is_enough: Callable[[], bool], timeout_s: float | None
@@ -275,6 +279,20 @@ class AsyncHandle:
     def id(self) -> str:
         """The id of the request."""
         return self._exchange.id
+
+    @property
+    def position(self) -> int | None:
+        """See `tokenyard.Handle.position`."""
+        return self._exchange.position
+
+    @property
+    def eta_s(self) -> float | None:
+        """See `tokenyard.Handle.eta_s`."""
+        return self._exchange.eta_s
+
+    async def cancel(self) -> Cancellation:
+        """See `tokenyard.Handle.cancel`."""
+        return await self._client.cancel(self.id)
 
     async def result(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109 - as in the twin
         """See `tokenyard.Handle.result`."""

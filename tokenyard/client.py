@@ -17,10 +17,10 @@ import redis
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection, translated
 from tokenyard.dialogue import BLOCK_MS, Dialogue, sound
 from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.errors import QueueFull, TokenyardError, WaitTimeout
+from tokenyard.errors import DeadlineUnmeetable, QueueFull, TokenyardError, WaitTimeout
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
-from tokenyard.ledger import RequestState
+from tokenyard.ledger import Cancellation, RequestState
 from tokenyard.operations import Ask, Operation, Pause, Steps
 from tokenyard.replies import Delta, Result
 from tokenyard.scripts import Scripts
@@ -84,8 +84,9 @@ class Client:
             self.info()
 
     def close(self) -> None:
-        """Stop hearing; requests under way go on. Idempotent.
+        """Stop hearing; requests under way go on, but for those with ``cancel_on_disconnect``.
 
+        Idempotent.
         The listener ends when its blocking read does, within `BLOCK_MS`.
         """
         if self._closing.is_set():
@@ -113,8 +114,9 @@ class Client:
     def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Handle:
         """Submit one request: text, token ids or chat messages; see `RequestOptions`.
 
-        Raises `InvalidRequest`, `QueueFull` or `BrokerUnavailable`. After the last, the request
-        may have been accepted: submit it again with the same ``id``, and it runs once.
+        Raises `InvalidRequest`, `QueueFull`, `DeadlineUnmeetable` (only with ``refuse_late``) or
+        `BrokerUnavailable`. After the last, the request may have been accepted: submit it again
+        with the same ``id``, and it runs once.
         """
         self._listen()
         draft = self._dialogue.draft(prompt, options)
@@ -124,8 +126,8 @@ class Client:
     def submit_many(self, items: Sequence[Item], **shared: Unpack[SharedOptions]) -> list[Handle]:
         """Submit a burst in as few calls as possible; an item may be a mapping with options.
 
-        Raises like `submit`; nothing is sent where one is invalid, and `QueueFull.accepted` has
-        the handles of those that found room.
+        Raises like `submit`; nothing is sent where one is invalid, and ``accepted`` of
+        `QueueFull` and of `DeadlineUnmeetable` has the handles of those that were accepted.
         """
         self._listen()
         return self._submit(sound(self._dialogue.draft_many(items, shared)))
@@ -133,8 +135,8 @@ class Client:
     def _submit(self, drafts: Sequence[Draft]) -> list[Handle]:
         try:
             exchanges = self._drive(self._dialogue.submit(drafts))
-        except QueueFull as full:
-            full.accepted = [Handle(self, exchange) for exchange in full.accepted]
+        except (QueueFull, DeadlineUnmeetable) as refused:
+            refused.accepted = [Handle(self, exchange) for exchange in refused.accepted]
             raise
         return [Handle(self, exchange) for exchange in exchanges]
 
@@ -185,6 +187,13 @@ class Client:
     def status(self, request_id: str) -> RequestState:
         """Where a request of this client stands; raises `UnknownRequest`."""
         return self._drive(self._dialogue.status(request_id))
+
+    def cancel(self, request_id: str) -> Cancellation:
+        """Cancel a request of this client, wherever it is; says what became of it, at once.
+
+        Its result is then `cancelled`, with the tokens that were published. Needs no coordinator.
+        """
+        return self._drive(self._dialogue.cancel(request_id))
 
     def wait_for(
         self, exchange: Exchange, is_enough: Callable[[], bool], timeout_s: float | None
@@ -287,6 +296,23 @@ class Handle:
     def id(self) -> str:
         """The id of the request."""
         return self._exchange.id
+
+    @property
+    def position(self) -> int | None:
+        """How many requests were to be served before it, when it was submitted.
+
+        None where that is not known: for a request that the yard had already.
+        """
+        return self._exchange.position
+
+    @property
+    def eta_s(self) -> float | None:
+        """How long those before it were likely to take; None while the yard knows no rate."""
+        return self._exchange.eta_s
+
+    def cancel(self) -> Cancellation:
+        """Cancel the request; see `Client.cancel`. `result` then raises with code CANCELLED."""
+        return self._client.cancel(self.id)
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the result, at most ``timeout`` seconds (the client's own where None).

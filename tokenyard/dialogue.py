@@ -11,12 +11,15 @@ import random
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tokenyard import scripts
+from tokenyard.attendance import Attendance
 from tokenyard.drafting import Draft, Drafter, Item, Prompt
 from tokenyard.errors import (
     BrokerUnavailable,
+    DeadlineUnmeetable,
     InvalidRequest,
     QueueFull,
     SettingsError,
@@ -27,14 +30,16 @@ from tokenyard.exchange import Exchange
 from tokenyard.handshake import YardInfo, shake_hands
 from tokenyard.keys import Keys, is_name
 from tokenyard.ledger import (
+    Cancellation,
     RequestState,
+    place_command,
     read_snapshots,
     read_status,
     snapshot_commands,
     status_commands,
 )
 from tokenyard.operations import Ask, Pause, Steps
-from tokenyard.scripts import Acceptance, Submitted
+from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, place_of
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
@@ -46,8 +51,19 @@ _READ_COUNT: Final = 500
 #: A burst of submissions ends at so many requests or bytes, since a script stops the server.
 _MOST_REQUESTS: Final = 256
 _MOST_BYTES: Final = 1024 * 1024
+#: A client that closes cancels so many requests itself; the coordinator cancels the rest.
+_MOST_CANCELLED: Final = 100
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What became of the requests of one submission, by their numbers."""
+
+    placed: dict[int, Exchange]  # under way now
+    late: dict[int, DeadlineUnmeetable] = field(default_factory=dict)
+    retry_after_s: float | None = None  # for those that are in neither
 
 
 class Dialogue:
@@ -78,6 +94,7 @@ class Dialogue:
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
         self._drafter = Drafter(self.client_id, self._tokenizer)
         self._session = Session(time.monotonic())
+        self._attendance = Attendance()
 
     # Meeting the yard
 
@@ -89,8 +106,11 @@ class Dialogue:
         return info
 
     def close(self) -> None:
-        """End all waiting; the requests go on, and their results stay in the ledger."""
+        """End all waiting; `take_leave` cancels what is to be cancelled, other requests go on."""
         self.is_closed = True
+        attached = [self._session.find(name) for name in self._attendance.unfinished()]
+        fault = WaitTimeout("the client was closed, and the request is cancelled with it")
+        self._session.forget([each for each in attached if each is not None], fault)
         self._session.forget_all(WaitTimeout("the client was closed; the request goes on"))
 
     def break_off(self, fault: TokenyardError) -> None:
@@ -110,13 +130,15 @@ class Dialogue:
         return self._drafter.draft_many(items, options)
 
     def submit(self, drafts: Sequence[Draft]) -> Steps[list[Exchange]]:
-        """Submit a few or many; raises `QueueFull` if some found the intake full."""
+        """Submit a few or many; raises `QueueFull` or `DeadlineUnmeetable` at the first refusal."""
         placed: list[Exchange] = []
         for burst in bursts(enumerate(drafts)):
-            exchanges, retry_after_s = yield from self._submit_burst(burst)
-            placed += exchanges.values()
-            if retry_after_s is not None:
-                raise QueueFull(retry_after_s, accepted=placed)
+            answer = yield from self._submit_burst(burst)
+            placed += answer.placed.values()
+            if answer.retry_after_s is not None:
+                raise QueueFull(answer.retry_after_s, accepted=placed)
+            for fault in answer.late.values():
+                raise DeadlineUnmeetable(fault.eta_s, accepted=placed)
         return placed
 
     def submit_window(self, window: Window) -> Steps[bool]:
@@ -125,22 +147,23 @@ class Dialogue:
         accepted = False
         for burst in list(bursts(rest)):
             try:
-                exchanges, retry_after_s = yield from self._submit_burst(burst)
+                answer = yield from self._submit_burst(burst)
             except BrokerUnavailable:
-                exchanges, retry_after_s = {}, _LONGEST_BACKOFF_S
-            for index, exchange in exchanges.items():
+                answer = _Answer({}, retry_after_s=_LONGEST_BACKOFF_S)
+            for index, exchange in answer.placed.items():
                 window.submitted(index, exchange)
-            accepted = accepted or bool(exchanges)
-            rest = [each for each in rest if each[0] not in exchanges]
-            if retry_after_s is not None:
-                window.refuse(rest, time.monotonic() + retry_after_s)
+            names = {index: draft.request.id for index, draft in burst}
+            window.refuse_late({at: (names[at], fault) for at, fault in answer.late.items()})
+            accepted = accepted or bool(answer.placed)
+            done = answer.placed.keys() | answer.late.keys()
+            rest = [each for each in rest if each[0] not in done]
+            if answer.retry_after_s is not None:
+                window.refuse(rest, time.monotonic() + answer.retry_after_s)
                 break
         return accepted
 
-    def _submit_burst(
-        self, burst: Sequence[Numbered]
-    ) -> Steps[tuple[dict[int, Exchange], float | None]]:
-        """Submit in one call: what is under way now, and when the rest may try again."""
+    def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_Answer]:
+        """Submit in one call what has the same terms."""
         now = time.monotonic()
         exchanges: dict[int, Exchange] = {}
         new: list[tuple[Request, Exchange]] = []
@@ -152,32 +175,44 @@ class Dialogue:
                 new.append((draft.request, exchange))
             exchanges[at] = exchange
         if not new:
-            return exchanges, None
+            return _Answer(exchanges)
+        fresh = [exchange for _, exchange in new]
+        terms = burst[0][1]
         try:
             acceptances = yield scripts.submit(
-                self.keys, burst[0][1].priority_class, [request for request, _ in new]
+                self.keys,
+                terms.priority_class,
+                [request for request, _ in new],
+                watched=self.client_id if terms.cancel_on_disconnect else "",
+                refuse_late=terms.refuse_late,
             )
-            refused = yield from self._accept([exchange for _, exchange in new], acceptances)
+            known = _take_acceptances(fresh, acceptances)
+            if terms.cancel_on_disconnect:
+                self._attendance.attach([each for each in fresh if each.is_submitted], now)
+            if known:
+                yield from self._catch_up(known)
         except TokenyardError as fault:
-            self._session.forget([exchange for _, exchange in new], fault)
+            self._session.forget(fresh, fault)
             raise
-        if not refused:
-            return exchanges, None
-        retry_after_s = max(acceptance.retry_after_ms for acceptance in acceptances) / 1000
-        self._session.forget(refused, QueueFull(retry_after_s))
-        return {at: each for at, each in exchanges.items() if each not in refused}, retry_after_s
+        return self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))
 
-    def _accept(
-        self, exchanges: Sequence[Exchange], acceptances: Sequence[Acceptance]
-    ) -> Steps[set[Exchange]]:
-        """Take in the answers to a burst: those that found the intake full."""
-        by_code: dict[Submitted, list[Exchange]] = {code: [] for code in Submitted}
-        for exchange, acceptance in zip(exchanges, acceptances, strict=True):
-            exchange.is_submitted = acceptance.code is not Submitted.FULL
-            by_code[acceptance.code].append(exchange)
-        if by_code[Submitted.KNOWN]:
-            yield from self._catch_up(by_code[Submitted.KNOWN])
-        return set(by_code[Submitted.FULL])
+    def _refuse(
+        self, exchanges: Mapping[int, Exchange], acceptances: Mapping[Exchange, Acceptance]
+    ) -> _Answer:
+        """Forget what was not accepted of the requests of a burst, and say why."""
+        answer = _Answer({})
+        for at, exchange in exchanges.items():
+            acceptance = acceptances.get(exchange)
+            if acceptance is None or exchange.is_submitted:
+                answer.placed[at] = exchange
+            elif acceptance.code is Submitted.LATE:
+                answer.late[at] = DeadlineUnmeetable(acceptance.eta_ms / 1000)
+                self._session.forget([exchange], answer.late[at])
+            else:
+                retry_after_s = acceptance.retry_after_ms / 1000
+                answer.retry_after_s = max(answer.retry_after_s or 0.0, retry_after_s)
+                self._session.forget([exchange], QueueFull(retry_after_s))
+        return answer
 
     # Requests from before
 
@@ -208,6 +243,23 @@ class Dialogue:
         """Read where a request stands; raises `UnknownRequest`."""
         answers = yield Ask(status_commands(self.keys, self.client_id, request_id))
         return read_status(request_id, answers)
+
+    def cancel(self, request_id: str) -> Steps[Cancellation]:
+        """Cancel a request wherever it is; raises `WaitTimeout` where it cannot be got hold of."""
+        for _ in range(CANCEL_LOOKS):
+            [seen] = yield Ask([place_command(self.keys, self.client_id, request_id)])
+            state, where = place_of(seen)
+            code = yield scripts.cancel(
+                self.keys, self.client_id, request_id, state=state, where=where
+            )
+            if code is not Cancelled.MOVED:
+                break
+        else:
+            raise WaitTimeout(f"request {request_id!r} moved all the time; cancel it again")
+        exchange = self._session.find(request_id)
+        if exchange is not None and code is Cancelled.FORESTALLED:
+            yield from self._catch_up([exchange])  # its result is not in our stream
+        return Cancellation[code.name]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Follow these no longer."""
@@ -244,12 +296,23 @@ class Dialogue:
             names = [exchange.id for exchange in due]
             answers = yield Ask(snapshot_commands(self.keys, self.client_id, names))
             session.settle(due, read_snapshots(answers))
+        if self._attendance.is_due(time.monotonic()):
+            ended = self._attendance.take_ended(time.monotonic())
+            yield scripts.attend(self.keys, self.client_id, ended)
         first_kept = session.trim_from(time.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
 
     def take_leave(self) -> Steps[None]:
-        """Delete the replies that were read."""
+        """Cancel what was to end with this client, and delete the replies that were read."""
+        attendance = self._attendance
+        unfinished = attendance.unfinished()[:_MOST_CANCELLED]
+        for name in unfinished:
+            yield from self.cancel(name)
+        attendance.end(unfinished)
+        if attendance.has_any:
+            ended = attendance.take_ended(time.monotonic())
+            yield scripts.attend(self.keys, self.client_id, ended, lease_ms=0)
         first_kept = self._session.trim_rest(time.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
@@ -262,13 +325,28 @@ class Dialogue:
         return Ask([("XTRIM", self._replies, "MINID", first_kept)])
 
 
+def _take_acceptances(
+    exchanges: Sequence[Exchange], acceptances: Sequence[Acceptance]
+) -> list[Exchange]:
+    """Take in the answers to a burst; those requests that the yard knew before."""
+    known: list[Exchange] = []
+    for exchange, acceptance in zip(exchanges, acceptances, strict=True):
+        exchange.is_submitted = acceptance.code in {Submitted.ACCEPTED, Submitted.KNOWN}
+        if acceptance.code is Submitted.KNOWN:
+            known.append(exchange)
+        elif acceptance.code is Submitted.ACCEPTED:
+            exchange.position = acceptance.position
+            exchange.eta_s = acceptance.eta_ms / 1000 if acceptance.eta_ms >= 0 else None
+    return known
+
+
 def bursts(drafts: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     """Requests in the order given, in groups that one script call should carry."""
     burst: list[Numbered] = []
     size = 0
     for index, draft in drafts:
         is_full = len(burst) == _MOST_REQUESTS or size + draft.size > _MOST_BYTES
-        if burst and (is_full or draft.priority_class != burst[0][1].priority_class):
+        if burst and (is_full or draft.terms != burst[0][1].terms):
             yield burst
             burst, size = [], 0
         burst.append((index, draft))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +76,8 @@ class SharedOptions(SamplingOptions, total=False):
     priority: int  # within the engine; lower is sooner
     deadline_s: float  # from now
     deadline: datetime.datetime  # with a time zone
+    refuse_late: bool  # where it would wait beyond its deadline, refuse it at once
+    cancel_on_disconnect: bool  # cancel it when this client closes or disappears
     result_ttl_s: int  # how long the result can be read
     tenant: str
     session: str  # requests of one session may share a prefix
@@ -96,6 +99,9 @@ class FullPrompt(RequestOptions, total=False):
 #: One of many requests: a prompt, or a mapping with ``prompt`` and options of its own.
 Item = Prompt | FullPrompt
 
+#: What msgspec says of a name that it does not know.
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
+
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
@@ -107,6 +113,13 @@ class Draft:
     priority_class: PriorityClass
     local_text: LocalText | None
     size: int  # bytes of its fields
+    refuse_late: bool = False
+    cancel_on_disconnect: bool = False
+
+    @property
+    def terms(self) -> tuple[PriorityClass, bool, bool]:
+        """What all requests of one submission have in common."""
+        return self.priority_class, self.refuse_late, self.cancel_on_disconnect
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,8 @@ class _Template:
     #: The request's parameters where the client makes the text itself, and that size.
     silent_params: SamplingParams
     silent_size: int
+    refuse_late: bool
+    cancel_on_disconnect: bool
 
 
 class Drafter:
@@ -200,6 +215,9 @@ class Drafter:
                 metadata=options.get("metadata", {}),
             )
         )
+        refuse_late = bool(options.get("refuse_late"))
+        if refuse_late and request.deadline_ms is None:
+            raise InvalidRequest("refuse_late", "needs a deadline")
         bare = msgspec.structs.replace(request, id="", prompt=None)
         silent = msgspec.structs.replace(request.params, detokenize=False)
         return _Template(
@@ -208,6 +226,8 @@ class Drafter:
             _size(bare),
             silent,
             _size(msgspec.structs.replace(bare, params=silent)),
+            refuse_late,
+            bool(options.get("cancel_on_disconnect")),
         )
 
     def _deadline_ms(self, options: Mapping[str, Any]) -> int | None:
@@ -243,7 +263,14 @@ class Drafter:
             raise InvalidRequest(
                 kind, f"the request has {size} bytes, of at most {self.max_request_bytes}"
             )
-        return Draft(request, template.priority_class, local_text, size)
+        return Draft(
+            request,
+            template.priority_class,
+            local_text,
+            size,
+            template.refuse_late,
+            template.cancel_on_disconnect,
+        )
 
     def _text(
         self, kind: str, tokens: Sequence[int] | None, template: _Template
@@ -311,7 +338,10 @@ def _params(
         return msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as fault:
         message, _, path = str(fault).partition(" - at ")
-        raise InvalidRequest("params" + path.strip("`").removeprefix("$"), message) from fault
+        field = "params" + path.strip("`").removeprefix("$")
+        if unknown := _UNKNOWN_FIELD.fullmatch(message):
+            field, message = f"{field}.{unknown[1]}", "there is no such parameter"
+        raise InvalidRequest(field, message) from fault
     except TypeError as fault:
         raise InvalidRequest("params", str(fault)) from fault
 

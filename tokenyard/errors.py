@@ -2,7 +2,8 @@
 
 TokenyardError
 ├── TransientError                trying again helps
-│   ├── QueueFull                 the intake is full; ``retry_after`` says when to come back
+│   ├── QueueFull                 the intake is full; ``retry_after_s`` says when to come back
+│   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
 │   ├── NoCoordinator             nobody leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
 │   └── WaitTimeout               the result is not there yet (also a TimeoutError)
@@ -62,6 +63,19 @@ class QueueFull(TransientError):
     def __init__(self, retry_after_s: float, accepted: Sequence[Any] = ()) -> None:
         super().__init__(f"the queue is full; try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
+        self.accepted = list(accepted)
+
+
+class DeadlineUnmeetable(TransientError):
+    """The request was refused, as its submitter asked: it would wait beyond its deadline.
+
+    ``eta_s`` is how long the requests before it are likely to take; ``accepted`` has the handles
+    of those of a burst that were accepted before it.
+    """
+
+    def __init__(self, eta_s: float, accepted: Sequence[Any] = ()) -> None:
+        super().__init__(f"it would wait about {eta_s:g} s, which is beyond its deadline")
+        self.eta_s = eta_s
         self.accepted = list(accepted)
 
 

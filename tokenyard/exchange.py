@@ -21,6 +21,7 @@ from tokenyard.replies import (
     ErrorInfo,
     Reply,
     Result,
+    status_of,
     to_delta,
     to_result,
 )
@@ -37,6 +38,7 @@ class Exchange:
     __slots__ = (
         "checked_at",
         "deltas",
+        "eta_s",
         "fault",
         "final",
         "heard_at",
@@ -46,6 +48,7 @@ class Exchange:
         "listeners",
         "local_text",
         "needs_tokens",
+        "position",
         "published",
     )
 
@@ -57,6 +60,9 @@ class Exchange:
         self.final: Reply | None = None
         self.fault: TokenyardError | None = None
         self.is_submitted = False
+        #: Requests that were to be served before it, and their time in s: as it was submitted.
+        self.position: int | None = None
+        self.eta_s: float | None = None
         #: Whether the reply has several choices, which the ledger's tokens do not tell apart.
         self.is_interleaved = False
         #: Whether replies were missed, so that tokens must be fetched.
@@ -171,14 +177,9 @@ class Patience:
         return min(left_s, self._NAP_S)
 
 
-def rejected(request_id: str, message: str) -> Result:
-    """The result of a request that the client itself found wrong."""
-    return Result(
-        id=request_id,
-        status="failed",
-        tokens=[],
-        error=ErrorInfo(Code.INVALID_REQUEST, message),
-    )
+def rejected(request_id: str, code: Code, message: str) -> Result:
+    """The result of a request that was not accepted."""
+    return Result(id=request_id, status=status_of(code), tokens=[], error=ErrorInfo(code, message))
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ that has heard nothing for a while, looks there.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,8 +17,18 @@ from tokenyard.errors import UnknownRequest
 from tokenyard.keys import Keys
 from tokenyard.operations import Command
 from tokenyard.replies import TERMINAL
+from tokenyard.scripts import PLACE_FIELDS
 
 _STATUS_FIELDS: Final = ("state", "sid", "worker", "attempt", "crashes")
+
+
+class Cancellation(enum.StrEnum):
+    """What became of a request that was to be cancelled."""
+
+    CANCELLED = "cancelled"  # it has its result, ``cancelled``
+    OVER = "over"  # it had its result before
+    #: The yard does not know it. Should it come, it is not run; its result is there already.
+    FORESTALLED = "forestalled"
 
 
 class RequestState(Struct, frozen=True, kw_only=True):
@@ -60,6 +71,11 @@ def read_status(request_id: str, answers: Sequence[Any]) -> RequestState:
         crashes=int(crashes or 0),
         tokens_published=published // 4,
     )
+
+
+def place_command(keys: Keys, client: str, request_id: str) -> Command:
+    """What to ask for `tokenyard.scripts.place_of`."""
+    return ("HMGET", keys.ledger(client, request_id), *PLACE_FIELDS)
 
 
 def unknown(request_id: str) -> UnknownRequest:

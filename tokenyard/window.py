@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from tokenyard.drafting import Draft, Item
-from tokenyard.errors import InvalidRequest
+from tokenyard.errors import Code, DeadlineUnmeetable, InvalidRequest
 from tokenyard.exchange import Exchange, rejected
 from tokenyard.replies import Result
 
@@ -85,7 +85,8 @@ class Window:
             index = self._next_index
             self._next_index += 1
             if isinstance(draft, InvalidRequest):
-                self._results[index] = rejected(f"#{index}", str(draft))
+                name = f"#{index}"
+                self._results[index] = rejected(name, Code.INVALID_REQUEST, str(draft))
             else:
                 self._unsubmitted.append((index, draft))
 
@@ -101,6 +102,11 @@ class Window:
         """These found the intake full: keep them until then."""
         self._unsubmitted.extendleft(reversed(list(refused)))
         self._closed_until = retry_at
+
+    def refuse_late(self, late: Mapping[int, tuple[str, DeadlineUnmeetable]]) -> None:
+        """These, given with their ids, would wait beyond their deadlines: that is their result."""
+        for index, (name, fault) in late.items():
+            self._results[index] = rejected(name, Code.DEADLINE_EXCEEDED, str(fault))
 
     def submitted(self, index: int, exchange: Exchange) -> None:
         """A request is under way, and its result may be there already."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from tokenyard import AsyncClient, AsyncHandle, QueueFull
+from tokenyard import AsyncClient, AsyncHandle, DeadlineUnmeetable, QueueFull
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -73,8 +73,8 @@ class BlockingClient:
     def submit_many(self, items: Any, **shared: Any) -> list[BlockingHandle]:
         try:
             handles = self._loop.run(self._client.submit_many(items, **shared))
-        except QueueFull as full:
-            full.accepted = [BlockingHandle(self._loop, each) for each in full.accepted]
+        except (QueueFull, DeadlineUnmeetable) as refused:
+            refused.accepted = [BlockingHandle(self._loop, each) for each in refused.accepted]
             raise
         return [BlockingHandle(self._loop, handle) for handle in handles]
 
@@ -83,6 +83,12 @@ class BlockingClient:
 
     def attach(self, request_id: str) -> BlockingHandle:
         return BlockingHandle(self._loop, self._loop.run(self._client.attach(request_id)))
+
+    def status(self, request_id: str) -> Any:
+        return self._loop.run(self._client.status(request_id))
+
+    def cancel(self, request_id: str) -> Any:
+        return self._loop.run(self._client.cancel(request_id))
 
 
 class BlockingHandle:
@@ -95,6 +101,17 @@ class BlockingHandle:
     @property
     def id(self) -> str:
         return self._handle.id
+
+    @property
+    def position(self) -> int | None:
+        return self._handle.position
+
+    @property
+    def eta_s(self) -> float | None:
+        return self._handle.eta_s
+
+    def cancel(self) -> Any:
+        return self._loop.run(self._handle.cancel())
 
     def result(self, timeout: float | None = None) -> Any:
         return self._loop.run(self._handle.result(timeout))

@@ -76,10 +76,18 @@ class StandIn:
                 assert self._scripts.dispatch(self._token, [move]) == [Dispatched.DISPATCHED]
                 taken += 1
         for entry, fields in self._redis.xrange(self._keys.lane(self.worker)):
+            if b"cancel" in fields:
+                self._abort(entry.decode(), fields[b"cancel"].decode())
+                continue
             assignment = parse_assignment(entry.decode(), fields)
             assert isinstance(assignment, Assignment), assignment
             self.lane.setdefault(assignment.request.id, assignment)
         return taken
+
+    def _abort(self, entry: str, cancelled: str) -> None:
+        """Let go of a request that was cancelled on the lane."""
+        self._redis.xdel(self._keys.lane(self.worker), entry)
+        self.lane = {key: each for key, each in self.lane.items() if each.entry != cancelled}
 
     def emit(self, request_id: str, tokens: Sequence[int], **fields: Any) -> None:
         """Publish a delta."""

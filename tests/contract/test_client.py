@@ -14,12 +14,16 @@ import redis
 
 from tests.contract.blocking import BlockingClient, Loop
 from tests.contract.stand_in import MODEL, StandIn, spell
+from tests.support.builders import random_name
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 from tokenyard import (
     BrokerUnavailable,
     BrokerUnsuitable,
+    Cancellation,
     Client,
+    Code,
+    DeadlineUnmeetable,
     InvalidRequest,
     NoCoordinator,
     ProtocolMismatch,
@@ -30,9 +34,10 @@ from tokenyard import (
     UnknownRequest,
     WaitTimeout,
 )
+from tokenyard.dialogue import Dialogue
 from tokenyard.keys import Keys
 from tokenyard.replies import encode_reply
-from tokenyard.scripts import Scripts
+from tokenyard.scripts import Call, Scripts
 from tokenyard.wire import pack_tokens, unpack_tokens
 
 NewClient = Callable[..., Any]
@@ -234,7 +239,9 @@ class TestSubmit:
             ({"prompt": "x"}, {}, "prompt"),
             ([{"content": "x"}], {}, "messages[0].role"),
             ("x", {"temperature": -1}, "params.temperature"),
-            ("x", {"temprature": 1}, "params"),
+            ("x", {"temprature": 1}, "params.temprature"),
+            ("x", {"structured_outputs": {"jsn": "{}"}}, "params.structured_outputs.jsn"),
+            ("x", {"refuse_late": True}, "refuse_late"),
             ("x", {"max_tokens": 1, "min_tokens": 2}, "params.min_tokens"),
             ("x", {"id": "x" * 201}, "id"),
             ("x", {"id": ""}, "id"),
@@ -642,6 +649,203 @@ class TestClosing:
         client.close()
         with pytest.raises(RuntimeError, match="closed"):
             client.submit([1])
+
+
+class TestCancel:
+    def test_what_waits_has_its_result_at_once(self, yard: StandIn, new_client: NewClient) -> None:
+        handle = new_client().submit([1])
+        assert handle.cancel() == Cancellation.CANCELLED
+        with pytest.raises(RequestFailed) as caught:
+            handle.result(WAIT_S)
+        assert (caught.value.code, caught.value.result.status) == (Code.CANCELLED, "cancelled")
+        assert yard.dispatch() == 0
+
+    def test_what_runs_keeps_the_tokens_that_were_shown(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
+        handle = new_client().submit("go", stream=True)
+        yard.dispatch()
+        yard.emit(handle.id, [72, 101])
+        deltas = iter(handle)
+        assert next(deltas).text == "He"
+        assert handle.cancel() == Cancellation.CANCELLED
+        with pytest.raises(RequestFailed, match="CANCELLED"):
+            list(deltas)
+        assert handle.wait(WAIT_S).tokens == [72, 101]
+        yard.dispatch()
+        assert not yard.lane, "the worker was told"
+
+    def test_what_is_over_stays_as_it_is(self, yard: StandIn, new_client: NewClient) -> None:
+        handle = new_client().submit([1])
+        yard.answer_all()
+        assert handle.result(WAIT_S).tokens == [2]
+        assert handle.cancel() == Cancellation.OVER
+        assert handle.wait().status == "completed"
+
+    def test_twice_is_once(self, yard: StandIn, new_client: NewClient) -> None:
+        handle = new_client().submit([1])
+        assert [handle.cancel(), handle.cancel()] == [Cancellation.CANCELLED, Cancellation.OVER]
+
+    def test_what_has_not_come_yet_is_forestalled(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
+        client = new_client()
+        assert client.cancel("later") == Cancellation.FORESTALLED
+        assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
+        assert yard.dispatch() == 0
+
+    def test_needs_no_coordinator(self, new_client: NewClient) -> None:
+        assert new_client(client_id="me").cancel("q") == Cancellation.FORESTALLED
+
+    def test_another_client_of_that_name_may_cancel(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
+        handle = new_client(client_id="me").submit([1])
+        assert new_client(client_id="me").cancel(handle.id) == Cancellation.CANCELLED
+        assert handle.wait(WAIT_S).status == "cancelled"
+
+    def test_what_moves_all_the_time_is_given_up(
+        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
+    ) -> None:
+        handle = new_client(client_id="me").submit([1])
+        ledger = keys.ledger("me", handle.id)
+        original = Dialogue.cancel
+
+        def moving(dialogue: Dialogue, request_id: str) -> Any:
+            steps = original(dialogue, request_id)
+            answer = None
+            try:
+                while True:
+                    step = steps.send(answer)
+                    if isinstance(step, Call):
+                        connection.hset(ledger, "intake", f"elsewhere-{random_name('x')}")
+                    answer = yield step
+            except StopIteration as end:
+                return end.value
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Dialogue, "cancel", moving)
+            with pytest.raises(WaitTimeout, match="moved"):
+                handle.cancel()
+        connection.hset(ledger, "intake", "normal")
+        assert handle.cancel() == Cancellation.CANCELLED
+
+
+class TestWaitingLine:
+    def test_says_how_many_are_before_it_and_how_long_they_take(
+        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
+    ) -> None:
+        StandIn(connection, scripts).open(rate=2)
+        handles = new_client().submit_many([[1], [2], [3]])
+        assert [(each.position, each.eta_s) for each in handles] == [(0, 0), (1, 0.5), (2, 1)]
+
+    def test_says_nothing_of_what_nobody_knows(self, yard: StandIn, new_client: NewClient) -> None:
+        client = new_client(client_id="me")
+        handle = client.submit([1])
+        assert (handle.position, handle.eta_s) == (0, None)
+        known = new_client(client_id="me").submit([1], id=handle.id)
+        assert (known.position, known.eta_s) == (None, None)
+
+    def test_a_deadline_that_cannot_be_met_is_refused_where_asked(
+        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
+    ) -> None:
+        yard = StandIn(connection, scripts)
+        yard.open(rate=0.01)
+        client = new_client()
+        with pytest.raises(DeadlineUnmeetable) as caught:
+            client.submit_many([[1], [2], [3]], deadline_s=50, refuse_late=True)
+        assert caught.value.eta_s == 100
+        assert client.submit([4], deadline_s=50).position == 1, "not where it was not asked"
+        yard.answer_all()
+        assert [each.result(WAIT_S).tokens for each in caught.value.accepted] == [[2]]
+
+    def test_in_a_map_a_refused_deadline_is_a_result(
+        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
+    ) -> None:
+        yard = StandIn(connection, scripts)
+        yard.open(rate=0.01)
+        answers = new_client().map([[1], [2]], deadline_s=50, refuse_late=True)
+        index, result = next(answers)
+        assert (index, result.status, result.error.code) == (1, "expired", "DEADLINE_EXCEEDED")
+        yard.answer_all()
+        assert [result.tokens for _, result in answers] == [[2]]
+
+
+class TestCancelOnDisconnect:
+    def test_closing_cancels_what_asked_for_it(
+        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
+    ) -> None:
+        client = new_client(client_id="me")
+        over = client.submit([1], cancel_on_disconnect=True)
+        yard.answer_all()
+        assert over.result(WAIT_S).tokens == [2]
+        client.submit([1], id="stays")
+        handle = client.submit([2], id="ends", cancel_on_disconnect=True)
+        assert connection.smembers(keys.attached("me")) >= {b"ends"}
+        client.close()
+        with pytest.raises(WaitTimeout, match="cancelled with it"):
+            handle.result()
+        again = new_client(client_id="me")
+        assert again.status("ends").state == "cancelled"
+        assert again.status(over.id).state == "completed"
+        assert again.status("stays").state == "waiting"
+        assert not connection.exists(keys.attached("me"), keys.clients)
+
+    def test_what_it_cannot_cancel_in_time_is_left_to_the_coordinator(
+        self,
+        yard: StandIn,
+        new_client: NewClient,
+        connection: redis.Redis,
+        scripts: Scripts,
+        keys: Keys,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("tokenyard.dialogue._MOST_CANCELLED", 2)
+        client = new_client(client_id="me")
+        client.submit_many([[1], [2], [3]], cancel_on_disconnect=True)
+        client.close()
+        assert connection.scard(keys.attached("me")) == 1
+        assert eventually(lambda: scripts.watch_clients(10) == ["me"])
+
+    def test_the_lease_is_renewed_while_something_runs(
+        self,
+        yard: StandIn,
+        new_client: NewClient,
+        connection: redis.Redis,
+        keys: Keys,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("tokenyard.attendance.RENEW_EVERY_S", 0.01)
+        monkeypatch.setattr("tokenyard.dialogue.BLOCK_MS", 20)
+        client = new_client(client_id="me")
+        handle = client.submit([1], cancel_on_disconnect=True)
+        first = connection.zscore(keys.clients, "me")
+        assert eventually(lambda: connection.zscore(keys.clients, "me") != first)
+        # A coordinator that thought it gone meanwhile is corrected.
+        connection.zrem(keys.clients, "me")
+        assert eventually(lambda: connection.zscore(keys.clients, "me"))
+        yard.answer_all()
+        assert handle.result(WAIT_S).tokens == [2]
+        assert eventually(lambda: not connection.exists(keys.attached("me"), keys.clients))
+
+    def test_a_request_from_before_is_attached_too(
+        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
+    ) -> None:
+        new_client(client_id="me").submit([1], id="q")
+        again = new_client(client_id="me")
+        again.submit([1], id="q", cancel_on_disconnect=True)
+        again.close()
+        assert new_client(client_id="me").status("q").state == "cancelled"
+
+    def test_a_refused_request_is_not_attached(
+        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient, keys: Keys
+    ) -> None:
+        StandIn(connection, scripts).open(max_num_queued_reqs=1)
+        client = new_client(client_id="me")
+        with pytest.raises(QueueFull):
+            client.submit_many([[1], {"prompt": [2], "id": "q"}], cancel_on_disconnect=True)
+        client.close()
+        assert not connection.exists(keys.ledger("me", "q"))
 
 
 class TestServerGoesAway:

@@ -38,7 +38,7 @@ CONSTANTS = {
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
 }
 #: Scripts that answer with a text alone.
-WITHOUT_CODES = {"lead", "register", "overdue", "requeue", "watch_clients"}
+WITHOUT_CODES = {"attend", "lead", "register", "overdue", "requeue", "watch_clients"}
 
 
 @dataclass

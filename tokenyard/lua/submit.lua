@@ -9,7 +9,8 @@
 -- KEYS[7] attached:<client> (set): ids to cancel when that lease ends
 -- KEYS[8...] request:<client>/<id> (hash), one for each request
 -- ARGV[1] priority class: high, normal or low
--- ARGV[2] the client, if its requests are to be cancelled when it disappears, else ''
+-- ARGV[2] the client, if its requests (also those that it has submitted before) are to be
+--   cancelled when it disappears, else ''
 -- ARGV[3] length of that client's lease in ms
 -- ARGV[4...] for each request: its id, its tokens (about), the time in ms since the epoch after
 --   which it is refused if it would have to wait longer (0: never), number of field arguments,
@@ -41,10 +42,10 @@ local info = redis.call('HMGET', KEYS[1], 'max_num_queued_reqs', 'max_num_queued
 local most = tonumber(info[1] or '0')
 local most_tokens = tonumber(info[2] or '0')
 -- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
-local queued_tokens = waiting > 0 and tonumber(info[3] or '0') or 0
+local queued_tokens = waiting > 0 and math.max(0, tonumber(info[3] or '0')) or 0
 local rate = tonumber(info[4] or '0')
 local now = server_ms()
-local accepted = false
+local accepted, attached = false, false
 
 local function time_for(requests)
   if rate <= 0 then return -1 end
@@ -62,6 +63,12 @@ local function is_full(tokens)
     or most_tokens > 0 and waiting > 0 and queued_tokens + tokens > most_tokens
 end
 
+local function attach(id)
+  if client == '' then return end
+  redis.call('SADD', KEYS[7], id)
+  attached = true
+end
+
 local replies, at = {}, 4
 for i = 8, #KEYS do
   local ledger, id, tokens = KEYS[i], ARGV[at], tonumber(ARGV[at + 1])
@@ -70,6 +77,7 @@ for i = 8, #KEYS do
   local time = time_for(ahead)
   if state then
     replies[#replies + 1] = {KNOWN, state}
+    if state == 'waiting' or state == 'assigned' then attach(id) end
   elseif is_full(tokens) then
     replies[#replies + 1] = {FULL, retry_after()}
   elseif latest > 0 and time > 0 and now + time > latest then
@@ -82,12 +90,10 @@ for i = 8, #KEYS do
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
     waiting, ahead, queued_tokens = waiting + 1, ahead + 1, queued_tokens + tokens
     accepted = true
-    if client ~= '' then redis.call('SADD', KEYS[7], id) end
+    attach(id)
   end
   at = at + 4 + count
 end
-if accepted then
-  redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens)
-  if client ~= '' then redis.call('ZADD', KEYS[6], now + tonumber(ARGV[3]), client) end
-end
+if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
+if attached then redis.call('ZADD', KEYS[6], now + tonumber(ARGV[3]), client) end
 return replies

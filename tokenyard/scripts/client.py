@@ -99,6 +99,17 @@ def cancel(
     return Call("cancel", call_keys, args, Cancelled)
 
 
+def attend(
+    keys: Keys, client: str, ended: Sequence[str], *, lease_ms: int = CLIENT_LEASE_MS
+) -> Call[int]:
+    """Renew the lease of a client whose requests end with it; how many of them have not ended.
+
+    ``lease_ms`` of 0 says that it leaves: the coordinator cancels what it has left.
+    """
+    call_keys = [keys.clients, keys.attached(client)]
+    return Call("attend", call_keys, [client, lease_ms, *ended], int)
+
+
 def place_of(seen: Sequence[bytes | None]) -> tuple[str, str]:
     """State and place of a request, for `cancel`, from `PLACE_FIELDS` of its ledger."""
     state, intake, worker = ((value or b"").decode() for value in seen)

@@ -1,0 +1,78 @@
+"""attend.lua and the part of submit.lua that watches clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.yard import Yard, requests
+from tokenyard.scripts import CLIENT_LEASE_MS, attend
+
+
+def submit(yard: Yard, *names: str) -> None:
+    wanted = [make_request(name, client="ann") for name in names]
+    yard.scripts.submit("normal", wanted, watched="ann")
+
+
+def attached(yard: Yard) -> set[str]:
+    return {name.decode() for name in yard.connection.smembers(yard.keys.attached("ann"))}
+
+
+def lease_ms(yard: Yard) -> int:
+    """What is left of the client's lease, about."""
+    seconds, micros = yard.connection.time()
+    return int(yard.connection.zscore(yard.keys.clients, "ann") or 0) - (
+        seconds * 1000 + micros // 1000
+    )
+
+
+def test_submitting_attaches_a_request_to_its_clients_lease(yard: Yard) -> None:
+    submit(yard, "a", "b")
+
+    assert attached(yard) == {"a", "b"}
+    assert lease_ms(yard) == pytest.approx(CLIENT_LEASE_MS, abs=5000)
+
+
+def test_without_being_asked_nobody_is_watched(yard: Yard) -> None:
+    yard.scripts.submit("normal", requests(2))
+
+    assert not yard.connection.exists(yard.keys.clients)
+
+
+def test_what_has_ended_is_detached_and_the_lease_begins_anew(yard: Yard) -> None:
+    submit(yard, "a", "b")
+    yard.connection.zadd(yard.keys.clients, {"ann": 1})
+
+    assert yard.scripts.call(attend(yard.keys, "ann", ["a"])) == 1
+
+    assert attached(yard) == {"b"}
+    assert lease_ms(yard) == pytest.approx(CLIENT_LEASE_MS, abs=5000)
+
+
+def test_a_client_without_requests_is_not_watched(yard: Yard) -> None:
+    submit(yard, "a")
+
+    assert yard.scripts.call(attend(yard.keys, "ann", ["a", "unheard of"])) == 0
+
+    assert not yard.connection.exists(yard.keys.clients, yard.keys.attached("ann"))
+    assert yard.scripts.call(attend(yard.keys, "ann", [])) == 0, "again does no harm"
+
+
+def test_a_client_that_leaves_is_seen_to_be_gone(yard: Yard) -> None:
+    submit(yard, "a", "b")
+    assert yard.scripts.watch_clients(10) == []
+
+    assert yard.scripts.call(attend(yard.keys, "ann", ["a"], lease_ms=0)) == 1
+
+    assert yard.scripts.watch_clients(10) == ["ann"]
+    assert attached(yard) == {"b"}
+
+
+def test_a_request_that_is_over_is_not_attached_again(yard: Yard) -> None:
+    submit(yard, "a")
+    yard.scripts.cancel("ann", "a", "for a test")
+    yard.scripts.call(attend(yard.keys, "ann", ["a"]))
+
+    submit(yard, "a")
+
+    assert attached(yard) == set()
