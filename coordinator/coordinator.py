@@ -47,7 +47,6 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
         self._is_stopped = False
-        self._bell = Bell()
         self._ready = threading.Event()
         self._keys = Keys(settings.yard)
         # Without retries: a repeated read would not give again what the first one took.
@@ -60,6 +59,7 @@ class Coordinator:
             reply_maxlen=settings.reply_maxlen,
             dead_maxlen=settings.dead_maxlen,
         )
+        self._bell = Bell()
         self._roster = Roster(self._connection, self._keys)
         self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
         self._rescuer = Rescuer(self._connection, self._scripts, self._keys)
@@ -231,7 +231,7 @@ class Coordinator:
         self._dispatcher.run_once(
             self._leadership.token,
             may_place=self._complete,
-            block_ms=0 if self._backlog else self._block_ms,
+            block_ms=0 if self._backlog or self._sweeper.has_more else self._block_ms,
         )
 
     def _recover(self) -> None:
@@ -243,3 +243,4 @@ class Coordinator:
             self._leadership.resign()
         self._selection.close()
         self._connection.close()
+        self._bell.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 
@@ -58,25 +59,28 @@ class Dispatcher:
         entries, events = self._intake.read(room, min(block_ms, self._patience_ms))
         self._heed(events)
         self.take_in(token, entries)
+        self._patience_ms = block_ms
         if may_place:
-            self._act_on(token, self._make_plan(), block_ms)
+            self._act_on(token, self._make_plan())
+        if self._roster.is_stale:
+            self._patience_ms = 0
 
-    def _act_on(self, token: str, plan: Plan, block_ms: int) -> None:
+    def _act_on(self, token: str, plan: Plan) -> None:
         """Carry a plan out, and see how long the next turn may wait for something to read."""
         for waiting in plan.late:
             self.refuse(token, waiting, late(waiting.request, "waiting in the intake"))
         moved = self._hand_over(token, plan.placed)
         self.rate.note(busy=self._intake.holds_any)
-        if self._roster.is_stale or (moved and self._intake.holds_any):
+        if moved and self._intake.holds_any:
             self._patience_ms = 0
-        elif plan.next_ms is None:
-            self._patience_ms = block_ms
-        else:
-            self._patience_ms = max(1, int(plan.next_ms - self._roster.server_ms()))
+        elif plan.next_ms is not None:
+            left_ms = plan.next_ms - self._roster.server_ms()
+            self._patience_ms = max(1, min(self._patience_ms, math.ceil(left_ms)))
 
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
         """Judge entries: hold the valid, answer the invalid, bury what cannot be answered."""
         for entry in entries:
+            self._patience_ms = 0  # there may be something to place
             verdict = self._judge.judge(entry.intake, entry.fields)
             match verdict:
                 case Request():
@@ -177,7 +181,7 @@ class Dispatcher:
             self._intake.held[item.waiting.intake].remove(item.waiting)
             dispatched = code is Dispatched.DISPATCHED
             if dispatched:
-                self._roster.add_load(item.lane.worker)
+                self._roster.add_load(item.lane.worker, alone=item.alone)
                 self.rate.count(1)
             self._selection.settle(item.waiting, item.lane if dispatched else None)
 

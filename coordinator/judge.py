@@ -9,7 +9,7 @@ from coordinator.history import FRESH, History, Limits, read_history
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.parse import parse_request
-from tokenyard.wire import Refused, Request, Unanswerable
+from tokenyard.wire import SYSTEM_FIELDS, Refused, Request, Unanswerable
 
 Verdict = Request | Refused | Unanswerable
 
@@ -29,7 +29,7 @@ class Judge:
         verdict = parse_request(fields)
         if not isinstance(verdict, Request):
             return verdict
-        size = sum(len(name) + len(value) for name, value in fields.items())
+        size = _size(intake, fields)
         if size > self._max_request_bytes:
             message = f"request: {size} bytes, more than {self._max_request_bytes}"
             return _refuse(verdict, Code.INVALID_REQUEST, message)
@@ -58,6 +58,12 @@ class Judge:
 
     def _is_served(self, request: Request, models: AbstractSet[str]) -> bool:
         return self.model_of(request) in models
+
+
+def _size(intake: IntakeClass, fields: Mapping[bytes, bytes]) -> int:
+    """Bytes of a request as its client gave it: what it has grown by since is ours."""
+    ours = SYSTEM_FIELDS if intake == "retry" else ()
+    return sum(len(name) + len(value) for name, value in fields.items() if name not in ours)
 
 
 def _refuse(request: Request, code: Code, message: str, *, is_dead: bool = False) -> Refused:

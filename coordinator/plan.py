@@ -1,7 +1,7 @@
 """Who goes where in this turn: a pure decision over what waits and the lanes.
 
-Suspects (`coordinator.history`) run alone: for the first of each model the emptiest lane is kept
-free until it has run dry, and nothing else may come onto it while the suspect is there.
+Suspects (`coordinator.history`) run alone: for the first of each model the emptiest lanes are kept
+free until they have run dry, and nothing else may come onto them while the suspects are there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Plan:
 
     placed: list[Placed] = field(default_factory=list)
     late: list[Waiting] = field(default_factory=list)  # past their deadlines
-    next_ms: float | None = None  # when the first of those that pause may go on
+    next_ms: float | None = None  # when a pause or a deadline is over next
 
 
 class Planner:
@@ -70,24 +70,32 @@ class Planner:
         if deadline_ms is not None and deadline_ms <= self._now_ms:
             self._plan.late.append(waiting)
             return False
+        if deadline_ms is not None:
+            self._wake_at(deadline_ms)
         if not_before_ms > self._now_ms:
-            self._plan.next_ms = min(self._plan.next_ms or not_before_ms, not_before_ms)
+            self._wake_at(not_before_ms)
             return False
         return True
 
+    def _wake_at(self, at_ms: float) -> None:
+        self._plan.next_ms = min(self._plan.next_ms or at_ms, at_ms)
+
     def _place_suspects(self, suspects: Iterable[Waiting]) -> None:
-        """Keep a lane free for a suspect of each model, at most half of its lanes."""
-        kept: dict[str, int] = {}
+        """Keep lanes free for suspects, at most half of those of each model."""
+        totals = {model: len(lanes) for model, lanes in self._lanes.items()}
+        kept = {
+            model: sum(lane.is_quarantined for lane in lanes)
+            for model, lanes in self._lanes.items()
+        }
         for waiting in suspects:
             model = self._model_of(waiting)
             lanes = self._lanes.get(model, [])
             free = [lane for lane in lanes if not lane.is_quarantined]
-            most = max(1, (len(lanes) + kept.get(model, 0)) // 2)
-            if not free or kept.get(model, 0) >= most:
+            if not free or kept[model] >= max(1, totals[model] // 2):
                 continue
             lane = min(free, key=lambda one: one.load)
             lanes.remove(lane)
-            kept[model] = kept.get(model, 0) + 1
+            kept[model] += 1
             if lane.load == 0:
                 self._plan.placed.append(Placed(waiting, lane, alone=True))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: Weight of the newest measurement.
 NEWEST = 0.3
+#: Shortest time (s) over which one is made.
+LEAST_S = 0.5
 
 
 class Rate:
@@ -24,9 +26,11 @@ class Rate:
         self._always_busy = self._always_busy and busy
 
     def measure(self, now: float) -> bool:
-        """End a measurement at ``now`` (monotonic s); whether the rate changed."""
+        """End a measurement, if it is long enough, at ``now`` (s); whether the rate changed."""
         seconds, measured = now - self._since, self._count
-        usable = self._always_busy and self._since > 0.0 and seconds > 0.0 and measured > 0
+        if seconds < LEAST_S:
+            return False
+        usable = self._always_busy and self._since > 0.0 and measured > 0
         if usable:
             newest = measured / seconds
             old = self.per_s or newest

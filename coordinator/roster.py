@@ -93,11 +93,12 @@ class Roster:
             member.load = load
         self._counted = _position(last[0][0].decode()) if last else (0, 0)
 
-    def add_load(self, worker: str) -> None:
-        """Count an entry that came onto a lane."""
+    def add_load(self, worker: str, *, alone: bool = False) -> None:
+        """Count an entry that came onto a lane; with ``alone`` no other may follow it."""
         member = self.members.get(worker)
         if member:
             member.load += 1
+            member.is_quarantined = member.is_quarantined or alone
 
     def free(self, worker: str, count: int, event: str) -> None:
         """Count entries that left a lane, unless they had left it when the loads were read."""

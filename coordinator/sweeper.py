@@ -47,12 +47,18 @@ class Sweeper:
         self._answer = answer
         self._cursors: dict[PriorityClass, str] = dict.fromkeys(PRIORITY_CLASSES, "-")
         self._due = 0.0
+        self._acted = 0  # in this round
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next round should not wait: this one ended before its work was done."""
+        return not self._due
 
     def run_once(self) -> None:
         """One round, when it is due."""
         if time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + EVERY_S
+        self._acted = 0
         lengths = self._lengths()
         for name in PRIORITY_CLASSES:
             if lengths[name]:
@@ -61,6 +67,12 @@ class Sweeper:
         if excess > 0:
             self._shed(excess)
         self._cancel_abandoned()
+        self._due = 0.0 if self._acted >= MOST_ACTED_ON else time.monotonic() + EVERY_S
+
+    @property
+    def _left(self) -> int:
+        """How many requests this round may still act on."""
+        return max(0, MOST_ACTED_ON - self._acted)
 
     def _lengths(self) -> dict[PriorityClass, int]:
         pipeline = self._connection.pipeline(transaction=False)
@@ -71,8 +83,13 @@ class Sweeper:
     def _expire(self, name: PriorityClass) -> None:
         after = self._cursors[name]
         cursor, overdue = self._scripts.overdue(name, after, MOST_LOOKED_AT)
-        self._cursors[name] = cursor or "-"
-        for entry in self._entries(name, overdue[:MOST_ACTED_ON]):
+        now = overdue[: self._left]
+        if len(now) == len(overdue):
+            self._cursors[name] = cursor or "-"
+        elif now:
+            self._cursors[name] = now[-1]
+        for entry in self._entries(name, now):
+            self._acted += 1
             request = parse_request(entry.fields)
             if isinstance(request, Request):
                 self._answer(entry, late(request, "waiting in the intake"))
@@ -88,12 +105,15 @@ class Sweeper:
         What `submit` has accepted has a ledger and stays.
         """
         for name in reversed(PRIORITY_CLASSES):
-            count = min(excess, MOST_ACTED_ON)
+            count = min(excess, self._left)
+            if not count:
+                return
             newest: Any = self._connection.xrevrange(self._keys.intake(name), count=count)
             for item, fields in newest:
                 request = parse_request(fields)
                 if isinstance(request, Request) and not self._is_known(request):
                     self._answer(Entry(name, item.decode(), fields), _full(request, self._most))
+                    self._acted += 1
                     excess -= 1
 
     def _is_known(self, request: Request) -> bool:
@@ -102,13 +122,18 @@ class Sweeper:
 
     def _cancel_abandoned(self) -> None:
         for client in self._scripts.watch_clients(MOST_ACTED_ON):
+            if not self._left:
+                return
             attached = self._keys.attached(client)
-            ids: Any = self._connection.spop(attached, MOST_ACTED_ON)
+            ids: Any = self._connection.srandmember(attached, self._left)
             if not ids:
                 self._connection.zrem(self._keys.clients, client)
             for request_id in ids or ():
                 name = request_id.decode(errors="replace")
                 code = self._scripts.cancel(client, name, "its client has disappeared")
+                # Not before: should we die in between, our successor tries again.
+                self._connection.srem(attached, request_id)
+                self._acted += 1
                 if code is not Cancelled.OVER:
                     log.info("cancelled %s/%s: its client has disappeared", client, name)
 

@@ -23,8 +23,8 @@ class Bell:
         return self._ear.fileno()
 
     def ring(self) -> None:
-        """Wake; what has rung and was not heard yet need not ring louder."""
-        with contextlib.suppress(BlockingIOError):
+        """Wake; what has rung and was not heard yet need not ring louder, nor what is closed."""
+        with contextlib.suppress(OSError):
             self._hand.send(b"!")
 
     def hear(self) -> None:
@@ -34,7 +34,10 @@ class Bell:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it rings, at most ``timeout_s``."""
-        if select.select([self], [], [], max(0.0, timeout_s))[0]:
+        # Not `select.select`: it knows no descriptor above 1023.
+        ears = select.poll()
+        ears.register(self, select.POLLIN)
+        if ears.poll(max(0.0, timeout_s) * 1000):
             self.hear()
 
     def close(self) -> None:

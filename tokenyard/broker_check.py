@@ -13,8 +13,6 @@ from tokenyard.errors import BrokerUnsuitable
 from tokenyard.keys import Keys
 
 OLDEST: Final = (7, 0)
-#: What every release is tested on.
-TESTED: Final = (7, 0)
 #: Writes to one key of the yard as every script of ours does, and takes it back.
 _PROBE: Final = "redis.call('SET', KEYS[1], '1', 'PX', 1000) return redis.call('DEL', KEYS[1])"
 
@@ -63,12 +61,6 @@ def _probe(connection: redis.Redis, keys: Keys) -> None:
 
 
 def _warnings(info: Mapping[str, Any]) -> Iterator[str]:
-    version = _version(info)
-    if version and version < TESTED:
-        yield (
-            f"This is Redis {info['redis_version']}, which may work; Tokenyard is tested on"
-            f" {_dotted(TESTED)} and newer."
-        )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield (

@@ -6,17 +6,16 @@ sentinel and gives the lane up at once, kills what hangs, and stops everything i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import signal
-import socket
 import threading
 import time
 from multiprocessing.connection import wait
 
 import redis
 
+from tokenyard.bell import Bell
 from tokenyard.connection import open_connection
 from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts, Why
@@ -45,8 +44,7 @@ class Controller:
         self._slots = [Slot(settings, index) for index in range(settings.slots)]
         self._signals = 0
         # Interrupts the wait for the processes: by signals, and when a lease is lost.
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
+        self._bell = Bell()
 
     def run(self) -> int:
         """Work until SIGTERM or SIGINT, or `stop`; the exit status.
@@ -64,13 +62,12 @@ class Controller:
         self._membership.stop()
         self._connection.close()
         self._bell.close()
-        self._ringer.close()
         return 0
 
     def stop(self) -> None:
         """Drain and end `run`; called again, stop at once."""
         self._signals += 1
-        self._ring()
+        self._bell.ring()
 
     def run_once(self) -> None:
         """One turn: start what is due, join what is ready, hear what happened."""
@@ -107,19 +104,15 @@ class Controller:
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
-        self._ring()
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # `run` has ended
-            self._ringer.send(b"!")
+        self._bell.ring()
 
     def _hear(self) -> None:
         """Wait for a message, a death or the bell, at most one tick."""
         pipes = {slot.pipe: slot for slot in self._slots if slot.pipe is not None}
         deaths = {slot.process.sentinel: slot for slot in self._slots if slot.process is not None}
-        heard = wait([*pipes, *deaths, self._bell], timeout=TICK_S)
-        if self._bell in heard:
-            self._bell.recv(4096)
+        heard = wait([*pipes, *deaths, self._bell.fileno()], timeout=TICK_S)
+        if self._bell.fileno() in heard:
+            self._bell.hear()
         for slot in self._slots:
             for message in slot.receive():
                 self._heed(slot, message)

@@ -21,6 +21,8 @@ from worker.reader import LaneReader
 log = logging.getLogger("tokenyard.worker.loop")
 
 IDLE_WAIT_S = 0.5
+#: Deadlines of requests that have ended are kept up to so many.
+LEAST_CLEARED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +160,22 @@ class EngineLoop:
             return
         assignment = delivery.assignment
         term.publisher.runs[assignment.entry] = Run(assignment, time.monotonic())
-        deadline_ms = assignment.request.deadline_ms
-        if deadline_ms is not None:
-            heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, assignment.entry))
+        self._note_deadline(term, assignment)
         try:
             if assignment.fault:
                 raise InvalidRequest("request", assignment.fault)
             self._engine.add(assignment)
         except InvalidRequest as fault:
             self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(fault))])
+
+    def _note_deadline(self, term: Term, assignment: Assignment) -> None:
+        deadline_ms, runs = assignment.request.deadline_ms, term.publisher.runs
+        if deadline_ms is None:
+            return
+        if len(self._deadlines) > LEAST_CLEARED + 2 * len(runs):  # of most that have ended since
+            self._deadlines = [item for item in self._deadlines if item[1] in runs]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, assignment.entry))
 
     def _expire(self) -> None:
         """End the requests whose deadlines have passed, with what has been made of them."""

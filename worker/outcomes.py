@@ -57,7 +57,7 @@ def merge(events: Iterable[Outcome]) -> list[Outcome]:
         if isinstance(event, TokenDelta):
             deltas.setdefault((event.key, event.index), []).append(event)
         else:
-            ends[event.key] = event
+            ends.setdefault(event.key, event)  # its deadline may pass when it is done already
     joined = [_join(parts) for (key, _), parts in deltas.items() if key not in ends]
     return [*joined, *ends.values()]
 

@@ -139,11 +139,12 @@ class _TermFactory:
     def _clock_ms(self) -> float:
         """How far the server's clock, which deadlines go by, is ahead of ours."""
         try:
-            seconds, micros = self._connect().time()
+            with self._connect() as connection:
+                now: tuple[int, int] = connection.time()
         except redis.RedisError as fault:
             log.warning("the server's clock is not known, ours is taken: %s", fault)
             return 0.0
-        return seconds * 1000 + micros / 1000 - time.time() * 1000
+        return now[0] * 1000 + now[1] / 1000 - time.time() * 1000
 
     def _connect(self) -> redis.Redis:
         """The callers try again themselves: they know when to give up."""

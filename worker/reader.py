@@ -81,7 +81,8 @@ class LaneReader:
 
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
         cancelled = fields.get(b"cancel")
-        if cancelled is not None:
+        # A request may carry a field of that name, too: whatever was dispatched has its attempt.
+        if cancelled is not None and b"attempt" not in fields:
             self._cancel(cancelled.decode(errors="replace"))
             self._remove(entry)
             return

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.history import FRESH, Limits
 from coordinator.judge import Judge, Verdict
 from tests.support.builders import make_request
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.wire import Refused, Request, SamplingParams, Unanswerable, request_fields
+
+LIMITS = Limits(max_crashes=3, max_lost_alone=3, max_faults=3)
 
 
 def judge(
@@ -19,7 +22,7 @@ def judge(
     intake: IntakeClass = "normal",
     models: tuple[str, ...] = ("adder",),
 ) -> Verdict:
-    judging = Judge(max_request_bytes=1000, max_crashes=2, models=lambda: set(models))
+    judging = Judge(max_request_bytes=1000, limits=LIMITS, models=lambda: set(models))
     return judging.judge(intake, fields)
 
 
@@ -86,22 +89,46 @@ def test_models(asked: str, served: tuple[str, ...], runs: bool) -> None:
         assert all(name in verdict.message for name in served)
 
 
-@pytest.mark.parametrize(("crashes", "runs"), [(b"0", True), (b"2", True), (b"3", False)])
-def test_too_many_crashes(crashes: bytes, runs: bool) -> None:
-    verdict = judge(entry(crashes=crashes), "retry")
+@pytest.mark.parametrize(
+    ("history", "code"),
+    [
+        ({"crashes": b"99", "suspected": b"9"}, None),
+        ({"crashed_alone": b"1", "reason": b"ended by SIGSEGV"}, "POISONED"),
+        ({"lost_alone": b"2"}, None),
+        ({"lost_alone": b"3"}, "POISONED"),
+        ({"faults": b"2"}, None),
+        ({"faults": b"3", "reason": b"out of cheese"}, "INFERENCE_ERROR"),
+    ],
+)
+def test_given_up(history: dict[str, bytes], code: str | None) -> None:
+    verdict = judge(entry(**history), "retry")
 
-    assert isinstance(verdict, Request) is runs
+    assert isinstance(verdict, Refused) is (code is not None)
     if isinstance(verdict, Refused):
-        assert verdict.code == "WORKER_LOST"
+        assert (verdict.code, verdict.is_dead) == (code, True)
+        assert history.get("reason", b"").decode() in verdict.message
+
+
+def test_what_a_request_has_grown_by_does_not_count() -> None:
+    request = make_request("q1", prompt="x" * 900)
+
+    assert isinstance(judge(entry(request, published=b"\0" * 4000), "retry"), Request)
+    assert isinstance(judge(entry(request, published=b"\0" * 4000)), Refused)
 
 
 @pytest.mark.parametrize("forged", [b"abc", b"-1", b"", b"9" * 5_000, b"\xff"])
-def test_forged_crashes_count_nothing(forged: bytes) -> None:
-    assert isinstance(judge({**entry(), b"crashes": forged[:900]}, "retry"), Request)
+def test_forged_history_counts_nothing(forged: bytes) -> None:
+    for name in (b"crashes", b"suspected", b"crashed_alone", b"lost_alone", b"faults"):
+        assert isinstance(judge({**entry(), name: forged[:900]}, "retry"), Request)
 
 
 def test_only_retries_have_a_history() -> None:
-    assert isinstance(judge(entry(crashes=b"99")), Request)
+    fields = entry(crashes=b"99", crashed_alone=b"1", not_before=b"9" * 13)
+    judging = Judge(max_request_bytes=1000, limits=LIMITS, models=set)
+
+    assert isinstance(judge(fields), Request)
+    assert judging.history("normal", fields) == FRESH
+    assert judging.is_suspect(judging.history("retry", fields))
 
 
 def test_several_choices_cannot_be_taken_up_again() -> None:
@@ -114,7 +141,9 @@ def test_several_choices_cannot_be_taken_up_again() -> None:
 
 
 KNOWN = ["id", "client", "tokens", "prompt", "messages", "model", "params", "stream", "v"]
-NAMES = st.sampled_from([*KNOWN, "crashes", "published", "attempt", "deadline", "metadata"])
+NAMES = st.sampled_from(
+    [*KNOWN, "crashes", "faults", "published", "attempt", "deadline", "metadata"]
+)
 
 
 @given(
@@ -127,7 +156,7 @@ def test_it_never_raises(fields: dict[bytes, bytes], intake: IntakeClass) -> Non
 
 def test_the_only_model_is_meant_where_none_is_named() -> None:
     def one(*models: str) -> str:
-        judging = Judge(max_request_bytes=1, max_crashes=1, models=lambda: set(models))
+        judging = Judge(max_request_bytes=1, limits=LIMITS, models=lambda: set(models))
         return judging.model_of(make_request())
 
     assert one("adder") == "adder"

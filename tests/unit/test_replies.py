@@ -149,9 +149,7 @@ def test_only_a_completed_result_is_ok(status) -> None:
 def test_refusal_is_a_result_with_the_tokens_that_were_seen(request_) -> None:
     seen = pack_tokens([1, 2])
 
-    result = to_result(
-        refusal(request_, Code.DEADLINE_EXCEEDED, "too late", published=seen, status="expired")
-    )
+    result = to_result(refusal(request_, Code.DEADLINE_EXCEEDED, "too late", published=seen))
 
     assert (result.status, result.tokens, result.seq) == ("expired", [1, 2], 2)
     assert result.error == ErrorInfo("DEADLINE_EXCEEDED", "too late")
