@@ -34,7 +34,7 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local intake, ledger, entry, item = KEYS[2], KEYS[3], ARGV[4], ARGV[9]
 
 local waits = redis.call('XRANGE', intake, entry, entry)[1]
-leave_intake(intake, ARGV[2], entry)
+leave_intake(intake, ARGV[2], {entry})
 if not waits then return GONE end
 local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry')
 if known[1] and (known[1] ~= 'waiting' or known[2] ~= ARGV[3] or known[3] ~= entry) then

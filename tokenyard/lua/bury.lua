@@ -19,7 +19,7 @@
 local NOT_LEADER, BURIED, GONE = -1, 1, 5
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local found = redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1]
-leave_intake(KEYS[2], ARGV[2], ARGV[4])
+leave_intake(KEYS[2], ARGV[2], {ARGV[4]})
 if not found then return GONE end
 to_dead_letters(KEYS[3], ARGV[6], found[2], ARGV[5], ARGV[3] .. '/' .. ARGV[4])
 return BURIED

@@ -52,7 +52,7 @@ local found = redis.call('XRANGE', place, entry, entry)[1]
 local fields, wish = found and found[2] or {}, {}
 for i = 1, #fields, 2 do wish[fields[i]] = fields[i + 1] end
 if state == 'waiting' then
-  leave_intake(place, ARGV[3], entry)
+  leave_intake(place, ARGV[3], {entry})
   take_queued(KEYS[6], ledger)
 else
   redis.call('XDEL', place, entry)

@@ -19,7 +19,6 @@
 
 -- @include has_lease
 -- @include leave_intake
--- @include take_queued
 
 local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE = -1, 1, 2, 3, 4, 5
 -- Fields that only the system writes: a client's own are dropped here.
@@ -30,9 +29,23 @@ local MOST_VALUES = 256
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 
+-- Whether an entry can go onto the lane as it is, which nearly all can.
+local seen, entries_seen = {}, 0
+local function is_plain(fields)
+  if #fields > MOST_VALUES then return false end
+  entries_seen = entries_seen + 1
+  for i = 1, #fields, 2 do
+    local name = fields[i]
+    if SYSTEM[name] or seen[name] == entries_seen then return false end
+    seen[name] = entries_seen
+  end
+  return true
+end
+
 -- A client may name a field twice, even thousands of times, which is more than Lua can unpack:
 -- the last one counts, as it does for the coordinator, which has judged the entry.
-local function lane_fields(fields, is_retry, system)
+local function lane_fields(fields, is_retry)
+  if is_plain(fields) then return fields end
   local out, place = {}, {}
   for i = 1, #fields, 2 do
     local name = fields[i]
@@ -44,7 +57,6 @@ local function lane_fields(fields, is_retry, system)
       if place[name] then out[place[name]] = fields[i + 1] end
     end
   end
-  for _, value in ipairs(system) do out[#out + 1] = value end
   return out
 end
 
@@ -52,25 +64,36 @@ end
 local lanes = {}
 local function lane_of(lane, worker)
   if not lanes[worker] then
+    local load = redis.call('XLEN', lane)
     lanes[worker] = {
       closed = not has_lease(KEYS[2], worker),
-      load = redis.call('XLEN', lane),
-      quarantined = redis.call('HEXISTS', KEYS[4], worker) == 1,
+      load = load,
+      quarantined = load > 0 and redis.call('HEXISTS', KEYS[4], worker) == 1,
     }
   end
   return lanes[worker]
 end
 
+-- What leaves the intakes, by intake, taken out at the end in one go: until then the server still
+-- shows it there. And the queued tokens that go with it, as `submit` counted them.
+local leaving, queued = {}, 0
+local function leave(intake, entry)
+  local list = leaving[intake] or {}
+  leaving[intake] = list
+  list[#list + 1], list[entry] = entry, true
+end
+
 local function dispatch(intake, lane, ledger, class, entry, worker, most, alone, why)
+  if leaving[intake] and leaving[intake][entry] then return GONE end
   local found = redis.call('XRANGE', intake, entry, entry)[1]
-  local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'sid', 'attempt', 'crashes',
-    'faults')
   if not found then
-    leave_intake(intake, ARGV[2], entry)
+    leave(intake, entry)
     return GONE
   end
+  local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'sid', 'attempt', 'crashes',
+    'faults', 'queued_tokens')
   if known[1] and (known[1] ~= 'waiting' or known[2] ~= class or known[3] ~= entry) then
-    leave_intake(intake, ARGV[2], entry)
+    leave(intake, entry)
     return DUPLICATE
   end
   local target = lane_of(lane, worker)
@@ -81,13 +104,13 @@ local function dispatch(intake, lane, ledger, class, entry, worker, most, alone,
 
   local sid = known[4] or (class .. '/' .. entry)
   local attempt = tonumber(known[5] or '0') + 1
-  local fields = lane_fields(found[2], class == 'retry' and known[1],
-    {'sid', sid, 'attempt', attempt, 'crashes', known[6] or '0', 'faults', known[7] or '0'})
-  local placed = redis.call('XADD', lane, '*', unpack(fields))
+  local placed = redis.call('XADD', lane, '*', 'sid', sid, 'attempt', attempt,
+    'crashes', known[6] or '0', 'faults', known[7] or '0',
+    unpack(lane_fields(found[2], class == 'retry' and known[1])))
   redis.call('HSET', ledger, 'state', 'assigned', 'sid', sid, 'worker', worker,
-    'attempt', attempt, 'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
-  leave_intake(intake, ARGV[2], entry)
-  take_queued(KEYS[3], ledger)
+    'attempt', attempt, 'entry', placed, 'queued_tokens', 0, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
+  leave(intake, entry)
+  queued = queued + tonumber(known[8] or '0')
   target.load = target.load + 1
   if alone == '1' then
     redis.call('HSET', KEYS[4], worker, placed)
@@ -102,4 +125,6 @@ for item = 0, (#KEYS - 4) / 3 - 1 do
   replies[item + 1] = dispatch(KEYS[k], KEYS[k + 1], KEYS[k + 2],
     ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
 end
+for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries) end
+if queued > 0 then redis.call('HINCRBY', KEYS[3], 'queued_tokens', -queued) end
 return replies

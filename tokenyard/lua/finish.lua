@@ -20,23 +20,25 @@
 -- @include keep_for
 
 local LEASE_LOST, FINISHED, REPEATED, STALE = -1, 1, 2, 0
+-- Lua cannot unpack thousands of values at once.
+local MOST_UNPACKED = 1000
 if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
 
-local alone = redis.call('HGET', KEYS[4], ARGV[1])
+-- Places on the lane and published tokens that nobody needs any more: given up at the end.
+local places, forgotten = {}, {}
 
 local function finish(ledger, tokens, entry, attempt, status, ttl, item)
   local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry')
   if owner[1] ~= ARGV[1] or owner[2] ~= attempt then
     -- Nobody waits for it here any more, so it must not take up a place.
-    if owner[1] ~= ARGV[1] or owner[4] ~= entry then redis.call('XDEL', KEYS[2], entry) end
+    if owner[1] ~= ARGV[1] or owner[4] ~= entry then places[#places + 1] = entry end
     return STALE
   end
   if owner[3] ~= 'assigned' then return REPEATED end
   redis.call('HSET', ledger, 'state', status, 'result', item)
   redis.call('EXPIRE', ledger, ttl)
-  redis.call('DEL', tokens)
-  redis.call('XDEL', KEYS[2], entry)
-  if alone == entry then redis.call('HDEL', KEYS[4], ARGV[1]) end
+  forgotten[#forgotten + 1] = tokens
+  places[#places + 1] = entry
   return FINISHED
 end
 
@@ -60,6 +62,18 @@ while k <= #KEYS do
     add_replies(destination, kind, items, ARGV[2])
     keep_for(destination, longest)
   end
+end
+local alone = #places > 0 and redis.call('HGET', KEYS[4], ARGV[1])
+for first = 1, #places, MOST_UNPACKED do
+  local last = math.min(first + MOST_UNPACKED - 1, #places)
+  redis.call('XDEL', KEYS[2], unpack(places, first, last))
+end
+for first = 1, #forgotten, MOST_UNPACKED do
+  local last = math.min(first + MOST_UNPACKED - 1, #forgotten)
+  redis.call('DEL', unpack(forgotten, first, last))
+end
+for _, entry in ipairs(places) do
+  if entry == alone then redis.call('HDEL', KEYS[4], ARGV[1]) end
 end
 if freed > 0 then
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'freed', 'worker', ARGV[1],

@@ -1,9 +1,13 @@
--- Take an entry out of an intake. Clients may choose entry ids, and the highest possible one
+-- Take entries out of an intake. Clients may choose entry ids, and the highest possible one
 -- leaves no id for any other entry: an intake that has run empty behind an id of the far future
 -- (after the year 2286) is made anew.
-local function leave_intake(intake, group, entry)
-  redis.call('XACK', intake, group, entry)
-  redis.call('XDEL', intake, entry)
+local function leave_intake(intake, group, entries)
+  local MOST_UNPACKED = 1000
+  for first = 1, #entries, MOST_UNPACKED do
+    local last = math.min(first + MOST_UNPACKED - 1, #entries)
+    redis.call('XACK', intake, group, unpack(entries, first, last))
+    redis.call('XDEL', intake, unpack(entries, first, last))
+  end
   if redis.call('XLEN', intake) > 0 or redis.call('EXISTS', intake) == 0 then return end
   local info = redis.call('XINFO', 'STREAM', intake)
   for i = 1, #info, 2 do
