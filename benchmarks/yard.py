@@ -29,6 +29,10 @@ class Yard:
     name: str
     pids: Mapping[str, Sequence[int]]
 
+    def missing(self) -> int:
+        """How many of its processes are gone, also where another has taken the place."""
+        return sum(not psutil.pid_exists(pid) for group in self.pids.values() for pid in group)
+
 
 @contextmanager
 def embedded_broker() -> Iterator[EmbeddedBroker]:
@@ -44,7 +48,11 @@ def embedded_broker() -> Iterator[EmbeddedBroker]:
 
 @contextmanager
 def simulated_yard(
-    broker: EmbeddedBroker, name: str, workers: int, max_num_seqs: int
+    broker: EmbeddedBroker,
+    name: str,
+    workers: int,
+    max_num_seqs: int,
+    coordinator_options: Sequence[str] = (),
 ) -> Iterator[Yard]:
     """A coordinator and simulated workers of unlimited speed."""
     shared = ["--redis-url", broker.url, "--yard", name]
@@ -53,7 +61,7 @@ def simulated_yard(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
         pids = {}
         for program, options in (
-            ("coordinator", ["--expect-workers", str(workers)]),
+            ("coordinator", ["--expect-workers", str(workers), *coordinator_options]),
             ("worker", worker),
         ):
             command = [sys.executable, "-m", program, *shared, *options]

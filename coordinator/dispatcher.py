@@ -60,7 +60,8 @@ class Dispatcher:
         self._heed(events)
         self.take_in(token, entries)
         self._patience_ms = block_ms
-        if may_place:
+        # What came with the news that the roster has changed is placed by the new one.
+        if may_place and not self._roster.is_stale:
             self._act_on(token, self._make_plan())
         if self._roster.is_stale:
             self._patience_ms = 0

@@ -1,0 +1,253 @@
+"""Does anything on the wire crash, hang or silence a yard? Generated entries by plain XADD.
+
+Against a real coordinator and two simulated workers: sound requests with fields torn, swapped,
+doubled, overlong, of the wrong type or no text at all, entries without an address, and rubbish on
+the lanes and among the events. Every id that can be answered must have exactly one result, every
+entry that cannot must be a dead letter, the processes must be those of the beginning, and a good
+request must be served at the end.
+
+    python -m benchmarks.fuzz [--entries 100000] [--seed N] [--json]
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import click
+import redis
+
+from benchmarks.measure import print_table
+from benchmarks.yard import Yard, embedded_broker, simulated_yard
+from tokenyard import Client
+from tokenyard.keys import INTAKE_CLASSES, Keys
+from tokenyard.parse import parse_request
+from tokenyard.replies import TERMINAL
+from tokenyard.wire import Unanswerable, pack_tokens
+
+Fields = dict[bytes, bytes]
+BATCH = 500
+#: Nothing may take longer; the bound only keeps a hang from lasting for ever.
+PATIENCE_S = 600.0
+DEAD_MAXLEN = 10_000_000
+
+
+def sound(draw: random.Random, number: int) -> Fields:
+    """A request that could be served."""
+    prompts: list[tuple[bytes, bytes]] = [
+        (b"prompt", b"12+34="),
+        (b"tokens", pack_tokens([draw.randrange(1000) for _ in range(draw.randrange(1, 40))])),
+        (b"tokens", json.dumps([draw.randrange(1000) for _ in range(5)]).encode()),
+        (b"messages", b'[{"role":"user","content":"12+34="}]'),
+    ]
+    params = {"max_tokens": draw.randrange(1, 20), "temperature": draw.choice([0, 0.5])}
+    return {
+        b"id": b"fuzz-%d" % number,
+        b"params": json.dumps(params).encode(),
+        **dict([draw.choice(prompts)]),
+        **({b"stream": b"1"} if draw.random() < 0.3 else {}),
+    }
+
+
+def rubbish(draw: random.Random) -> bytes:
+    """A value that somebody might send by mistake or in anger."""
+    makers: list[Callable[[], bytes]] = [
+        lambda: b"",
+        lambda: draw.randbytes(draw.randrange(1, 60)),
+        lambda: str(draw.choice([-1, 0, 2**31, 2**63, 10**30, 1.5, "NaN", "1e400"])).encode(),
+        lambda: draw.choice([b"null", b"true", b"{", b"[", b"[]", b"{}", b'"', b"[[", b"\x00"]),
+        lambda: b"[" * draw.choice([10, 2000]),
+        lambda: json.dumps({draw.choice(KNOWN_PARAMS): draw.choice(ODD)}).encode(),
+        lambda: json.dumps([draw.choice(ODD) for _ in range(3)]).encode(),
+        lambda: b"x" * draw.choice([201, 5_000, 70_000]),
+        "\u202e\U0001f600\x00é".encode,
+        lambda: b"*" * 3 + b"\r\n$5\r\nhello",
+    ]
+    return draw.choice(makers)()
+
+
+KNOWN_PARAMS = ["n", "temperature", "top_p", "seed", "stop", "max_tokens", "logprobs", "tempo"]
+ODD: list[Any] = [None, True, -1, 0, 2**70, 1e308, "", "x", [], {}, [None], {"a": 1}, [[1]]]
+NAMES = [b"id", b"client", b"prompt", b"tokens", b"messages", b"model", b"params", b"stream"]
+NAMES += [b"reply_to", b"priority", b"deadline", b"result_ttl", b"metadata", b"v", b"tenant"]
+NAMES += [b"sid", b"attempt", b"crashes", b"published", b"faults", b"not_before", b"cancel"]
+
+
+def mangle(draw: random.Random, fields: Fields) -> Fields:
+    """A sound request with one to three things wrong with it."""
+    for _ in range(draw.randrange(1, 4)):
+        match draw.randrange(5):
+            case 0:
+                fields.pop(draw.choice(list(fields)), None)
+            case 1 | 2:
+                fields[draw.choice(NAMES)] = rubbish(draw)
+            case 3:
+                fields[draw.randbytes(draw.randrange(1, 9))] = rubbish(draw)
+            case 4:
+                cut = draw.choice(list(fields))
+                fields[cut] = fields[cut][: draw.randrange(len(fields[cut]) + 1)]
+        fields = fields or {b"empty": b""}
+    return fields
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was added, and what has to become of it."""
+
+    entries: int = 0
+    answerable: set[tuple[str, str]] = field(default_factory=set)  # (client, id)
+    unanswerable: int = 0
+
+    def note(self, fields: Mapping[bytes, bytes]) -> None:
+        """Read an entry as the coordinator will."""
+        self.entries += 1
+        request = parse_request(fields)
+        if isinstance(request, Unanswerable):
+            self.unanswerable += 1
+        else:
+            self.answerable.add((request.client, request.id))
+
+
+def generate(draw: random.Random, count: int) -> Iterator[Fields]:
+    """Entries, about one in five of them sound and one in fifty a repeated one."""
+    last = sound(draw, 0)
+    for number in range(count):
+        if draw.random() < 0.02:
+            yield last
+            continue
+        fields = sound(draw, number)
+        last = fields if draw.random() < 0.2 else mangle(draw, fields)
+        yield last
+
+
+class Fuzzer:
+    """Sends entries to a yard and looks what became of them."""
+
+    def __init__(self, yard: Yard, seed: int) -> None:
+        self._keys = Keys(yard.name)
+        self._connection = redis.Redis.from_url(yard.url, protocol=2)
+        self._draw = random.Random(seed)
+        self.sent = Sent()
+
+    def send(self, count: int) -> None:
+        """Add entries to all intakes but the system's own, and rubbish where only it writes."""
+        pipeline = self._connection.pipeline(transaction=False)
+        for fields in generate(self._draw, count):
+            self.sent.note(fields)
+            stream = self._keys.intake(self._draw.choice(INTAKE_CLASSES[1:]))
+            entry: dict[Any, Any] = dict(fields)
+            pipeline.xadd(stream, entry)
+            if len(pipeline) >= BATCH:
+                self._disturb(pipeline)
+                pipeline.execute()
+        pipeline.execute()
+
+    def _disturb(self, pipeline: Any) -> None:
+        for lane in self._lanes():
+            stray: dict[Any, Any] = mangle(self._draw, {b"cancel": b"1-0", b"id": b"none"})
+            pipeline.xadd(lane, stray)
+        event: dict[Any, Any] = mangle(self._draw, {b"event": b"freed", b"count": b"1"})
+        pipeline.xadd(self._keys.events, event)
+
+    def wait_until_quiet(self) -> None:
+        """Wait until nothing waits and nothing runs; exits where that does not come."""
+        until = time.monotonic() + PATIENCE_S
+        while left := self._left():
+            if time.monotonic() > until:
+                sys.exit(f"still {left} entries in the yard after {PATIENCE_S:g} s")
+            time.sleep(0.2)
+
+    def _left(self) -> int:
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in INTAKE_CLASSES:
+            pipeline.xlen(self._keys.intake(name))
+        for lane in self._lanes():
+            pipeline.xlen(lane)
+        return sum(pipeline.execute())
+
+    def _lanes(self) -> list[str]:
+        workers: Any = self._connection.hkeys(self._keys.workers)
+        return [self._keys.lane(worker.decode()) for worker in workers]
+
+    def check(self) -> dict[str, int]:
+        """Count what every id and every entry came to."""
+        found: Counter[str] = Counter()
+        for client, request_id in sorted(self.sent.answerable):
+            found[self._outcome(client, request_id)] += 1
+        dead = sum(1 for _ in self._dead_without_answer())
+        return {
+            "entries": self.sent.entries,
+            "ids": len(self.sent.answerable),
+            "completed": found["completed"],
+            "refused": found["failed"] + found["expired"],
+            "unanswered": found["unanswered"],
+            "answered_twice": found["twice"],
+            "dead_letters": dead,
+            "dead_letters_missing": self.sent.unanswerable - dead,
+        }
+
+    def _outcome(self, client: str, request_id: str) -> str:
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.hget(self._keys.ledger(client, request_id), "state")
+        pipeline.xrange(self._keys.reply(client, request_id))
+        pipeline.xlen(self._keys.replies(client))
+        state, replies, framed = pipeline.execute()
+        results = sum(fields.get(b"event") == b"result" for _, fields in replies)
+        state = (state or b"").decode()
+        if state not in TERMINAL or not (results or framed):
+            return "unanswered"
+        return "twice" if results > 1 else state
+
+    def _dead_without_answer(self) -> Iterator[Any]:
+        after, read = "-", cast("Any", self._connection.xrange)
+        while page := read(self._keys.dead, after, "+", count=1000):
+            for entry, fields in page:
+                reason = fields.get(b"dead_reason", b"")
+                if not reason.startswith((b"POISONED", b"INFERENCE_ERROR", b"WORKER_LOST")):
+                    yield entry
+            after = "(" + page[-1][0].decode()
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--entries", default=100_000, help="Entries to send.")
+@click.option("--seed", type=int, help="What the entries follow from.  [default: a random one]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(entries: int, seed: int | None, as_json: bool) -> None:
+    """Send generated entries to a yard and check that each is answered or buried."""
+    seed = secrets.randbits(32) if seed is None else seed
+    with (
+        embedded_broker() as broker,
+        simulated_yard(
+            broker,
+            "fuzz",
+            workers=2,
+            max_num_seqs=64,
+            coordinator_options=["--dead-maxlen", str(DEAD_MAXLEN)],
+        ) as yard,
+    ):
+        fuzzer = Fuzzer(yard, seed)
+        began = time.perf_counter()
+        fuzzer.send(entries)
+        fuzzer.wait_until_quiet()
+        figures: dict[str, Any] = {"seed": seed, **fuzzer.check()}
+        figures["seconds"] = round(time.perf_counter() - began, 1)
+        figures["processes_lost"] = yard.missing()
+        with Client(yard.url, yard=yard.name) as client:
+            figures["next_good_request"] = client.submit("12+34=").result(60).status
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        print_table("Generated entries against a running yard", ("", ""), figures.items())
+    bad = ("unanswered", "answered_twice", "dead_letters_missing", "processes_lost")
+    sys.exit(any(figures[name] for name in bad))
+
+
+if __name__ == "__main__":
+    main()
