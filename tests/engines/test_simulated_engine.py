@@ -8,13 +8,14 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.engines.harness import ask, drain, greedy, run
-from tokenyard.errors import InvalidRequest
+from tokenyard.errors import Code, InvalidRequest
 from tokenyard.wire import StructuredOutputs
-from worker.engines import Finished, TokenDelta
-from worker.engines.crash_points import CrashPoint
+from worker.engines import Faulted, Finished, TokenDelta
+from worker.engines.crash_points import FAULTY, POISON, CrashPoint
 from worker.engines.simulated import SimulatedEngine, SpeedModel
 
 
@@ -154,6 +155,68 @@ def test_it_dies_where_it_is_told_to(crash_point: str, whole_steps: int) -> None
 
     assert process.exitcode == -signal.SIGKILL
     assert steps.value == whole_steps
+
+
+def _serve(crash_point: str, tokens: list[int]) -> None:
+    engine = SimulatedEngine(crash_point=crash_point)
+    run(engine, ask(tokens=tokens, max_tokens=4))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("crash_point", "tokens", "status"),
+    [
+        ("poison", [*POISON, 1], -signal.SIGSEGV),
+        ("poison", [1, *POISON], 0),
+        ("", [*POISON, 1], 0),
+        ("fault", [*POISON, 1], 0),
+    ],
+)
+def test_poison_kills_where_it_is_asked_to(
+    crash_point: str, tokens: list[int], status: int
+) -> None:
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(crash_point, tokens)
+    )
+    process.start()
+    process.join(timeout=30)
+
+    assert process.exitcode == status
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_fails_as_often_as_it_is_told_to(stream: bool) -> None:
+    # Given an engine that fails twice
+    engine = SimulatedEngine(crash_point="fault:2")
+    asked = ask(tokens=[*FAULTY, 1], stream=stream, max_tokens=4)
+    neighbour = ask("2-0", stream=True, max_tokens=4)
+
+    first, sound = run(engine, asked, neighbour)
+    (third,) = run(engine, msgspec.structs.replace(asked, faults=2))
+
+    # I expect a fault after the first tokens, no harm to others, and then an answer.
+    assert first.fault == Faulted("1-0", Code.INFERENCE_ERROR, "told to fail")
+    assert len(first.streamed()) == int(stream)
+    assert len(sound.tokens) == len(third.tokens) == 4
+
+
+def test_what_has_been_made_is_taken_out() -> None:
+    # Given a batch of one with a stream, and another request behind it
+    engine = SimulatedEngine(speed=SpeedModel(max_num_seqs=1))
+    engine.add(ask("1-0", stream=True, max_tokens=9, published=[7]))
+    engine.add(ask("2-0", max_tokens=3))
+    engine.step()
+
+    running, waiting, unknown = (engine.take_out(key) for key in ("1-0", "2-0", "3-0"))
+
+    # I expect the tokens of all attempts of the first, none of the second, and both gone.
+    assert running is not None
+    assert waiting is not None
+    assert running.choices[0].tokens[0] == 7
+    assert len(running.choices[0].tokens) == 2
+    assert list(waiting.choices[0].tokens) == []
+    assert unknown is None
+    assert not engine.has_unfinished
 
 
 def test_it_needs_neither_torch_nor_vllm() -> None:

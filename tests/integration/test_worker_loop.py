@@ -449,11 +449,17 @@ class TestReader:
         return []
 
     @pytest.fixture
+    def cancelled(self) -> list[str]:
+        return []
+
+    @pytest.fixture
     def reader(
-        self, yard: Yard, broker: Server, delivered: list[Assignment]
+        self, yard: Yard, broker: Server, delivered: list[Assignment], cancelled: list[str]
     ) -> Iterator[LaneReader]:
         with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
-            reader = LaneReader(own, yard.keys, yard.worker(), delivered.append, block_ms=100)
+            reader = LaneReader(
+                own, yard.keys, yard.worker(), delivered.append, cancelled.append, block_ms=100
+            )
             yield reader
             reader.stop()
             reader._thread.join(5.0)
@@ -485,6 +491,16 @@ class TestReader:
 
         eventually(lambda: not yard.connection.xlen(reader._lane))
         assert delivered == []
+
+    def test_cancels_are_passed_on_and_taken_off_the_lane(
+        self, yard: Yard, reader: LaneReader, cancelled: list[str]
+    ) -> None:
+        for entry in ("7-0", "8-0"):
+            yard.connection.xadd(reader._lane, {"cancel": entry})
+        reader.start()
+
+        eventually(lambda: not yard.connection.xlen(reader._lane))
+        assert cancelled == ["7-0", "8-0"]
 
     def test_it_goes_on_after_its_connection_was_killed(
         self, yard: Yard, reader: LaneReader, delivered: list[Assignment]

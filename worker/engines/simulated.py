@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 import tokenyard
-from tokenyard.errors import InvalidRequest
+from tokenyard.errors import Code, InvalidRequest
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens, unpack_tokens
-from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
 from worker.engines.admission import (
     check_params,
     check_prompt,
@@ -89,7 +89,11 @@ class SimulatedEngine:
     def add(self, assignment: Assignment) -> None:
         """Take a request in; see `worker.engines.Engine.add`."""
         check_resumable(assignment)
-        self._waiting.append(_start(assignment, self._info))
+        generation = _start(assignment, self._info)
+        prompt = _tokenize(assignment.request)
+        generation.is_poison = self._crash.is_poison(prompt)
+        generation.is_faulty = self._crash.is_faulty(prompt, assignment.faults)
+        self._waiting.append(generation)
 
     def abort(self, keys: Iterable[str]) -> None:
         """Forget requests, by lane entry; unknown ones are ignored."""
@@ -122,6 +126,8 @@ class SimulatedEngine:
         """Generate once for all running requests, taking the time that the speed model says."""
         self._crash.passed("before_step")
         self._spend(self._admit())
+        if any(generation.is_poison for generation in self._running.values()):
+            self._crash.passed("poison")
         events: list[EngineEvent] = []
         for generation in list(self._running.values()):
             self._advance(generation, events)
@@ -165,6 +171,10 @@ class SimulatedEngine:
     def _advance(self, generation: _Generation, events: list[EngineEvent]) -> None:
         at_once = not generation.streams and not self._speed.decode_tokens_per_s
         start = generation.made
+        if generation.is_faulty and (start > generation.resumed_at or not generation.streams):
+            del self._running[generation.key]
+            events.append(Faulted(generation.key, Code.INFERENCE_ERROR, "told to fail"))
+            return
         end = generation.longest if at_once else start + self._speed.tokens_per_step
         generation.made = end
         if end >= generation.longest:
@@ -196,6 +206,9 @@ class _Generation:
     choices: list[Choice]
     longest: int  # tokens of its longest choice
     made: int  # tokens of every choice that have been made
+    resumed_at: int  # tokens that earlier attempts had made
+    is_poison: bool = False
+    is_faulty: bool = False
 
 
 def _so_far(choice: Choice, made: int) -> Choice:
@@ -224,6 +237,7 @@ def _start(assignment: Assignment, info: EngineInfo) -> _Generation:
         choices=choices,
         longest=max(len(choice.tokens) for choice in choices),
         made=len(published),
+        resumed_at=len(published),
     )
 
 

@@ -1,0 +1,180 @@
+"""Requests that kill their workers, requests whose workers are killed, and engines that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.streams import (
+    attempts,
+    check_beginning,
+    check_exact,
+    dead_letters,
+    held_by,
+    streams,
+    wait_mid_stream,
+)
+from tests.support.waiting import eventually
+from tokenyard.wire import Request, SamplingParams
+from worker.engines.crash_points import FAULTY, POISON
+
+pytestmark = pytest.mark.crash
+
+STEP_S = 0.01
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+def special(prefix: tuple[int, ...], max_tokens: int = 20) -> Request:
+    params = SamplingParams(max_tokens=max_tokens)
+    return make_request(tokens=[*prefix, 1], stream=True, params=params)
+
+
+def test_poison_among_good_requests(plant: Plant) -> None:
+    # Given fifty good requests on two workers, and one in their middle that kills its worker
+    plant.coordinator()
+    plant.worker(slots=2, simulated_step_s=STEP_S, crash_point="poison:3")
+    plant.wait_for_workers(2)
+    good = streams(50, max_tokens=15)
+    poison = special(POISON)
+    plant.push_all([*good[:25], poison, *good[25:]])
+
+    # I expect all good ones to complete, with every token as without it,
+    answers = check_exact(plant, good)
+    assert max(attempts(answers)) >= 2, "it had neighbours"
+    # and this one alone to fail, with what is known of the crash,
+    result = plant.result(poison.id)
+    assert (result.status, result.error.code) == ("failed", "POISONED")
+    assert "SIGSEGV" in result.error.message
+    check_beginning(plant, poison)
+    (letter,) = dead_letters(plant)
+    assert letter["id"] == poison.id
+    assert letter["dead_reason"].startswith("POISONED: ")
+    assert "SIGSEGV" in letter["dead_reason"]
+    # and workers that serve.
+    plant.wait_for_workers(2)
+    more = streams(4, max_tokens=5)
+    plant.push_all(more)
+    check_exact(plant, more)
+    assert not plant.connection.exists(plant.keys.quarantine, plant.keys.departed)
+
+
+def test_killed_from_outside_nobody_is_a_suspect(plant: Plant) -> None:
+    # Given streams on a worker, and nobody else
+    plant.coordinator()
+    plant.worker(simulated_step_s=0.02)
+    (worker,) = plant.wait_for_workers(1).items()
+    requests = streams(6)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+
+    # If it is killed
+    os.kill(worker[1].pid, signal.SIGKILL)
+
+    # I expect them all to go on together,
+    eventually(lambda: len(held_by(plant, requests, _other(plant, worker[0]))) == 6)
+    assert not plant.connection.exists(plant.keys.quarantine)
+    # and to be exact.
+    assert set(attempts(check_exact(plant, requests))) == {2}
+    assert {plant.ledger(one.id)["crashes"] for one in requests} == {"1"}
+    assert all("suspected" not in plant.ledger(one.id) for one in requests)
+
+
+def test_killed_too_often_it_runs_alone(plant: Plant) -> None:
+    # Given a request that has lost two workers, where two are too many
+    plant.coordinator(max_crashes=2)
+    plant.worker(simulated_step_s=0.02)
+    (request,) = streams(1, max_tokens=150)
+    plant.push(request)
+    for crashes in (1, 2):
+        wait_mid_stream(plant, [request], least=crashes * 5)
+        (worker,) = plant.wait_for_workers(1).values()
+        os.kill(worker.pid, signal.SIGKILL)
+        eventually(lambda n=crashes: plant.ledger(request.id).get("crashes") == str(n))
+
+    # I expect it to run alone on its lane, while others wait, and to complete.
+    (name,) = plant.wait_for_workers(1)
+    eventually(lambda: plant.connection.hget(plant.keys.quarantine, name))
+    others = streams(3, max_tokens=5)
+    plant.push_all(others)
+    answers = check_exact(plant, [request, *others])
+    assert attempts(answers) == [3, 1, 1, 1]
+    ended = plant.connection.xrange(plant.keys.reply("anon", request.id))[-1][0]
+    for other in others:
+        begun = plant.connection.xrange(plant.keys.reply("anon", other.id))[0][0]
+        assert _place(begun) > _place(ended)
+    assert dead_letters(plant) == []
+
+
+def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
+    # Given a worker that makes no step while it has a stream
+    plant.coordinator()
+    plant.worker(simulated_step_s=0.02, hang_timeout_s=1.5)
+    (worker,) = plant.wait_for_workers(1).values()
+    (request,) = streams(1)
+    plant.push(request)
+    wait_mid_stream(plant, [request])
+    psutil.Process(worker.pid).suspend()
+
+    # I expect its controller to kill it, and the stream to go on, as a suspect.
+    assert attempts(check_exact(plant, [request])) == [2]
+    ledger = plant.ledger(request.id)
+    assert (ledger["crashes"], ledger["suspected"]) == ("1", "1")
+    assert "no progress" in ledger["reason"]
+
+
+def test_engine_fault_is_tried_again_after_a_pause(plant: Plant) -> None:
+    # Given an engine that fails to serve a request twice, in the middle of its stream
+    plant.coordinator()
+    plant.worker(simulated_step_s=STEP_S, crash_point="fault:2")
+    plant.wait_for_workers(1)
+    faulty, neighbours = special(FAULTY), streams(5)
+
+    plant.push_all([*neighbours, faulty])
+
+    # I expect the third attempt to complete it, and no harm to its neighbours.
+    (answer, *others) = check_exact(plant, [faulty, *neighbours])
+    assert attempts([answer, *others]) == [3, 1, 1, 1, 1, 1]
+    ledger = plant.ledger(faulty.id)
+    assert ledger["faults"] == "2"
+    assert "crashes" not in ledger
+    assert " fault told to fail" in ledger["r1"]
+    assert dead_letters(plant) == []
+
+
+def test_engine_that_always_fails(plant: Plant) -> None:
+    # Given an engine that never serves a request
+    plant.coordinator(max_faults=2)
+    plant.worker(simulated_step_s=STEP_S, crash_point="fault:99")
+    plant.wait_for_workers(1)
+    faulty = special(FAULTY)
+    plant.push(faulty)
+
+    # I expect the last fault to be its result, with all tokens that were shown.
+    result = plant.result(faulty.id)
+    assert (result.status, result.error.code) == ("failed", "INFERENCE_ERROR")
+    assert "told to fail" in result.error.message
+    assert len(check_beginning(plant, faulty).deltas) == 2
+    assert [letter["id"] for letter in dead_letters(plant)] == [faulty.id]
+    assert plant.ledger(faulty.id)["faults"] == "2"
+
+
+def _other(plant: Plant, than: str) -> str:
+    """A worker that is not this one, or ""."""
+    return next((worker for worker in plant.roster() if worker != than), "")
+
+
+def _place(entry: bytes) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition(b"-")
+    return int(milliseconds), int(number)

@@ -1,0 +1,76 @@
+"""Requests to the simulated engine whose every token is known, and whether they came so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.support.builders import make_assignment, make_request
+from tests.support.processes import Answer, Plant
+from tests.support.waiting import eventually
+from tokenyard.wire import Request, SamplingParams
+from worker.engines import Finished
+from worker.engines.simulated import SimulatedEngine
+
+
+def streams(count: int, max_tokens: int = 60, **fields: object) -> list[Request]:
+    """Streams with different prompts."""
+    params = SamplingParams(max_tokens=max_tokens)
+    return [
+        make_request(tokens=[n + 1, n + 2], stream=True, params=params, **fields)
+        for n in range(count)
+    ]
+
+
+def expected(request: Request) -> list[int]:
+    """The tokens that an engine which nobody kills makes of a request."""
+    engine = SimulatedEngine("sim")
+    engine.add(make_assignment(request))
+    while True:
+        for event in engine.step():
+            if isinstance(event, Finished):
+                return list(event.choices[0].tokens)
+
+
+def check_exact(plant: Plant, requests: Sequence[Request]) -> list[Answer]:
+    """Each stream has one result, and every token that it would have had without any crash."""
+    plant.results(requests)
+    answers = [plant.answer(request.id) for request in requests]
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.result.ok, answer.result.error
+        assert answer.result.tokens == expected(request)
+        answer.check_stream()
+    return answers
+
+
+def check_beginning(plant: Plant, request: Request) -> Answer:
+    """A request that did not complete: one result, with a beginning of what it would have made."""
+    answer = plant.answer(request.id)
+    answer.check_stream()
+    made = answer.result.tokens
+    assert made == expected(request)[: len(made)]
+    return answer
+
+
+def attempts(answers: Sequence[Answer]) -> list[int]:
+    """The attempt that gave each answer."""
+    return [
+        answer.result.provenance.attempt if answer.result.provenance else 0 for answer in answers
+    ]
+
+
+def wait_mid_stream(plant: Plant, requests: Sequence[Request], least: int = 3) -> None:
+    """Until all of them run and have published some tokens."""
+    eventually(lambda: all(plant.published(request.id) >= least for request in requests))
+
+
+def held_by(plant: Plant, requests: Sequence[Request], worker: str) -> list[Request]:
+    """Those of the requests that are on a worker's lane."""
+    return [one for one in requests if plant.ledger(one.id).get("worker") == worker]
+
+
+def dead_letters(plant: Plant) -> list[dict[str, str]]:
+    """The yard's dead letters, as text."""
+    return [
+        {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+        for _, fields in plant.connection.xrange(plant.keys.dead)
+    ]
