@@ -13,11 +13,9 @@ from tokenyard.scripts import Answered, Publication
 from tokenyard.wire import Refused, pack_tokens, request_fields
 
 
-def answer(yard: Yard, waiting: Waiting, token: str | None = None, **fields) -> Answered:
-    reply = refusal(waiting.request, Code.INVALID_REQUEST, "top_p: too high", **fields)
-    return yard.scripts.answer(
-        token or yard.token, waiting.intake, waiting.entry, waiting.request, reply
-    )
+def answer(yard: Yard, waiting: Waiting, code: Code = Code.INVALID_REQUEST, **fields) -> Answered:
+    reply = refusal(waiting.request, code, "top_p: too high", **fields)
+    return yard.scripts.answer(yard.token, waiting.intake, waiting.entry, waiting.request, reply)
 
 
 @pytest.mark.parametrize("kind", [make_request, framed])
@@ -55,11 +53,18 @@ def test_entry_that_cannot_be_read_but_named(yard: Yard) -> None:
     assert fields[b"status"] == b"failed"
 
 
-@pytest.mark.parametrize("status", ["cancelled", "expired", "failed"])
-def test_status_is_the_state(yard: Yard, status) -> None:
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (Code.CANCELLED, "cancelled"),
+        (Code.DEADLINE_EXCEEDED, "expired"),
+        (Code.POISONED, "failed"),
+    ],
+)
+def test_status_is_the_state(yard: Yard, code: Code, status: str) -> None:
     waiting = yard.submit()
 
-    answer(yard, waiting, status=status)
+    answer(yard, waiting, code)
 
     assert yard.ledger(waiting.request)["state"] == status
 
@@ -149,3 +154,54 @@ def test_stream_of_answers_is_bounded(yard: Yard) -> None:
         answer(yard, yard.submit(framed(client="ann")))
 
     assert 100 <= yard.connection.xlen(yard.keys.replies("ann")) <= 300
+
+
+def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(yard: Yard) -> None:
+    """Given a retry that is given up, I expect the letter to hold it with its history."""
+    worker = yard.worker()
+    request = make_request(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    yard.scripts.retire(worker, "crashed", "signal 11")
+    yard.rescue(worker)
+    waiting = yard.waiting(request)
+    reply = refusal(request, Code.POISONED, "signal 11", published=pack_tokens([7]))
+
+    code = yard.scripts.answer(
+        yard.token, "retry", waiting.entry, request, reply, dead="POISONED: signal 11"
+    )
+
+    assert code is Answered.DONE
+    ((_, letter),) = yard.connection.xrange(yard.keys.dead)
+    assert letter[b"dead_reason"] == b"POISONED: signal 11"
+    assert letter[b"dead_sid"] == assignment.sid.encode()
+    assert (letter[b"id"], letter[b"crashes"]) == (request.id.encode(), b"1")
+    assert letter[b"published"] == pack_tokens([7])
+
+
+@pytest.mark.parametrize("why_not", ["deposed", "twin", "gone"])
+def test_dead_letter_is_written_only_with_the_answer(yard: Yard, why_not: str) -> None:
+    waiting = yard.submit()
+    if why_not == "deposed":
+        yard.depose()
+    elif why_not == "twin":
+        waiting = yard.push(request_fields(waiting.request), waiting.request, intake="high")
+    else:
+        yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
+    reply = refusal(waiting.request, Code.INVALID_REQUEST, "x")
+
+    code = yard.scripts.answer(
+        yard.token, waiting.intake, waiting.entry, waiting.request, reply, dead="x"
+    )
+
+    assert code is not Answered.DONE
+    assert yard.connection.xlen(yard.keys.dead) == 0
+
+
+def test_answered_request_counts_among_the_queued_tokens_no_more(yard: Yard) -> None:
+    waiting = yard.submit(make_request(tokens=range(40)))
+    assert yard.queued_tokens() > 0
+
+    answer(yard, waiting)
+
+    assert yard.queued_tokens() == 0

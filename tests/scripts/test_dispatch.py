@@ -36,6 +36,8 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard) -> None:
         "entry": assignment.entry,
         "worker": worker,
         "attempt": "1",
+        "queued_tokens": "0",
+        "t1": f"{assignment.entry} {worker} the test says so",
     }
 
 

@@ -27,6 +27,7 @@ def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
         "sid": accepted.sid,
         "intake": "high",
         "entry": entry,
+        "queued_tokens": "3",
     }
 
 

@@ -25,10 +25,10 @@ class Waiting:
     intake: IntakeClass
     entry: str
 
-    def to(self, worker: str, lane_limit: int = 1000) -> Move:
+    def to(self, worker: str, lane_limit: int = 1000, *, alone: bool = False) -> Move:
         """Its move onto a worker's lane."""
-        client, request_id = self.request.client, self.request.id
-        return Move(self.intake, self.entry, client, request_id, worker, lane_limit)
+        client, request_id, why = self.request.client, self.request.id, "the test says so"
+        return Move(self.intake, self.entry, client, request_id, worker, lane_limit, alone, why)
 
 
 class Yard:
@@ -83,15 +83,17 @@ class Yard:
         answer = self.connection.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=1000)
         return [entry.decode() for _, entries in answer for entry, _ in entries]
 
-    def place(self, waiting: Waiting, worker: str) -> Assignment:
+    def place(self, waiting: Waiting, worker: str, *, alone: bool = False) -> Assignment:
         """Move a waiting request onto a lane; what the worker reads there."""
-        (code,) = self.scripts.dispatch(self.token, [waiting.to(worker)])
+        (code,) = self.scripts.dispatch(self.token, [waiting.to(worker, alone=alone)])
         assert code is Dispatched.DISPATCHED
         return self.lane(worker)[-1]
 
-    def assign(self, worker: str, request: Request | None = None) -> Assignment:
+    def assign(
+        self, worker: str, request: Request | None = None, *, alone: bool = False
+    ) -> Assignment:
         """A request on a worker's lane."""
-        return self.place(self.submit(request), worker)
+        return self.place(self.submit(request), worker, alone=alone)
 
     def rescue(self, worker: str) -> int:
         """Rescue all that a worker's lane holds, in one call."""
@@ -119,10 +121,26 @@ class Yard:
         """What is on a lane, as its worker reads it."""
         found = []
         for entry, fields in self.connection.xrange(self.keys.lane(worker)):
+            if b"attempt" not in fields:
+                continue  # see `told_to_cancel`
             assignment = parse_assignment(entry.decode(), fields)
             assert isinstance(assignment, Assignment)
             found.append(assignment)
         return found
+
+    def told_to_cancel(self, worker: str) -> list[str]:
+        """The lane entries that a worker is told to stop, by entries of the same lane."""
+        entries = self.connection.xrange(self.keys.lane(worker))
+        return [fields[b"cancel"].decode() for _, fields in entries if b"attempt" not in fields]
+
+    def alone(self, worker: str) -> str | None:
+        """The entry that runs alone on a worker's lane, if one does."""
+        entry = self.connection.hget(self.keys.quarantine, worker)
+        return None if entry is None else entry.decode()
+
+    def queued_tokens(self) -> int:
+        """The yard's count of tokens that wait."""
+        return int(self.connection.hget(self.keys.info, "queued_tokens") or 0)
 
     def ledger(self, request: Request) -> dict[str, str]:
         """The ledger of a request, but for the result."""
