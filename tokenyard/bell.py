@@ -6,41 +6,49 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
-import socket
 
 
 class Bell:
     """Wakes whoever waits for it; can be waited for together with other file descriptors."""
 
     def __init__(self) -> None:
-        self._ear, self._hand = socket.socketpair()
-        self._ear.setblocking(False)
-        self._hand.setblocking(False)
+        self._ear, self._hand = os.pipe()
+        self._is_open = True
+        for end in (self._ear, self._hand):
+            os.set_blocking(end, False)
 
     def fileno(self) -> int:
         """Readable once it has rung."""
-        return self._ear.fileno()
+        return self._ear
 
     def ring(self) -> None:
         """Wake; what has rung and was not heard yet need not ring louder, nor what is closed."""
-        with contextlib.suppress(OSError):
-            self._hand.send(b"!")
+        if self._is_open:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._hand, b"!")
 
     def hear(self) -> None:
         """Forget that it rang."""
         with contextlib.suppress(BlockingIOError):
-            self._ear.recv(4096)
+            os.read(self._ear, 4096)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it rings, at most ``timeout_s``."""
-        # Not `select.select`: it knows no descriptor above 1023.
+        # Not `select.select`, which knows no descriptor above 1023.
         ears = select.poll()
-        ears.register(self, select.POLLIN)
+        ears.register(self._ear, select.POLLIN)
         if ears.poll(max(0.0, timeout_s) * 1000):
             self.hear()
 
     def close(self) -> None:
-        """Let go of its descriptors."""
-        self._ear.close()
-        self._hand.close()
+        """Let go of its descriptors; idempotent."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._ear)
+            os.close(self._hand)
+
+    def __del__(self) -> None:
+        # What is made and never run, such as a coordinator, has nowhere else to do this.
+        self.close()

@@ -9,69 +9,37 @@ import contextlib
 import itertools
 import os
 import signal
+import statistics
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from tests.support.builders import make_assignment, make_request
-from tests.support.processes import Answer, Plant
+from tests.support.builders import make_request
+from tests.support.processes import Plant
 from tests.support.servers import Server
+from tests.support.streams import (
+    attempts,
+    check_exact,
+    dead_letters,
+    held_by,
+    streams,
+    wait_mid_stream,
+)
 from tests.support.waiting import eventually
 from tokenyard.wire import Request, SamplingParams
-from worker.engines import Finished
-from worker.engines.simulated import SimulatedEngine
 
 pytestmark = pytest.mark.crash
 
 STEP_S = 0.02
-TOKENS = 60
 
 
 @pytest.fixture
 def plant(valkey_broker: Server) -> Iterator[Plant]:
     with Plant(valkey_broker.url) as started:
         yield started
-
-
-def streams(count: int, max_tokens: int = TOKENS) -> list[Request]:
-    params = SamplingParams(max_tokens=max_tokens)
-    return [make_request(tokens=[n + 1, n + 2], stream=True, params=params) for n in range(count)]
-
-
-def expected(request: Request) -> list[int]:
-    """The tokens that an engine which nobody kills makes of a request."""
-    engine = SimulatedEngine("sim")
-    engine.add(make_assignment(request))
-    while True:
-        for event in engine.step():
-            if isinstance(event, Finished):
-                return list(event.choices[0].tokens)
-
-
-def check_exact(plant: Plant, requests: Sequence[Request]) -> list[Answer]:
-    """Each stream has one result, and every token that it would have had without any crash."""
-    plant.results(requests)
-    answers = [plant.answer(request.id) for request in requests]
-    for request, answer in zip(requests, answers, strict=True):
-        assert answer.result.ok, answer.result.error
-        assert answer.result.tokens == expected(request)
-        answer.check_stream()
-    return answers
-
-
-def attempts(answers: Sequence[Answer]) -> list[int]:
-    return [answer.result.provenance.attempt for answer in answers]
-
-
-def wait_mid_stream(plant: Plant, requests: Sequence[Request], least: int = 3) -> None:
-    """All of them run and have published some tokens."""
-    eventually(lambda: all(plant.published(request.id) >= least for request in requests))
-
-
-def held_by(plant: Plant, requests: Sequence[Request], worker: str) -> list[Request]:
-    return [one for one in requests if plant.ledger(one.id).get("worker") == worker]
 
 
 def test_killed_worker_mid_stream(plant: Plant) -> None:
@@ -201,38 +169,45 @@ def test_hanging_engine_is_killed(plant: Plant) -> None:
 
 
 def test_request_that_loses_every_worker_is_given_up(plant: Plant) -> None:
-    # Given workers that die of every request
-    plant.coordinator(max_crashes=2)
+    # Given workers that are killed whatever they are given
+    plant.coordinator(max_crashes=1, max_lost_alone=2)
     plant.worker(simulated_step_s=STEP_S, crash_point="before_step", backoff_s=0.05)
     plant.wait_for_workers(1)
     request = make_request()
     plant.push(request)
 
-    # I expect it to be given up after the third, with a code that says so.
+    # I expect it to be given up after it has lost two more while it ran alone.
     result = plant.result(request.id)
-    assert (result.status, result.error.code) == ("failed", "WORKER_LOST")
+    assert (result.status, result.error.code) == ("failed", "POISONED")
+    assert "SIGKILL" in result.error.message
     assert plant.ledger(request.id)["crashes"] == "3"
+    assert [letter["id"] for letter in dead_letters(plant)] == [request.id]
 
 
 def test_recovery_takes_well_under_a_second(plant: Plant) -> None:
     # Given streams on two workers
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=STEP_S)
-    workers = plant.wait_for_workers(2)
-    requests = streams(4, max_tokens=200)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
-    victim = next(iter(workers))
-    rescued = held_by(plant, requests, victim)
+    times = []
+    for _ in range(5):
+        workers = plant.wait_for_workers(2)
+        requests = streams(4, max_tokens=100)
+        plant.push_all(requests)
+        wait_mid_stream(plant, requests)
+        victim = next(iter(workers))
+        rescued = held_by(plant, requests, victim)
 
-    # If one is killed
-    killed = time.time()
-    os.kill(workers[victim].pid, signal.SIGKILL)
-    plant.results(requests)
+        # If one is killed, again and again
+        killed = time.time()
+        os.kill(workers[victim].pid, signal.SIGKILL)
+        check_exact(plant, requests)
+        times += [_continued_at(plant, one, killed) - killed for one in rescued]
 
     # I expect the first token of each second attempt soon after (measured: 50 ms).
-    longest = max(_continued_at(plant, one, killed) for one in rescued) - killed
-    assert longest < 1.0
+    median = statistics.median(times)
+    most = max(times)
+    sys.stdout.write(f"SIGKILL to next token: median {median:.3f} s, most {most:.3f} s\n")
+    assert median < 1.0
 
 
 def _continued_at(plant: Plant, request: Request, killed: float) -> float:

@@ -187,11 +187,11 @@ class TestHostileEntries:
         lanes.coordinator()
         forged = {"attempt": "abc", "crashes": "abc", "published": b"\x01", "sid": "\xff"}
         lanes.push_raw({"id": "one", "prompt": "p", **forged}, intake)
-        lanes.push_raw({"id": "two", "prompt": "p", "crashes": "99", "attempt": "-7"}, intake)
+        lanes.push_raw({"id": "two", "prompt": "p", "crashed_alone": "9", "attempt": "-7"}, intake)
 
         # I expect them to be first attempts of requests that nobody died of.
         if intake == "retry":
-            assert to_result(lanes.result("two")).error.code == "WORKER_LOST"
+            assert to_result(lanes.result("two")).error.code == "POISONED"
             lanes.wait_for_load(worker, 1)
         else:
             lanes.wait_for_load(worker, 2)

@@ -1,0 +1,191 @@
+"""Cancelling in every state: one result, at once, and the place is free for another."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
+from tests.support.waiting import eventually
+from tokenyard.scripts import Cancelled, Submitted
+from tokenyard.wire import Request, SamplingParams
+
+pytestmark = pytest.mark.crash
+
+LONG = 4_000  # tokens that nobody waits for
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+def cancel(plant: Plant, request: Request) -> None:
+    """Cancel it; the result is there when the call returns."""
+    assert plant.scripts.cancel("anon", request.id, "enough") is Cancelled.CANCELLED
+    check_cancelled(plant, request)
+
+
+def check_cancelled(plant: Plant, request: Request) -> None:
+    """One result, that says so, with the tokens that were shown, and nothing left behind."""
+    answer = check_beginning(plant, request)
+    assert answer.result.status == "cancelled"
+    assert answer.result.error.code == "CANCELLED"
+    assert plant.ledger(request.id)["state"] == "cancelled"
+    assert not plant.connection.exists(plant.keys.tokens("anon", request.id))
+
+
+def settle(plant: Plant) -> None:
+    """Until nothing waits and nothing runs."""
+    lanes = [plant.keys.lane(worker) for worker in plant.roster()]
+    intakes = [plant.keys.intake("normal"), plant.keys.intake("retry")]
+    eventually(lambda: not any(plant.connection.xlen(stream) for stream in lanes + intakes))
+
+
+def test_waiting_read_and_unread(plant: Plant) -> None:
+    # Given requests that nobody has read, and more that wait behind a full worker
+    unread = streams(2)
+    plant.push_all(unread)
+    assert plant.scripts.submit("normal", [make_request("known")])[0].code is Submitted.ACCEPTED
+    assert plant.scripts.cancel("anon", "known", "enough") is Cancelled.CANCELLED
+    # (of a plain XADD nobody knows yet: it is dropped when it is read)
+    assert plant.scripts.cancel("anon", unread[0].id, "enough") is Cancelled.FORESTALLED
+    plant.coordinator()
+    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
+    plant.wait_for_workers(1)
+    check_exact(plant, [unread[1]])
+    first, second, *waiting = streams(5, max_tokens=100)
+    plant.push_all([first, second, *waiting])
+    wait_mid_stream(plant, [first])
+    assert plant.scripts.cancel("anon", waiting[0].id, "enough") is Cancelled.FORESTALLED
+    last = make_request(params=SamplingParams(max_tokens=1))
+    assert plant.scripts.submit("normal", [last])[0].code is Submitted.ACCEPTED
+
+    # If one that waits is cancelled
+    cancel(plant, last)
+
+    # I expect the others to complete, and nothing else to be said of those cancelled.
+    check_exact(plant, [first, second, *waiting[1:]])
+    settle(plant)
+    for one in (unread[0], waiting[0], last):
+        check_cancelled(plant, one)
+    assert plant.scripts.cancel("anon", last.id, "again") is Cancelled.OVER
+    assert plant.scripts.cancel("anon", first.id, "late") is Cancelled.OVER
+
+
+def test_running_and_on_the_lane(plant: Plant) -> None:
+    # Given an engine for one request at a time, with one running, one on its lane, one waiting
+    plant.coordinator()
+    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
+    plant.wait_for_workers(1)
+    running, on_lane, waiting = [*streams(2, max_tokens=LONG), *streams(1, max_tokens=5)]
+    plant.push_all([running, on_lane, waiting])
+    wait_mid_stream(plant, [running])
+    eventually(lambda: plant.ledger(on_lane.id).get("state") == "assigned")
+
+    # If the one on the lane and the one that runs are cancelled
+    cancel(plant, on_lane)
+    cancel(plant, running)
+
+    # I expect their places to be free for the one that waits.
+    check_exact(plant, [waiting])
+    settle(plant)
+    check_cancelled(plant, running)
+    check_cancelled(plant, on_lane)
+
+
+def test_request_that_does_not_stream(plant: Plant) -> None:
+    plant.coordinator()
+    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
+    plant.wait_for_workers(1)
+    running = make_request(params=SamplingParams(max_tokens=LONG))
+    plant.push(running)
+    eventually(lambda: plant.ledger(running.id).get("state") == "assigned")
+
+    cancel(plant, running)
+
+    after = streams(1, max_tokens=5)
+    plant.push_all(after)
+    check_exact(plant, after)
+    assert plant.answer(running.id).result.tokens == []
+
+
+def test_while_its_worker_is_lost(plant: Plant) -> None:
+    # Given streams on a host that stalls, and no coordinator that could take them back
+    leader = plant.coordinator()
+    controller = plant.worker(simulated_step_s=0.02, lease_ms=1000)
+    plant.wait_for_workers(1)
+    first, second, third = requests = streams(3)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    leader.kill()
+    host = [psutil.Process(controller.pid), *controller.children()]
+    for process in host:
+        process.suspend()
+
+    # If they are cancelled before the rescue, during it, or when they wait for another worker
+    cancel(plant, first)
+    plant.coordinator()
+    eventually(lambda: plant.ledger(third.id).get("intake") == "retry", timeout_s=20.0)
+    cancel(plant, second)
+
+    # I expect the third alone to go on, also when the host comes back with all three.
+    for process in host:
+        process.resume()
+    check_exact(plant, [third])
+    settle(plant)
+    check_cancelled(plant, first)
+    check_cancelled(plant, second)
+
+
+def test_suspect_that_runs_alone(plant: Plant) -> None:
+    # Given a suspect alone on the only lane, and another request that waits for it to end
+    plant.coordinator(max_crashes=1)
+    plant.worker(simulated_step_s=0.02)
+    (worker,) = plant.wait_for_workers(1).values()
+    (suspect,) = streams(1, max_tokens=LONG)
+    plant.push(suspect)
+    wait_mid_stream(plant, [suspect])
+    os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: plant.connection.hlen(plant.keys.quarantine) == 1)
+    (other,) = streams(1, max_tokens=5)
+    plant.push(other)
+
+    cancel(plant, suspect)
+
+    check_exact(plant, [other])
+    settle(plant)
+    assert not plant.connection.exists(plant.keys.quarantine)
+
+
+def test_client_that_disappears(plant: Plant) -> None:
+    # Given a watched client with a running, a waiting and a finished request, and another client
+    plant.coordinator()
+    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
+    plant.wait_for_workers(1)
+    done, running, *waiting = [*streams(1, max_tokens=2), *streams(4, max_tokens=LONG)]
+    plant.scripts.submit("normal", [done], watched="anon")
+    check_exact(plant, [done])
+    plant.scripts.submit("normal", [running, *waiting], watched="anon")
+    (others,) = streams(1, max_tokens=5)
+    plant.scripts.submit("normal", [others])
+    wait_mid_stream(plant, [running])
+
+    # If its lease runs out
+    plant.connection.zadd(plant.keys.clients, {"anon": 1})
+
+    # I expect what is unfinished to be cancelled, and nothing else.
+    plant.results([running, *waiting])
+    for one in (running, *waiting):
+        check_cancelled(plant, one)
+    check_exact(plant, [done, others])
+    settle(plant)
+    eventually(lambda: not plant.connection.exists(plant.keys.clients, plant.keys.attached("anon")))

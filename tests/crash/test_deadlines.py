@@ -1,0 +1,130 @@
+"""Deadlines wherever a request is, and the bound of the intake."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
+from tests.support.waiting import eventually
+from tokenyard.scripts import Submitted
+from tokenyard.wire import Request, SamplingParams
+
+pytestmark = pytest.mark.crash
+
+LONG = 4_000  # tokens: more than can be made in time
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+def soon(plant: Plant, after_s: float) -> int:
+    seconds, micros = plant.connection.time()
+    return int(seconds * 1000 + micros / 1000 + after_s * 1000)
+
+
+def check_expired(plant: Plant, request: Request, where: str) -> list[int]:
+    """One result, not before the time, that says where; its tokens."""
+    result = plant.result(request.id)
+    assert request.deadline_ms is not None
+    assert _ended_ms(plant, request) >= request.deadline_ms
+    assert (result.status, result.error.code) == ("expired", "DEADLINE_EXCEEDED")
+    assert where in result.error.message
+    assert plant.ledger(request.id)["state"] == "expired"
+    return check_beginning(plant, request).result.tokens
+
+
+def test_in_the_intake_unread_and_read(plant: Plant) -> None:
+    # Given a long backlog and no worker, and deadlines at its beginning, its middle and its end
+    patient = streams(1500, max_tokens=1)
+    late = streams(3, deadline_ms=soon(plant, 1.0))
+    plant.push_all([late[0], *patient[:1400], late[1], *patient[1400:], late[2]])
+    plant.coordinator()
+
+    # I expect each to be told in time, and the rest to stay.
+    for one in late:
+        assert check_expired(plant, one, "in the intake") == []
+    assert plant.connection.xlen(plant.keys.intake("normal")) == len(patient)
+
+
+def test_held_by_the_coordinator_behind_a_full_worker(plant: Plant) -> None:
+    plant.coordinator()
+    plant.worker(max_num_seqs=1, simulated_step_s=0.02)
+    plant.wait_for_workers(1)
+    plant.push_all(streams(2, max_tokens=LONG))
+    eventually(lambda: not plant.connection.xlen(plant.keys.intake("normal")))
+    (held,) = streams(1, deadline_ms=soon(plant, 0.5))
+    plant.push(held)
+
+    assert check_expired(plant, held, "in the intake") == []
+    waited_ms = _ended_ms(plant, held) - (held.deadline_ms or 0)
+    assert waited_ms < 5_000, "measured: 10 ms"
+
+
+def test_running_and_on_the_lane(plant: Plant) -> None:
+    # Given an engine for two: a stream, a request that does not stream, and a third on the lane
+    plant.coordinator()
+    plant.worker(max_num_seqs=2, simulated_step_s=0.01)
+    plant.wait_for_workers(1)
+    deadline_ms = soon(plant, 1.5)
+    (stream,) = streams(1, max_tokens=LONG, deadline_ms=deadline_ms)
+    params = SamplingParams(max_tokens=LONG)
+    quiet = make_request(tokens=[7, 7], params=params, deadline_ms=deadline_ms)
+    (on_lane,) = streams(1, max_tokens=LONG, deadline_ms=deadline_ms)
+    plant.push_all([stream, quiet])
+    wait_mid_stream(plant, [stream])
+    plant.push(on_lane)
+
+    # I expect what has been made of them, and where they were.
+    shown = check_expired(plant, stream, "running")
+    assert len(shown) >= 3
+    assert len(check_expired(plant, quiet, "running")) >= 3
+    assert check_expired(plant, on_lane, "on the worker's lane") == []
+    # Their places are free again.
+    after = streams(2, max_tokens=5)
+    plant.push_all(after)
+    check_exact(plant, after)
+
+
+def test_passed_before_it_was_sent(plant: Plant) -> None:
+    plant.coordinator()
+    plant.worker()
+    plant.wait_for_workers(1)
+    request = make_request(deadline_ms=int(time.time() * 1000) - 60_000)
+    plant.push(request)
+
+    check_expired(plant, request, "in the intake")
+
+
+def test_more_than_the_intake_holds(plant: Plant) -> None:
+    # Given an intake with room for ten, full of requests that were asked whether there is room
+    plant.coordinator(max_num_queued_reqs=10)
+    eventually(lambda: plant.connection.hget(plant.keys.info, "max_num_queued_reqs") == b"10")
+    accepted = streams(10, max_tokens=3)
+    codes = plant.scripts.submit("normal", accepted)
+    assert {one.code for one in codes} == {Submitted.ACCEPTED}
+    assert plant.scripts.submit("high", streams(1))[0].code is Submitted.FULL
+
+    # If plain XADDs bring three hundred more
+    excess = streams(300, max_tokens=3)
+    plant.push_all(excess[:150], "low")
+    plant.push_all(excess[150:], "high")
+
+    # I expect these to be refused, and those to be served.
+    for result in plant.results(excess):
+        assert (result.status, result.error.code) == ("failed", "QUEUE_FULL")
+    plant.worker()
+    check_exact(plant, accepted)
+
+
+def _ended_ms(plant: Plant, request: Request) -> int:
+    entry = plant.connection.xrange(plant.keys.reply("anon", request.id))[-1][0]
+    return int(entry.split(b"-")[0])
