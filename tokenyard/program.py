@@ -22,10 +22,12 @@ from click.core import ParameterSource
 from setproctitle import setproctitle
 
 from tokenyard.errors import (
+    DeadlineUnmeetable,
     InvalidRequest,
     RequestFailed,
     SettingsError,
     TokenyardError,
+    UnknownRequest,
     WaitTimeout,
 )
 from tokenyard.settings import CoordinatorSettings, WorkerSettings
@@ -51,7 +53,7 @@ def exit_for(error: Exception) -> Exit:
             return Exit.TIMEOUT
         case SettingsError() | InvalidRequest():
             return Exit.USAGE
-        case RequestFailed():
+        case RequestFailed() | UnknownRequest() | DeadlineUnmeetable():
             return Exit.FAILED
         case _:
             return Exit.UNAVAILABLE

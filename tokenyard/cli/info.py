@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenyard.admin import WorkerView, YardView, read_yard
+from tokenyard.cli.console import plain_console
 from tokenyard.cli.reach import url_of
 from tokenyard.connection import open_connection, public_url, translated
 from tokenyard.keys import Keys
@@ -24,8 +25,6 @@ Examples:
   tokenyard --redis-url redis://broker:6379 --yard test info
   tokenyard info --json | jq .waiting
 """
-#: Columns of what is no terminal: enough for every worker's name.
-_FILE_WIDTH: Final = 200
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show what goes on in a yard.")
@@ -40,10 +39,7 @@ def info(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(view.as_json())
     else:
-        console = Console(highlight=False, markup=False)
-        if not console.is_terminal:
-            console.width = _FILE_WIDTH
-        _print(console, view, url)
+        _print(plain_console(), view, url)
     ctx.exit(Exit.OK if view.leader else Exit.UNAVAILABLE)
 
 

@@ -1,9 +1,24 @@
-"""How the commands that use a yard find its broker."""
+"""How the commands that use a yard find its broker, and look into it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+
+from tokenyard.connection import open_connection, translated
 from tokenyard.errors import BrokerUnavailable
+from tokenyard.keys import Keys
 from tokenyard.program import YardChoice
+
+
+@contextmanager
+def opened(choice: YardChoice) -> Iterator[tuple[redis.Redis, Keys]]:
+    """A connection to the yard, and its keys; errors come as those of `tokenyard.errors`."""
+    url = url_of(choice)
+    with translated(url), open_connection(url) as connection:
+        yield connection, Keys(choice.yard)
 
 
 def url_of(choice: YardChoice) -> str:

@@ -26,6 +26,7 @@
 -- @include add_replies
 -- @include keep_for
 -- @include leave_intake
+-- @include server_ms
 -- @include take_queued
 -- @include to_dead_letters
 
@@ -42,7 +43,7 @@ if known[1] and (known[1] ~= 'waiting' or known[2] ~= ARGV[3] or known[3] ~= ent
 end
 
 take_queued(KEYS[6], ledger)
-redis.call('HSET', ledger, 'state', ARGV[6], 'result', item)
+redis.call('HSET', ledger, 'state', ARGV[6], 'result', item, 'ended', server_ms())
 redis.call('HSETNX', ledger, 'sid', ARGV[3] .. '/' .. entry)
 redis.call('EXPIRE', ledger, ARGV[7])
 redis.call('DEL', KEYS[4])

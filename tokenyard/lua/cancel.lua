@@ -24,6 +24,7 @@
 -- @include keep_for
 -- @include leave_intake
 -- @include pack_result
+-- @include server_ms
 -- @include take_queued
 
 local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
@@ -33,7 +34,7 @@ local state, entry = known[1], known[4]
 
 local function conclude(destination, kind, ttl)
   local result = pack_result(ARGV[4], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[7])
-  redis.call('HSET', ledger, 'state', 'cancelled', 'result', result)
+  redis.call('HSET', ledger, 'state', 'cancelled', 'result', result, 'ended', server_ms())
   redis.call('EXPIRE', ledger, ttl)
   redis.call('DEL', KEYS[2])
   add_replies(destination, kind, {result}, ARGV[6])

@@ -18,12 +18,14 @@
 -- @include add_replies
 -- @include has_lease
 -- @include keep_for
+-- @include server_ms
 
 local LEASE_LOST, FINISHED, REPEATED, STALE = -1, 1, 2, 0
 -- Lua cannot unpack thousands of values at once.
 local MOST_UNPACKED = 1000
 if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
 
+local now = server_ms()
 -- Places on the lane and published tokens that nobody needs any more: given up at the end.
 local places, forgotten = {}, {}
 
@@ -35,7 +37,7 @@ local function finish(ledger, tokens, entry, attempt, status, ttl, item)
     return STALE
   end
   if owner[3] ~= 'assigned' then return REPEATED end
-  redis.call('HSET', ledger, 'state', status, 'result', item)
+  redis.call('HSET', ledger, 'state', status, 'result', item, 'ended', now)
   redis.call('EXPIRE', ledger, ttl)
   forgotten[#forgotten + 1] = tokens
   places[#places + 1] = entry

@@ -1,0 +1,203 @@
+"""`tokenyard dead`: requests that were given up, to look at, run again or throw away."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import click
+import msgspec
+import redis
+from rich.table import Table
+
+from tokenyard.cli.console import plain_console
+from tokenyard.cli.reach import opened
+from tokenyard.dead_letters import (
+    DeadLetter,
+    all_letters,
+    dead_letters,
+    drop_letter,
+    find_letter,
+    requeue_letter,
+)
+from tokenyard.keys import Keys
+from tokenyard.program import Exit, PlainCommand
+
+ABOUT: Final = """Dead letters: requests that were given up, kept whole.
+
+A request comes here when it killed its worker while it ran alone (POISONED), failed on an engine
+again and again (INFERENCE_ERROR), or names nobody who could be answered. Whoever submitted it has
+had its failed result.
+
+LETTER is a name from `tokenyard dead list`, or the id of the request.
+
+\b
+Examples:
+  tokenyard dead list
+  tokenyard dead show 1763700000000-0
+  tokenyard dead requeue 1763700000000-0
+  tokenyard dead requeue --all
+  tokenyard dead drop q7
+"""
+_letters = click.argument("names", metavar="LETTER...", nargs=-1)
+_all = click.option("--all", "takes_all", is_flag=True, help="All dead letters.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+
+
+@click.group(help=ABOUT, short_help="Look at requests that were given up, or run them again.")
+def dead() -> None:
+    """The group; its commands do the work."""
+
+
+@dead.command("list", cls=PlainCommand, short_help="List them, the newest first.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
+@_json
+@click.pass_context
+def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
+    """List the newest dead letters, the newest first."""
+    with opened(ctx.obj) as (connection, keys):
+        letters = dead_letters(connection, keys, limit)
+        total: Any = connection.xlen(keys.dead)
+    if as_json:
+        for letter in letters:
+            _echo_json(letter)
+        return
+    if letters:
+        plain_console().print(_table(letters))
+    click.echo(f"{len(letters)} of {total} dead letters")
+
+
+@dead.command(cls=PlainCommand, short_help="Show one with all its fields.")
+@click.argument("letter")
+@_json
+@click.pass_context
+def show(ctx: click.Context, letter: str, as_json: bool) -> None:
+    """Show a dead letter with all its fields. LETTER is its name or the id of the request."""
+    with opened(ctx.obj) as (connection, keys):
+        found = find_letter(connection, keys, letter)
+    if found is None:
+        click.echo(f"Error: {_no_such(letter)}", err=True)
+        ctx.exit(Exit.FAILED)
+    if as_json:
+        _echo_json(found)
+    else:
+        plain_console().print(_sheet(found))
+
+
+@dead.command(cls=PlainCommand, short_help="Let them wait again.")
+@_letters
+@_all
+@_json
+@click.pass_context
+def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: bool) -> None:
+    """Let the requests of dead letters wait again, as if they had just been submitted.
+
+    They keep their ids, and their failed results give way to new ones. A deadline that has passed
+    stays passed. The exit status is 1 where a letter could not be requeued.
+    """
+    failed = False
+    with opened(ctx.obj) as (connection, keys):
+        for name, letter in _chosen(connection, keys, names, takes_all=takes_all):
+            sid = requeue_letter(connection, keys, letter) if letter else ""
+            problem = "" if sid else _no_requeue(name, letter)
+            _say(name, letter, f"waits again as {sid}", problem, as_json, server_id=sid)
+            failed = failed or bool(problem)
+    ctx.exit(Exit.FAILED if failed else Exit.OK)
+
+
+@dead.command(cls=PlainCommand, short_help="Throw them away.")
+@_letters
+@_all
+@_json
+@click.pass_context
+def drop(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: bool) -> None:
+    """Throw dead letters away; the results of their requests stay until they expire.
+
+    The exit status is 1 where there is no such letter.
+    """
+    failed = False
+    with opened(ctx.obj) as (connection, keys):
+        for name, letter in _chosen(connection, keys, names, takes_all=takes_all):
+            is_done = letter is not None and drop_letter(connection, keys, letter)
+            _say(name, letter, "dropped", "" if is_done else _no_such(name), as_json)
+            failed = failed or not is_done
+    ctx.exit(Exit.FAILED if failed else Exit.OK)
+
+
+def _chosen(
+    connection: redis.Redis, keys: Keys, names: Iterable[str], *, takes_all: bool
+) -> Iterator[tuple[str, DeadLetter | None]]:
+    """The letters that were asked for, by the words that asked for them."""
+    if bool(names) == takes_all:
+        raise click.UsageError("name letters, or give --all")
+    if takes_all:
+        yield from ((letter.letter, letter) for letter in all_letters(connection, keys))
+    else:
+        yield from ((name, find_letter(connection, keys, name)) for name in names)
+
+
+def _say(
+    name: str,
+    letter: DeadLetter | None,
+    done: str,
+    problem: str,
+    as_json: bool,
+    **more: str,
+) -> None:
+    """What became of one letter."""
+    if as_json:
+        found = (
+            {"letter": letter.letter, "client": letter.client, "id": letter.id} if letter else {}
+        )
+        rest = {"error": problem} if problem else more
+        click.echo(msgspec.json.encode({"letter": name, **found, **rest}))
+    elif problem:
+        click.echo(f"Error: {problem}", err=True)
+    elif letter is not None:
+        click.echo(f"{letter.letter} ({_owner(letter)}): {done}")
+
+
+def _no_such(name: str) -> str:
+    return f"there is no dead letter {name!r}"
+
+
+def _no_requeue(name: str, letter: DeadLetter | None) -> str:
+    if letter is None:
+        return _no_such(name)
+    if not letter.is_answerable:
+        return f"{letter.letter} names nobody who could be answered: {letter.reason}"
+    return f"{letter.letter} is gone, or its request is under way again"
+
+
+def _owner(letter: DeadLetter) -> str:
+    return f"{letter.client}/{letter.id}" if letter.is_answerable else "nobody's"
+
+
+def _time(unix_ms: int) -> str:
+    at = datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC).astimezone()
+    return at.isoformat(sep=" ", timespec="seconds")
+
+
+def _table(letters: Iterable[DeadLetter]) -> Table:
+    table = Table("Letter", "Died", "Request", "Model", "Reason")
+    for letter in letters:
+        died = _time(letter.died_ms)
+        table.add_row(letter.letter, died, _owner(letter), letter.model or "-", letter.reason)
+    return table
+
+
+def _sheet(letter: DeadLetter) -> Table:
+    sheet = Table.grid(padding=(0, 2))
+    sheet.add_row("Letter", letter.letter)
+    sheet.add_row("Died", _time(letter.died_ms))
+    sheet.add_row("Request", _owner(letter))
+    sheet.add_row("Server id", letter.server_id)
+    sheet.add_row("Reason", letter.reason)
+    for name, value in sorted(letter.fields.items()):
+        sheet.add_row(f"  {name}", value)
+    return sheet
+
+
+def _echo_json(letter: DeadLetter) -> None:
+    click.echo(msgspec.json.encode(letter))

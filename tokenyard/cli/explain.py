@@ -1,0 +1,71 @@
+"""`tokenyard explain`: what a request has been through."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+import click
+import msgspec
+from rich.table import Table
+
+from tokenyard.cli.console import plain_console
+from tokenyard.cli.reach import opened
+from tokenyard.program import PlainCommand
+from tokenyard.timeline import Timeline, read_timeline
+from tokenyard.wire import DEFAULT_CLIENT
+
+ABOUT: Final = """Show what a request has been through, until its result expires.
+
+When it was accepted, how long it waited and why, to which worker it was given and why there, how
+each attempt ended, and its result. Times count from its acceptance, by the server's clock.
+
+\b
+Examples:
+  tokenyard explain q1 --client ann
+  tokenyard explain q1 --client ann --json | jq .attempts
+  tokenyard explain plain-1              a request without a client of its own
+
+The exit status is 1 where the yard does not know the request: its result has expired, or it was
+added by a plain XADD and no coordinator has come to it yet.
+"""
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Show what a request has been through.")
+@click.argument("request_id", metavar="ID")
+@click.option(
+    "--client", default=DEFAULT_CLIENT, show_default=True, help="Name that it was asked under."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def explain(ctx: click.Context, request_id: str, client: str, as_json: bool) -> None:
+    """Read the ledger of a request once and print it."""
+    with opened(ctx.obj) as (connection, keys):
+        timeline = read_timeline(connection, keys, client, request_id)
+    if as_json:
+        events = msgspec.to_builtins(timeline.events())
+        click.echo(msgspec.json.encode({**msgspec.to_builtins(timeline), "events": events}))
+        return
+    click.echo(f"{client}/{request_id}: {_headline(timeline)}")
+    plain_console().print(_table(timeline))
+
+
+def _headline(timeline: Timeline) -> str:
+    if timeline.accepted_ms is None:
+        return timeline.state
+    at = datetime.datetime.fromtimestamp(timeline.accepted_ms / 1000, datetime.UTC).astimezone()
+    until_ms = timeline.ended_ms or timeline.now_ms
+    took_s = (until_ms - timeline.accepted_ms) / 1000
+    since = "after" if timeline.ended_ms else "for"
+    accepted = at.isoformat(sep=" ", timespec="milliseconds")
+    return f"{timeline.state} {since} {took_s:.3f} s; accepted {accepted}"
+
+
+def _table(timeline: Timeline) -> Table:
+    events = timeline.events()
+    start_ms = events[0].at_ms if events else 0
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    for event in events:
+        table.add_row(f"{(event.at_ms - start_ms) / 1000:.3f} s", event.text)
+    return table
