@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal, Self
 
 import pytest
 import redis
@@ -26,112 +23,39 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.scripts.model import HISTORY, Known, Life, Name, OnLane, Snapshot
 from tests.support.builders import make_delta, make_request, make_result, random_name
 from tests.support.servers import Server
 from tests.support.yard import Waiting, Yard
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
 from tokenyard.parse import parse_request
-from tokenyard.replies import TERMINAL, Reply, decode_replies, decode_reply, refusal
+from tokenyard.replies import TERMINAL, decode_reply, refusal
 from tokenyard.scripts import (
     RESCUE_HELD,
     RESCUE_NOT_LEADER,
     RETIRE_UNKNOWN,
     Answered,
+    Cancelled,
     Dispatched,
+    HandedBack,
     Publication,
     Published,
     Renewed,
     Scripts,
     Submitted,
-    destination,
+    Why,
+    cancel,
+    requeue,
 )
 from tokenyard.wire import Assignment, Request, pack_tokens, request_fields, unpack_tokens
 
 LANE_LIMIT = 3
-Name = tuple[str, str]  # of a request: client and id
 # Drawn as a number: what Hypothesis draws one by one comes mostly from the low end.
 SEEDS = st.integers(0, 2**32).map(random.Random)
 RARELY = st.sampled_from([False] * 7 + [True])
 IDS = ("a", "b/c", "d", "é", "e", "f", "g", "h")
 CLIENTS = {"flat": "", "framed": "replies:framed"}
-
-
-@dataclass
-class Known:
-    """What the model says of one request."""
-
-    request: Request
-    published: list[int] = field(default_factory=list)
-    result: tuple[str, list[int]] | None = None
-    published_at_start: int = 0  # of the last attempt
-    attempts: int = 0
-    crashes: int = 0
-
-
-@dataclass
-class Life:
-    """What the model says of one worker incarnation, and all that it ever read on its lane."""
-
-    remembered: list[Assignment] = field(default_factory=list)
-    holds: bool = True
-    why: str = "lost"
-
-
-@dataclass
-class OnLane:
-    """An assignment as it stands on a lane."""
-
-    entry: bytes
-    fields: dict[bytes, bytes]
-
-    @property
-    def name(self) -> Name:
-        """Whose it is."""
-        return self.fields.get(b"client", b"anon").decode(), self.fields[b"id"].decode()
-
-
-@dataclass
-class Snapshot:
-    """All that is in the yard, read in one round trip."""
-
-    waiting: dict[tuple[bytes, bytes], Name]  # by intake and entry
-    lanes: dict[str, list[OnLane]]
-    ledgers: dict[Name, dict[bytes, bytes]]
-    tokens: dict[Name, bytes]
-    replies: dict[Name, list[Reply]]
-    leases: set[bytes]
-    roster: set[bytes]
-
-    @classmethod
-    def take(cls, yard: Yard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
-        """Read everything."""
-        workers, keys = list(workers), yard.keys
-        with yard.connection.pipeline(transaction=False) as pipe:
-            pipe.zrange(keys.leases, 0, -1)
-            pipe.hkeys(keys.workers)
-            for intake in INTAKE_CLASSES:
-                pipe.xrange(keys.intake(intake))
-            for worker in workers:
-                pipe.xrange(keys.lane(worker))
-            for name, item in known.items():
-                pipe.hgetall(keys.ledger(*name))
-                pipe.get(keys.tokens(*name))
-                pipe.xrange(destination(keys, item.request))
-            answers = iter(pipe.execute())
-        seen = cls({}, {}, {}, {}, {}, set(next(answers)), set(next(answers)))
-        for intake in INTAKE_CLASSES:
-            for entry, fields in next(answers):
-                seen.waiting[intake.encode(), entry] = OnLane(entry, fields).name
-        for worker in workers:
-            seen.lanes[worker] = [OnLane(*entry) for entry in next(answers)]
-        for name in known:
-            seen.ledgers[name] = next(answers)
-            seen.tokens[name] = next(answers) or b""
-            seen.replies[name] = [
-                reply for _, fields in next(answers) for reply in decode_replies(fields)
-            ]
-        return seen
 
 
 class Walk(RuleBasedStateMachine):
@@ -169,10 +93,7 @@ class Walk(RuleBasedStateMachine):
     )
     def ask(self, names: list[Name], priority_class, plain: bool) -> None:
         """A burst of requests, some of them asked before, by the script or by plain XADDs."""
-        burst = [
-            make_request(name, client=client, reply_to=CLIENTS[client], stream=True, tokens=[1])
-            for client, name in names
-        ]
+        burst = [ask_for(name) for name in names]
         are_new = [
             name not in self.known and name not in names[:at] for at, name in enumerate(names)
         ]
@@ -205,7 +126,11 @@ class Walk(RuleBasedStateMachine):
         """A round over everything that waits, to any workers, also such as are gone."""
         alive = [worker for worker, life in self.workers.items() if life.holds]
         moves = [
-            item.to(seed.choice(alive * 3 + list(self.workers)), LANE_LIMIT)
+            item.to(
+                seed.choice(alive * 3 + list(self.workers)),
+                LANE_LIMIT,
+                alone=seed.random() < 0.2,
+            )
             for item in self._waiting()
             if seed.random() < 0.8
         ]
@@ -222,6 +147,7 @@ class Walk(RuleBasedStateMachine):
                 assert life.holds
                 assert known.result is None
                 known.attempts += 1
+                known.running = (move.worker, known.attempts)
                 known.published_at_start = len(known.published)
             elif code is Dispatched.CLOSED:
                 assert not life.holds
@@ -239,23 +165,100 @@ class Walk(RuleBasedStateMachine):
         for worker, life in self.workers.items():
             life.remembered += [it for it in self.yard.lane(worker) if it not in life.remembered]
 
-    @rule(seed=SEEDS, deposed=RARELY)
-    def answer(self, seed: random.Random, deposed: bool) -> None:
+    @rule(seed=SEEDS, deposed=RARELY, dead=st.booleans())
+    def answer(self, seed: random.Random, deposed: bool, dead: bool) -> None:
         waiting = self._waiting()
         if not waiting or seed.random() < 0.5:
             return
         item = seed.choice(waiting)
         known = self.known[item.request.client, item.request.id]
         seen = known.published if item.intake == "retry" else []
-        reply = refusal(item.request, Code.CANCELLED, "", published=pack_tokens(seen))
+        reply = refusal(item.request, Code.POISONED, "", published=pack_tokens(seen))
         token = seed.choice(self.old_tokens) if deposed else self.token
-        code = self.scripts.answer(token, item.intake, item.entry, item.request, reply)
+        code = self.scripts.answer(
+            token, item.intake, item.entry, item.request, reply, dead="x" if dead else ""
+        )
         assert (code is Answered.NOT_LEADER) is deposed
         if code is Answered.DONE:
             assert known.result is None
             known.result = ("failed", list(seen))
 
+    # Operators and clients that change their minds
+
+    @rule(
+        seed=SEEDS,
+        name=st.tuples(st.sampled_from(sorted(CLIENTS)), st.sampled_from(IDS)),
+        early=RARELY,
+        obeyed=st.booleans(),
+    )
+    def cancel(self, seed: random.Random, name: Name, early: bool, obeyed: bool) -> None:
+        """A request is cancelled, perhaps one that is over, rarely one that nobody knows."""
+        open_ = [one for one, known in self.known.items() if known.result is None]
+        if not early:
+            if not open_ or seed.random() < 0.5:
+                return
+            name = seed.choice(open_)
+        keys, ledger = self.yard.keys, self.yard.keys.ledger(*name)
+        state = (self.connection.hget(ledger, "state") or b"").decode()
+        if state in ("waiting", "assigned"):  # somebody looked before it came here
+            late = cancel(keys, *name, state="assigned", where="nobody.1")
+            assert self.scripts.call(late) is Cancelled.MOVED
+        code = self.scripts.cancel(*name, "changed my mind")
+        known = self.known.setdefault(name, Known(ask_for(name)))
+        if state in TERMINAL:
+            assert code is Cancelled.OVER
+            return
+        assert code is (Cancelled.CANCELLED if state else Cancelled.FORESTALLED)
+        assert known.result is None
+        known.result, known.running = ("cancelled", list(known.published)), None
+        known.is_forestalled = not state
+        assert self.scripts.cancel(*name, "") is Cancelled.OVER
+        if obeyed:
+            self._obey()
+
+    def _obey(self) -> None:
+        """All workers read what they are told to cancel, and take it off their lanes."""
+        for worker in self.workers:
+            lane = self.yard.keys.lane(worker)
+            for entry, fields in self.connection.xrange(lane):
+                if b"attempt" not in fields:
+                    self.connection.xdel(lane, entry)
+
+    @rule(seed=SEEDS, priority_class=st.sampled_from(PRIORITY_CLASSES))
+    def requeue(self, seed: random.Random, priority_class) -> None:
+        letters = self.connection.xrange(self.yard.keys.dead)
+        if not letters:
+            return
+        letter, fields = seed.choice(letters)
+        name = OnLane(letter, fields).name
+        known = self.known[name]
+        again = requeue(self.yard.keys, letter.decode(), *name, priority_class)
+        replies = len(Snapshot.take(self.yard, (), {name: known}).replies[name])
+        sid = self.scripts.call(again)
+        assert bool(sid) is (known.result is not None)
+        if sid:
+            known.live_again(replies if known.request.reply_to else 0)
+            assert self.scripts.call(again) == ""
+
     # Workers
+
+    @precondition(lambda self: any(life.remembered for life in self.workers.values()))
+    @rule(seed=SEEDS, pause_ms=st.sampled_from([0, 1000]))
+    def hand_back(self, seed: random.Random, pause_ms: int) -> None:
+        """An engine could not serve a request; perhaps one that is another's by now."""
+        worker, life = self._someone(seed)
+        assignment = seed.choice(life.remembered[-LANE_LIMIT:])
+        known = self.known[assignment.request.client, assignment.request.id]
+        may = self._may_write(worker, assignment)
+        code = self.scripts.hand_back(worker, assignment, pause_ms, "no memory")
+        if not life.holds:
+            assert code is HandedBack.LEASE_LOST
+            return
+        assert code is (HandedBack.HANDED_BACK if may else HandedBack.STALE)
+        if may:
+            known.history["faults"] += 1
+            known.running = None
+        assert self.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
 
     def _join(self) -> None:
         self.workers[self.yard.worker(f"w{len(self.workers) % 2}")] = Life()
@@ -328,19 +331,21 @@ class Walk(RuleBasedStateMachine):
         return self.known[request.client, request.id]
 
     def _may_write(self, worker: str, assignment: Assignment) -> bool:
-        """By the model: whether this attempt is the last, and no result is there."""
+        """By the model: whether this attempt runs, and no result is there."""
         known = self.known[assignment.request.client, assignment.request.id]
         return (
             self.workers[worker].holds
             and known.result is None
-            and known.attempts == assignment.attempt
+            and known.running == (worker, assignment.attempt)
         )
 
     # Mishaps
 
     @rule(
         seed=SEEDS,
-        kind=st.sampled_from(["rescue", "rescue", "rescue", "renew", "leave", "die", "depose"]),
+        kind=st.sampled_from(
+            ["rescue", "rescue", "rescue", "renew", "left", "lost", "crashed", "depose"]
+        ),
         lapse=st.booleans(),
     )
     def mishap(self, seed: random.Random, kind: str, lapse: bool) -> None:
@@ -360,7 +365,7 @@ class Walk(RuleBasedStateMachine):
                 self.token = self.connection.get(self.yard.keys.leader).decode()
                 assert self.scripts.lead("late", 600_000, self.old_tokens[-1]) == ""
             case _:
-                self._retire(worker, "left" if kind == "leave" else "lost")
+                self._retire(worker, kind)
         if not life.holds and sum(other.holds for other in self.workers.values()) < 2:
             self._join()
 
@@ -370,9 +375,9 @@ class Walk(RuleBasedStateMachine):
         (code,) = self.scripts.renew(600_000, [(worker, b"{}")])
         assert (code is Renewed.HELD) is self.workers[worker].holds
 
-    def _retire(self, worker: str, why: Literal["left", "lost"]) -> None:
+    def _retire(self, worker: str, why: Why) -> None:
         life = self.workers[worker]
-        left = self.scripts.retire(worker, why)
+        left = self.scripts.retire(worker, why, f"it {why}")
         if life.holds:
             assert left >= 0
             life.holds, life.why = False, why
@@ -381,12 +386,16 @@ class Walk(RuleBasedStateMachine):
 
     def _rescue(self, seed: random.Random, worker: str, lapse: bool) -> None:
         """A batch of a lane, from nothing to all of it; only the leader may."""
-        life, lane = self.workers[worker], self.yard.lane(worker)
+        life, alone = self.workers[worker], self.yard.alone(worker)
+        lane = [
+            OnLane(entry, {b"id": b""} | fields)
+            for entry, fields in self.connection.xrange(self.yard.keys.lane(worker))
+        ]
         if lapse and life.holds:
             self.yard.expire(worker)
         assert self.scripts.rescue(seed.choice(self.old_tokens), worker) == RESCUE_NOT_LEADER
         taken = seed.sample(lane, seed.randint(0, len(lane)))
-        entries = [(item.entry, item.request.client, item.request.id) for item in taken]
+        entries = [(item.entry.decode(), *item.name) for item in taken]
         left = self.scripts.rescue(self.token, worker, entries)
         if life.holds and not lapse:
             assert left == RESCUE_HELD
@@ -394,7 +403,9 @@ class Walk(RuleBasedStateMachine):
         assert left == len(lane) - len(taken)
         life.holds = False
         for item in taken:
-            self.known[item.request.client, item.request.id].crashes += life.why == "lost"
+            if b"attempt" in item.fields:
+                is_alone = item.entry.decode() == alone
+                self.known[item.name].suffer(life.why, alone=is_alone)
 
     # What holds after every step
 
@@ -409,7 +420,8 @@ class Walk(RuleBasedStateMachine):
     def _check_places(self, seen: Snapshot) -> None:
         """Every request is in exactly one place: an intake, one lane, or answered."""
         on_lanes = Counter(item.name for lane in seen.lanes.values() for item in lane)
-        waiting_names = set(seen.waiting.values())
+        waiting_names = {item.name for item in seen.waiting.values()}
+        queued = 0
         for name, known in self.known.items():
             ledger = seen.ledgers[name]
             state = ledger.get(b"state", b"").decode()
@@ -424,12 +436,26 @@ class Walk(RuleBasedStateMachine):
                     assert name in waiting_names
                 else:
                     assert state == "waiting"
-                    assert seen.waiting[ledger[b"intake"], ledger[b"entry"]] == name
+                    item = seen.waiting[ledger[b"intake"], ledger[b"entry"]]
+                    assert item.name == name
+                    queued += int(ledger.get(b"queued_tokens", b"0"))
+                    if ledger[b"intake"] == b"retry":
+                        self._check_retry(item, known)
+        assert seen.queued_tokens == queued
+
+    def _check_retry(self, item: OnLane, known: Known) -> None:
+        """A retry tells what it has been through, and what its readers have seen."""
+        history = {name: int(item.fields.get(name.encode(), b"0")) for name in HISTORY}
+        assert history == known.history
+        assert unpack_tokens(item.fields.get(b"published", b"")) == known.published
 
     def _check_lanes(self, seen: Snapshot) -> None:
         """A lane is bounded, is its worker's alone, and says what the next attempt must know."""
         for worker, lane in seen.lanes.items():
             assert len(lane) <= LANE_LIMIT
+            alone = seen.quarantine.get(worker.encode())
+            if alone and self.workers[worker].holds:
+                assert [item.entry for item in lane] == [alone]
             is_known = worker.encode() in seen.leases
             assert is_known == (worker.encode() in seen.roster)
             assert is_known or (not self.workers[worker].holds and not lane)
@@ -438,7 +464,9 @@ class Walk(RuleBasedStateMachine):
                 fields = item.fields
                 assert parse_request(fields) == known.request
                 assert fields[b"attempt"] == str(known.attempts).encode() == ledger[b"attempt"]
-                assert fields[b"crashes"] == str(known.crashes).encode()
+                assert known.running == (worker, known.attempts)
+                for count in ("crashes", "faults"):
+                    assert fields[count.encode()] == str(known.history[count]).encode()
                 assert fields[b"sid"] == ledger[b"sid"]
                 assert (ledger[b"worker"], ledger[b"entry"]) == (worker.encode(), item.entry)
                 published = unpack_tokens(fields.get(b"published", b""))
@@ -448,7 +476,7 @@ class Walk(RuleBasedStateMachine):
     def _check_replies(self, seen: Snapshot, name: Name) -> None:
         """Every token is published once, in order, and one result at the end."""
         known, streamed = self.known[name], list[int]()
-        replies = [reply for reply in seen.replies[name] if reply.id == name[1]]
+        replies = seen.replies[name][known.replies_before :]
         results = [reply for reply in replies if reply.event == "result"]
         for reply in replies:
             if reply.event == "delta":
@@ -464,6 +492,14 @@ class Walk(RuleBasedStateMachine):
         assert replies[-1] == result == decode_reply(seen.ledgers[name][b"result"])
         assert (result.status, unpack_tokens(result.tokens)) == known.result
         assert seen.tokens[name] == b""
+
+
+def ask_for(name: Name) -> Request:
+    """The request of that name: always the same."""
+    client, request_id = name
+    return make_request(
+        request_id, client=client, reply_to=CLIENTS[client], stream=True, tokens=range(9)
+    )
 
 
 def token_at(name: Name, at: int) -> int:

@@ -1,0 +1,119 @@
+"""What the random walks believe, and what they see: a model of a yard, and a picture of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+from tests.support.yard import Yard
+from tokenyard.keys import INTAKE_CLASSES
+from tokenyard.replies import Reply, decode_replies
+from tokenyard.scripts import Why, destination
+from tokenyard.wire import Assignment, Request
+
+Name = tuple[str, str]  # of a request: client and id
+#: What only the system counts, and what a retry carries of it.
+HISTORY = ("crashes", "suspected", "crashed_alone", "lost_alone", "faults")
+
+
+@dataclass
+class Known:
+    """What the model says of one request."""
+
+    request: Request
+    published: list[int] = field(default_factory=list)
+    result: tuple[str, list[int]] | None = None
+    published_at_start: int = 0  # of the last attempt
+    attempts: int = 0
+    running: tuple[str, int] | None = None  # worker and attempt
+    history: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HISTORY, 0))
+    replies_before: int = 0  # of the lives before it was a dead letter
+    is_forestalled: bool = False  # cancelled before anybody knew where its replies go
+
+    def suffer(self, why: Why, *, alone: bool) -> None:
+        """Its worker has gone."""
+        self.running = None
+        if why == "left":
+            return
+        self.history["crashes"] += 1
+        self.history["suspected"] += why == "crashed"
+        if alone:
+            self.history[f"{why}_alone"] += 1
+
+    def live_again(self, replies_before: int) -> None:
+        """It was a dead letter and waits anew."""
+        self.published, self.result, self.running = [], None, None
+        self.history = dict.fromkeys(HISTORY, 0)
+        self.replies_before = replies_before
+
+
+@dataclass
+class Life:
+    """What the model says of one worker incarnation, and all that it ever read on its lane."""
+
+    remembered: list[Assignment] = field(default_factory=list)
+    holds: bool = True
+    why: Why = "lost"
+
+
+@dataclass
+class OnLane:
+    """An assignment as it stands on a lane."""
+
+    entry: bytes
+    fields: dict[bytes, bytes]
+
+    @property
+    def name(self) -> Name:
+        """Whose it is."""
+        return self.fields.get(b"client", b"anon").decode(), self.fields[b"id"].decode()
+
+
+@dataclass
+class Snapshot:
+    """All that is in the yard, read in one round trip."""
+
+    leases: set[bytes]
+    roster: set[bytes]
+    quarantine: dict[bytes, bytes]
+    queued_tokens: int
+    waiting: dict[tuple[bytes, bytes], OnLane] = field(default_factory=dict)  # intake and entry
+    lanes: dict[str, list[OnLane]] = field(default_factory=dict)
+    ledgers: dict[Name, dict[bytes, bytes]] = field(default_factory=dict)
+    tokens: dict[Name, bytes] = field(default_factory=dict)
+    replies: dict[Name, list[Reply]] = field(default_factory=dict)
+
+    @classmethod
+    def take(cls, yard: Yard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
+        """Read everything."""
+        workers, keys = list(workers), yard.keys
+        with yard.connection.pipeline(transaction=False) as pipe:
+            pipe.zrange(keys.leases, 0, -1)
+            pipe.hkeys(keys.workers)
+            pipe.hgetall(keys.quarantine)
+            pipe.hget(keys.info, "queued_tokens")
+            for intake in INTAKE_CLASSES:
+                pipe.xrange(keys.intake(intake))
+            for worker in workers:
+                pipe.xrange(keys.lane(worker))
+            for name, item in known.items():
+                pipe.hgetall(keys.ledger(*name))
+                pipe.get(keys.tokens(*name))
+                stream = destination(keys, item.request)
+                pipe.xrange(keys.reply(*name) if item.is_forestalled else stream)
+            answers = iter(pipe.execute())
+        leases, roster = set(next(answers)), set(next(answers))
+        seen = cls(leases, roster, next(answers), int(next(answers) or 0))
+        for intake in INTAKE_CLASSES:
+            for entry, fields in next(answers):
+                seen.waiting[intake.encode(), entry] = OnLane(entry, fields)
+        for worker in workers:
+            lane = [OnLane(*entry) for entry in next(answers)]
+            seen.lanes[worker] = [item for item in lane if b"attempt" in item.fields]
+        for name in known:
+            seen.ledgers[name] = next(answers)
+            seen.tokens[name] = next(answers) or b""
+            replies = [reply for _, fields in next(answers) for reply in decode_replies(fields)]
+            seen.replies[name] = [reply for reply in replies if reply.id == name[1]]
+        return seen
