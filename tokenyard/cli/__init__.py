@@ -36,6 +36,7 @@ Begin here:
   tokenyard up                a broker, a coordinator and two workers to play with
   tokenyard submit "12+34="   ask them something (in another terminal)
   tokenyard info              see what they do
+  tokenyard explain ID        see what a request has been through
 
 Without --redis-url, `up` starts a broker of its own, and the other commands find it. `tokenyard
 COMMAND --help` explains each command and has examples.

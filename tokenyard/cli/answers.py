@@ -8,16 +8,30 @@ from typing import Any
 import click
 import msgspec
 
+from tokenyard.client import Handle
 from tokenyard.replies import Choice, Delta, Result
 
 
 class Printer:
     """Prints deltas and results, and remembers whether a request failed."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, is_verbose: bool = False) -> None:
         self.failed = False
         self._as_json = as_json
+        self._is_verbose = is_verbose
         self._is_inside = False  # deltas of an answer have been printed on the current line
+
+    def accepted(self, handle: Handle) -> None:
+        """Where a request stands in the line, for those who want to know."""
+        if not self._is_verbose:
+            return
+        if self._as_json:
+            place = {"position": handle.position, "eta_s": handle.eta_s}
+            _echo_json({"event": "accepted", "id": handle.id, **place})
+            return
+        eta = f", about {handle.eta_s:g} s" if handle.eta_s is not None else ""
+        known = "known already" if handle.position is None else f"{handle.position} before it{eta}"
+        click.echo(f"request {handle.id!r}: {known}", err=True)
 
     def delta(self, delta: Delta) -> None:
         """A piece of an answer."""
@@ -30,9 +44,16 @@ class Printer:
 
     def result(self, prompt: object, index: int, result: Result) -> None:
         """The end of an answer, and all of it where no delta came before."""
+        self._print(result, {"event": "result", "index": index, "prompt": prompt})
+
+    def whole(self, result: Result) -> None:
+        """A result whose prompt is not at hand."""
+        self._print(result, {"event": "result"})
+
+    def _print(self, result: Result, about: dict[str, Any]) -> None:
         self.failed = self.failed or not result.ok
         if self._as_json:
-            _echo_json({"event": "result", "index": index, "prompt": prompt, **_fields(result)})
+            _echo_json(about | _fields(result))
         elif self._is_inside:
             self.stop()
         elif result.ok:

@@ -56,7 +56,7 @@ def result(ctx: click.Context, request_id: str, client: str, timeout: float, as_
     printer = Printer(as_json=as_json)
     with opened(ctx.obj) as (connection, keys):
         found = _wait(connection, keys, client, request_id, timeout)
-    printer.result(None, 0, found)
+    printer.whole(found)
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
 

@@ -30,11 +30,12 @@ Examples:
   tokenyard submit --ids 1,15,7 --json
   tokenyard submit --file prompts.txt --json > answers.jsonl
   tokenyard submit --client ann --id q1 "12+34="    ask again, and q1 still runs only once
+  tokenyard submit --deadline-s 5 --refuse-late --verbose "12+34="
 
 \b
 Exit statuses:
   0  all requests completed        3  no broker or no coordinator
-  1  a request failed              4  time is over (the requests go on)
+  1  a request failed or expired   4  time is over (the requests go on)
   2  wrong usage, or a parameter that vLLM does not know
 """
 
@@ -76,8 +77,24 @@ def _params(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> d
 @click.option(
     "--param", "params", multiple=True, callback=_params, help="Any other parameter: name=JSON."
 )
+@click.option(
+    "--deadline-s",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds from now after which an answer is of no use.",
+)
+@click.option(
+    "--refuse-late", is_flag=True, help="Refuse at once what would wait beyond its deadline."
+)
+@click.option(
+    "--cancel-on-disconnect", is_flag=True, help="Cancel what is not answered when this ends."
+)
 @click.option("--stream", is_flag=True, help="Print tokens as they come, prompt after prompt.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each answer.")
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="Say where the request stands in the line (of one prompt, or with --stream).",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0.001),
@@ -96,8 +113,12 @@ def submit(
     file: IO[str] | None,
     model: str,
     params: dict[str, Any],
+    deadline_s: float | None,
+    refuse_late: bool,
+    cancel_on_disconnect: bool,
     stream: bool,
     as_json: bool,
+    verbose: bool,
     timeout: float,
     request_id: str | None,
     client_id: str | None,
@@ -106,11 +127,19 @@ def submit(
     """Ask, print, and set the exit status."""
     prompts = _prompts(text, ids, file)
     given = {name: value for name, value in sampling.items() if value not in {None, ()}}
-    options: SharedOptions = {"model": model, "params": params | given, "stream": stream}
+    options: SharedOptions = {
+        "model": model,
+        "params": params | given,
+        "stream": stream,
+        "refuse_late": refuse_late,
+        "cancel_on_disconnect": cancel_on_disconnect,
+    }
+    if deadline_s is not None:
+        options["deadline_s"] = deadline_s
     only = prompts[0] if isinstance(prompts, list) and len(prompts) == 1 else None
     if request_id is not None and only is None:
         raise click.UsageError("--id is for one prompt")
-    printer = Printer(as_json=as_json)
+    printer = Printer(as_json=as_json, is_verbose=verbose)
     choice: YardChoice = ctx.obj
     with Client(
         url_of(choice),
@@ -152,6 +181,7 @@ def _ask_one(
 ) -> None:
     item: Item = {"prompt": prompt, "id": request_id} if request_id else prompt
     [handle] = client.submit_many([item], **options)
+    printer.accepted(handle)
     try:
         if options["stream"]:
             _follow(handle, printer)
