@@ -1,0 +1,153 @@
+"""Dead letters as an operator meets them: listed, shown, run again, thrown away."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import framed, make_request
+from tests.support.yard import Waiting, Yard
+from tokenyard.dead_letters import (
+    DeadLetter,
+    all_letters,
+    dead_letters,
+    drop_letter,
+    find_letter,
+    requeue_letter,
+)
+from tokenyard.errors import Code
+from tokenyard.replies import refusal
+from tokenyard.scripts import Answered
+from tokenyard.wire import Request
+
+
+def kill(yard: Yard, request: Request, *, priority_class: str = "normal") -> DeadLetter:
+    """Give a request up; its letter."""
+    waiting: Waiting = yard.submit(request, priority_class)  # type: ignore[arg-type]
+    reply = refusal(request, Code.POISONED, "it killed its worker")
+    code = yard.scripts.answer(
+        yard.token, waiting.intake, waiting.entry, request, reply, dead="it killed its worker"
+    )
+    assert code is Answered.DONE
+    return dead_letters(yard.connection, yard.keys)[0]
+
+
+def bury(yard: Yard, **fields: str | bytes) -> DeadLetter:
+    """An entry that nobody can be answered for; its letter."""
+    entry = yard.push(dict(fields)).entry
+    yard.scripts.bury(yard.token, "normal", entry, "id: is missing")
+    return dead_letters(yard.connection, yard.keys)[0]
+
+
+def test_a_letter_says_whose_it_was_and_why(yard: Yard) -> None:
+    request = make_request("q", client="ann", model="adder", tokens=[1, 300])
+    letter = kill(yard, request, priority_class="high")
+
+    assert (letter.client, letter.id, letter.model) == ("ann", "q", "adder")
+    assert (letter.reason, letter.priority_class) == ("it killed its worker", "high")
+    assert letter.fields["tokens"] == "1,300"
+    assert "dead_reason" not in letter.fields
+    seconds, _ = yard.connection.time()
+    assert abs(letter.died_ms / 1000 - seconds) < 60
+
+
+def test_what_names_nobody_is_shown_whatever_it_holds(yard: Yard) -> None:
+    letter = bury(yard, prompt=b"\xff\x00", tokens=b"[1]")
+
+    assert not letter.is_answerable
+    assert (letter.fields["prompt"], letter.fields["tokens"]) == ("ff00", "[1]")
+
+
+def test_the_newest_come_first_and_all_come_in_pages(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenyard.dead_letters._PAGE", 2)
+    names = [kill(yard, make_request(f"q{number}")).letter for number in range(5)]
+
+    assert [each.letter for each in dead_letters(yard.connection, yard.keys, 2)] == names[:2:-1]
+    assert [each.letter for each in all_letters(yard.connection, yard.keys)] == names
+
+
+def test_what_dies_while_all_are_gone_through_is_left_out(yard: Yard) -> None:
+    letter = kill(yard, make_request("q"))
+    letters = all_letters(yard.connection, yard.keys)
+
+    assert next(letters) == letter
+    kill(yard, make_request("late"))
+    assert list(letters) == []
+
+
+def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: Yard) -> None:
+    first, _other = kill(yard, make_request("q")), kill(yard, make_request("p"))
+
+    assert find_letter(yard.connection, yard.keys, first.letter) == first
+    assert find_letter(yard.connection, yard.keys, "q") == first
+    assert find_letter(yard.connection, yard.keys, "1-1") is None
+    assert find_letter(yard.connection, yard.keys, "nobody") is None
+
+
+@pytest.mark.parametrize("make", [make_request, framed])
+def test_a_requeued_request_runs_as_if_it_had_just_come(yard: Yard, make) -> None:
+    request = make("q")
+    letter = kill(yard, request, priority_class="low")
+
+    sid = requeue_letter(yard.connection, yard.keys, letter)
+
+    [(entry, fields)] = yard.intake("low")
+    assert sid == f"low/{entry}"
+    assert not any(name.startswith(b"dead_") for name in fields)
+    assert yard.ledger(request)["state"] == "waiting"
+    assert yard.result(request) is None
+    worker = yard.worker()
+    assert yard.place(Waiting(request, "low", entry), worker).request == request
+    assert dead_letters(yard.connection, yard.keys) == []
+
+
+def test_a_second_life_counts_on_from_the_first_so_that_the_fence_holds(yard: Yard) -> None:
+    worker = yard.worker()
+    request = make_request("q")
+    assignment = yard.assign(worker, request)
+    yard.expire(worker)
+    yard.rescue(worker)
+    waiting = yard.waiting(request)
+    reply = refusal(request, Code.POISONED, "x")
+    yard.scripts.answer(yard.token, "retry", waiting.entry, request, reply, dead="x")
+    [letter] = dead_letters(yard.connection, yard.keys)
+    assert letter.priority_class == "normal"
+
+    requeue_letter(yard.connection, yard.keys, letter)
+
+    [(entry, _)] = yard.intake("normal")
+    again = yard.place(Waiting(request, "normal", entry), yard.worker("w2"))
+    assert (again.attempt, again.crashes, again.published) == (assignment.attempt + 1, 0, b"")
+
+
+def test_a_letter_is_requeued_once(yard: Yard) -> None:
+    letter = kill(yard, make_request("q"))
+
+    assert requeue_letter(yard.connection, yard.keys, letter)
+    assert requeue_letter(yard.connection, yard.keys, letter) == ""
+    assert len(yard.intake()) == 1
+
+
+def test_a_request_that_is_under_way_again_is_not_doubled(yard: Yard) -> None:
+    request = make_request("q")
+    letter = kill(yard, request)
+    yard.connection.delete(yard.keys.ledger(request.client, request.id))
+    yard.submit(request)
+
+    assert requeue_letter(yard.connection, yard.keys, letter) == ""
+    assert dead_letters(yard.connection, yard.keys) == [letter]
+
+
+def test_what_names_nobody_cannot_be_requeued(yard: Yard) -> None:
+    assert requeue_letter(yard.connection, yard.keys, bury(yard, prompt="x")) == ""
+    assert len(dead_letters(yard.connection, yard.keys)) == 1
+
+
+def test_a_letter_is_dropped_once_and_the_result_stays(yard: Yard) -> None:
+    request = make_request("q")
+    letter = kill(yard, request)
+
+    assert drop_letter(yard.connection, yard.keys, letter)
+    assert not drop_letter(yard.connection, yard.keys, letter)
+    assert yard.result(request) is not None

@@ -1,0 +1,151 @@
+"""What `tokenyard explain` reads from the ledger that the scripts wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_delta, make_request, make_result
+from tests.support.yard import Yard
+from tokenyard.errors import Code, UnknownRequest
+from tokenyard.replies import json_text, refusal
+from tokenyard.scripts import Move, Publication
+from tokenyard.timeline import Timeline, read_timeline
+from tokenyard.wire import Request
+
+NAME = "q"
+
+
+def explain(yard: Yard, request: Request) -> Timeline:
+    return read_timeline(yard.connection, yard.keys, request.client, request.id)
+
+
+def texts(timeline: Timeline) -> str:
+    events = timeline.events()
+    assert [event.at_ms for event in events] == sorted(event.at_ms for event in events)
+    return "\n".join(event.text for event in events)
+
+
+def assign(
+    yard: Yard, request: Request, worker: str, intake: str = "normal", why: str = ""
+) -> None:
+    entry = yard.ledger(request)["entry"]
+    move = Move(intake, entry, request.client, request.id, worker, 9, why=why)  # type: ignore[arg-type]
+    yard.scripts.dispatch(yard.token, [move])
+
+
+def test_a_request_that_nobody_knows(yard: Yard) -> None:
+    with pytest.raises(UnknownRequest, match="'q'"):
+        explain(yard, make_request(NAME))
+
+
+def test_a_request_that_completed(yard: Yard) -> None:
+    request, worker = make_request(NAME), yard.worker()
+    yard.submit(request)
+    assign(yard, request, worker, why="round_robin, load 0 of 9")
+    [assignment] = yard.lane(worker)
+    said = {
+        "timing": json_text({"queue_ms": 1, "engine_ms": 2.0, "first_token_ms": 1.0}),
+        "finish_reason": "stop",
+    }
+    yard.scripts.finish(worker, [Publication(assignment, make_result(NAME, [1, 2], **said))])
+
+    timeline = explain(yard, request)
+
+    assert (timeline.state, timeline.server_id) == ("completed", assignment.sid)
+    [attempt] = timeline.attempts
+    assert (attempt.number, attempt.worker) == (1, worker)
+    assert attempt.why == "round_robin, load 0 of 9"
+    assert timeline.result is not None
+    assert timeline.result.tokens == [1, 2]
+    assert timeline.accepted_ms <= attempt.assigned_ms <= timeline.ended_ms <= timeline.now_ms
+    assert timeline.started_ms == timeline.ended_ms - 2
+    said_of_it = texts(timeline)
+    for words in ("accepted as normal/", "to w.", "round_robin", "first token", "completed: 2"):
+        assert words in said_of_it
+
+
+def test_a_request_whose_workers_died(yard: Yard) -> None:
+    request = make_request(NAME, stream=True)
+    first, second = yard.worker("first"), yard.worker("second")
+    yard.submit(request)
+    assign(yard, request, first)
+    [assignment] = yard.lane(first)
+    yard.scripts.emit(first, [Publication(assignment, make_delta(NAME, 0, [1, 2, 3]))])
+    yard.scripts.retire(first, "lost", "killed by signal 9")
+    yard.rescue(first)
+    assign(yard, request, second, "retry")
+
+    timeline = explain(yard, request)
+
+    assert (timeline.state, timeline.tokens_published) == ("assigned", 3)
+    lost, running = timeline.attempts
+    assert (lost.worker, lost.given_back, lost.reason) == (first, "lost", "killed by signal 9")
+    assert (running.worker, running.given_back, running.given_back_ms) == (second, "", None)
+    assert running.waited_ms <= running.assigned_ms - lost.assigned_ms
+    assert "attempt 1: its worker was lost: killed by signal 9" in texts(timeline)
+    assert "3 tokens published so far" in texts(timeline)
+
+
+def test_a_request_that_the_engine_gave_back_pauses(yard: Yard) -> None:
+    request, worker = make_request(NAME), yard.worker()
+    yard.submit(request)
+    assign(yard, request, worker)
+    [assignment] = yard.lane(worker)
+    yard.scripts.hand_back(worker, assignment, 60_000, "out of memory")
+
+    timeline = explain(yard, request)
+
+    assert (timeline.state, timeline.attempts[0].given_back) == ("waiting", "fault")
+    assert timeline.attempts[0].reason == "out of memory"
+    assert "tried again in" in timeline.waits_for
+    assert "out of memory" in timeline.waits_for
+
+
+def test_a_request_that_waits_says_why(yard: Yard) -> None:
+    request = make_request(NAME, model="adder")
+    yard.submit(priority_class="high")
+    yard.submit(request)
+    assert explain(yard, request).waits_for == "no worker is ready"
+
+    yard.worker()
+    waits_for = explain(yard, request).waits_for
+    assert waits_for == "intake normal holds 1 requests, those served before it 1"
+
+    other = make_request("other", model="multiplier")
+    yard.submit(other)
+    assert explain(yard, other).waits_for == "no worker with model multiplier is ready"
+
+    yard.scripts.resign(yard.token)
+    assert "nobody leads" in texts(explain(yard, request))
+
+
+def test_a_request_that_was_cancelled_before_it_came(yard: Yard) -> None:
+    yard.scripts.cancel("ann", NAME, "for a test")
+
+    timeline = read_timeline(yard.connection, yard.keys, "ann", NAME)
+
+    assert (timeline.state, timeline.accepted_ms, timeline.attempts) == ("cancelled", None, [])
+    assert texts(timeline) == "cancelled: 0 tokens, CANCELLED: for a test"
+
+
+def test_a_request_that_was_refused(yard: Yard) -> None:
+    request = make_request(NAME)
+    waiting = yard.submit(request)
+    reply = refusal(request, Code.DEADLINE_EXCEEDED, "waiting in the intake")
+    yard.scripts.answer(yard.token, "normal", waiting.entry, request, reply)
+
+    timeline = explain(yard, request)
+
+    assert timeline.ended_ms is not None
+    assert "expired: 0 tokens, DEADLINE_EXCEEDED: waiting in the intake" in texts(timeline)
+
+
+def test_a_ledger_of_an_older_version_tells_what_it_has(yard: Yard) -> None:
+    request = make_request(NAME)
+    ledger = yard.keys.ledger(request.client, NAME)
+    yard.connection.hset(ledger, mapping={"state": "assigned", "sid": "normal/5-0", "attempt": 2})
+
+    timeline = explain(yard, request)
+
+    assert (timeline.accepted_ms, timeline.attempts) == (5, [])
+    assert texts(timeline).startswith("accepted as normal/5-0")
