@@ -84,11 +84,13 @@ class Roster:
         return True
 
     def _read_loads(self) -> None:
-        pipeline = self._connection.pipeline(transaction=True)
+        # No transaction: a server without memory refuses them. So the last event comes first: what
+        # leaves a lane in between is counted twice, not never, and `dispatch` knows of a full lane.
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.xrevrange(self._keys.events, count=1)
         for worker in self.members:
             pipeline.xlen(self._keys.lane(worker))
-        pipeline.xrevrange(self._keys.events, count=1)
-        *loads, last = pipeline.execute()
+        last, *loads = pipeline.execute()
         for member, load in zip(self.members.values(), loads, strict=True):
             member.load = load
         self._counted = _position(last[0][0].decode()) if last else (0, 0)

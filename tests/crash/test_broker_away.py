@@ -1,0 +1,97 @@
+"""The broker is away, is full, or has forgotten what is not data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.waiting import eventually
+from tokenyard.keys import GROUP
+from tokenyard.scripts import Cancelled
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture
+def plant(own_broker: Server) -> Iterator[Plant]:
+    with Plant(own_broker.url) as started:
+        yield started
+
+
+@pytest.mark.parametrize("away_s", [5.0])
+def test_away_in_the_middle_of_streams(plant: Plant, own_broker: Server, away_s: float) -> None:
+    # Given streams that run, and some that wait
+    plant.coordinator()
+    plant.worker(slots=2, simulated_step_s=0.02, max_num_seqs=4)
+    workers = plant.wait_for_workers(2)
+    requests = streams(16, max_tokens=100)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests[:2])
+
+    # If the server is away for some seconds
+    own_broker.stop()
+    back = time.monotonic() + away_s
+    eventually(lambda: time.monotonic() > back, timeout_s=away_s + 5.0, every_s=0.1)
+    own_broker.start()
+
+    # I expect everything to go on where it was, at the first attempt.
+    assert set(attempts(check_exact(plant, requests))) == {1}
+    assert plant.wait_for_workers(2).keys() == workers.keys()
+
+
+def test_out_of_memory(plant: Plant) -> None:
+    # Given streams that run, and some that wait
+    leader = plant.coordinator(name="one", lease_ms=1000)
+    token = plant.wait_for_leader()
+    plant.coordinator(name="two", lease_ms=1000)
+    plant.worker(simulated_step_s=0.02, max_num_seqs=4)
+    plant.wait_for_workers(1)
+    requests = streams(8, max_tokens=60)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests[:4])
+
+    # If the server has no memory left, one is cancelled, and the leader dies
+    plant.connection.config_set("maxmemory", "1mb")
+    cancelled = requests.pop(0)
+    assert plant.scripts.cancel("anon", cancelled.id, "enough") is Cancelled.CANCELLED
+    leader.kill()
+
+    # I expect new requests to be refused in plain words,
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        plant.scripts.submit("normal", streams(1))
+    # another to lead, and what was accepted to complete,
+    assert plant.wait_for_leader(other_than=token).endswith(b":two")
+    assert set(attempts(check_exact(plant, requests))) == {1}
+    # and the yard to serve again when there is memory.
+    plant.connection.config_set("maxmemory", "0")
+    after = streams(2, max_tokens=5)
+    plant.scripts.submit("normal", after)
+    check_exact(plant, after)
+
+
+def test_forgotten_scripts_and_groups(plant: Plant) -> None:
+    # Given streams that run, and some that wait
+    plant.coordinator()
+    plant.worker(simulated_step_s=0.02, max_num_seqs=4)
+    plant.wait_for_workers(1)
+    requests = streams(12, max_tokens=60)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests[:4])
+
+    # If the scripts, the consumer groups and all connections are gone
+    plant.connection.script_flush()
+    for stream in (plant.keys.intake("normal"), plant.keys.events):
+        plant.connection.xgroup_destroy(stream, GROUP)
+    plant.connection.client_kill_filter(_type="normal", skipme=True)
+
+    # I expect nobody to notice.
+    assert set(attempts(check_exact(plant, requests))) == {1}
+    after = streams(2, max_tokens=5)
+    plant.push_all(after)
+    check_exact(plant, after)

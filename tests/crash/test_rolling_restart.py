@@ -1,0 +1,58 @@
+"""Every process is replaced, one after another, under load: nobody notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.streams import attempts, check_exact, streams
+from tests.support.waiting import eventually
+from tokenyard.wire import Request
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+def test_rolling_restart_of_every_process(plant: Plant) -> None:
+    # Given two coordinators and two hosts under load
+    coordinators = [plant.coordinator(name=f"c{n}", lease_ms=2000) for n in range(2)]
+    hosts = [
+        plant.worker(name=f"h{n}", simulated_step_s=0.02, max_num_seqs=8, grace_s=0.5)
+        for n in range(2)
+    ]
+    plant.wait_for_workers(2)
+    sent: list[Request] = []
+
+    def load(count: int = 20) -> None:
+        """More streams, of which the first have begun."""
+        more = streams(count, max_tokens=60)
+        sent.extend(more)
+        plant.push_all(more)
+        eventually(lambda: plant.replies(more[0].id), timeout_s=30.0)
+
+    # If each is stopped in order while its successor starts
+    for number, host in enumerate(hosts):
+        load()
+        plant.worker(name=f"new{number}", simulated_step_s=0.02, max_num_seqs=8)
+        plant.wait_for_workers(3)
+        assert host.stop() == 0
+    for number, coordinator in enumerate(coordinators):
+        load()
+        plant.coordinator(name=f"d{number}", lease_ms=2000)
+        assert coordinator.stop() == 0
+    load()
+
+    # I expect every token once, and no attempt to have cost anything.
+    answers = check_exact(plant, sent)
+    assert max(attempts(answers)) == 2, "some were handed back in the middle"
+    ledgers = [plant.ledger(one.id) for one in sent]
+    assert not any("crashes" in ledger or "faults" in ledger for ledger in ledgers)
+    assert not plant.connection.exists(plant.keys.dead)
