@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import redis
@@ -99,6 +100,16 @@ class Yard:
         """Rescue all that a worker's lane holds, in one call."""
         held = [(item.entry, item.request.client, item.request.id) for item in self.lane(worker)]
         return self.scripts.rescue(self.token, worker, held)
+
+    @contextmanager
+    def without_memory(self) -> Iterator[None]:
+        """The server has reached its bound of memory and deletes nothing by itself."""
+        before = self.connection.config_get("maxmemory")["maxmemory"]
+        self.connection.config_set("maxmemory", 1)
+        try:
+            yield
+        finally:
+            self.connection.config_set("maxmemory", before)
 
     # Looking
 

@@ -28,6 +28,7 @@
 -- @include take_queued
 
 local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
+local MOST_TTL_S = 30 * 24 * 3600
 local ledger, place = KEYS[1], KEYS[3]
 local known = redis.call('HMGET', ledger, 'state', 'intake', 'worker', 'entry')
 local state, entry = known[1], known[4]
@@ -60,7 +61,9 @@ else
   redis.call('XADD', place, '*', 'cancel', entry)
   end_quarantine(KEYS[7], where, entry)
 end
-local ttl = wish['result_ttl'] or ARGV[5]
+-- Nobody may have judged this entry yet.
+local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')
+if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end
 if (wish['reply_to'] or '') == '' then
   conclude(KEYS[4], 'flat', ttl)
 else

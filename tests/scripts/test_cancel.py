@@ -1,0 +1,223 @@
+"""cancel.lua: a request ends with one result at once, wherever it is, and its runner is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.yard import Yard
+from tokenyard.errors import Code
+from tokenyard.replies import Reply
+from tokenyard.scripts import (
+    Cancelled,
+    Dispatched,
+    HandedBack,
+    Publication,
+    Published,
+    Submitted,
+    cancel,
+)
+from tokenyard.wire import Request, pack_tokens, request_fields
+
+KINDS = [make_request, framed]
+REASON = "changed my mind"
+
+
+def stop(yard: Yard, request: Request) -> Cancelled:
+    return yard.scripts.cancel(request.client, request.id, REASON)
+
+
+def only_result(yard: Yard, request: Request) -> Reply:
+    """The result: the same in the ledger and, once, on the reply stream."""
+    replies = yard.replies(request)
+    results = [reply for reply in replies if reply.event == "result"]
+    assert results == replies[-1:] == [yard.result(request)]
+    assert results[0].status == yard.ledger(request)["state"] == "cancelled"
+    assert json.loads(results[0].error) == {"code": Code.CANCELLED, "message": REASON}
+    return results[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_read", [True, False])
+def test_waiting_request_is_answered_at_once(yard: Yard, kind, is_read: bool) -> None:
+    request = kind(result_ttl_s=100)
+    yard.submit(request)
+    if is_read:
+        yard.read()
+
+    assert stop(yard, request) is Cancelled.CANCELLED
+
+    result = only_result(yard, request)
+    assert (result.seq, result.tokens) == (0, b"")
+    assert yard.intake() == []
+    assert yard.pending() == 0
+    assert yard.queued_tokens() == 0
+    stream = (
+        yard.keys.replies("framed") if request.reply_to else yard.keys.reply("anon", request.id)
+    )
+    for key in (stream, yard.keys.ledger(request.client, request.id)):
+        assert 95 <= yard.ttl_s(key) <= 100
+
+
+def test_cancelled_while_the_dispatcher_holds_it_goes_onto_no_lane(yard: Yard) -> None:
+    worker, waiting = yard.worker(), yard.submit()
+    yard.read()
+
+    stop(yard, waiting.request)
+
+    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.GONE]
+    assert yard.lane(worker) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_running_request_ends_with_the_tokens_that_were_seen(yard: Yard, kind) -> None:
+    worker, request = yard.worker(), kind(stream=True)
+    neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 0]))])
+
+    assert stop(yard, request) is Cancelled.CANCELLED
+
+    result = only_result(yard, request)
+    assert (result.seq, result.tokens) == (2, pack_tokens([7, 0]))
+    assert yard.lane(worker) == [neighbour]
+    assert yard.told_to_cancel(worker) == [assignment.entry]
+    assert yard.published(request) == b""
+
+
+def test_late_writes_of_its_worker_change_nothing(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request(stream=True)
+    assignment = yard.assign(worker, request)
+    stop(yard, request)
+    before = yard.replies(request), yard.ledger(request)
+    delta = Publication(assignment, make_delta(request.id, 0, [1]))
+    result = Publication(assignment, make_result(request.id, [1]))
+
+    assert yard.scripts.emit(worker, [delta]) == [Published.STALE]
+    assert yard.scripts.finish(worker, [result]) != [Published.PUBLISHED]
+    assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
+    assert (yard.replies(request), yard.ledger(request)) == before
+    assert yard.published(request) == b""
+    assert yard.intake("retry") == []
+
+
+def test_rescued_request_ends_with_the_tokens_that_were_seen(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    yard.expire(worker)
+    yard.rescue(worker)
+
+    assert stop(yard, request) is Cancelled.CANCELLED
+
+    assert only_result(yard, request).tokens == pack_tokens([7])
+    assert yard.intake("retry") == []
+
+
+def test_cancelled_on_the_lane_of_a_lost_worker_is_not_rescued(yard: Yard) -> None:
+    """Given a worker that died unnoticed, I expect its lane to end in spite of the note to it."""
+    worker, request = yard.worker(), make_request()
+    yard.assign(worker, request)
+    yard.expire(worker)
+    stop(yard, request)
+    lane = yard.keys.lane(worker)
+    held = [(entry.decode(), "anon", "") for entry, _ in yard.connection.xrange(lane)]
+
+    assert yard.scripts.rescue(yard.token, worker, held) == 0
+
+    assert yard.intake("retry") == []
+    assert yard.ledger(request)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("state", ["completed", "cancelled"])
+def test_request_that_is_over_stays_as_it_is(yard: Yard, state: str) -> None:
+    worker, request = yard.worker(), make_request()
+    assignment = yard.assign(worker, request)
+    if state == "completed":
+        yard.scripts.finish(worker, [Publication(assignment, make_result(request.id, [1]))])
+    else:
+        stop(yard, request)
+    before = yard.replies(request), yard.ledger(request), yard.told_to_cancel(worker)
+
+    assert stop(yard, request) is Cancelled.OVER
+    assert (yard.replies(request), yard.ledger(request), yard.told_to_cancel(worker)) == before
+
+
+@pytest.mark.parametrize("seen", ["other intake", "still waiting", "other worker", "unknown"])
+def test_look_that_is_out_of_date_changes_nothing(yard: Yard, seen: str) -> None:
+    """Given a request that moved between look and call, I expect MOVED, so that one looks again."""
+    worker, waiting = yard.worker(), yard.submit()
+    request = waiting.request
+    state, where = {
+        "other intake": ("waiting", "high"),
+        "still waiting": ("waiting", "normal"),
+        "other worker": ("assigned", "w.9"),
+        "unknown": ("", ""),
+    }[seen]
+    if seen in ("still waiting", "other worker"):
+        yard.place(waiting, worker)
+    before = yard.ledger(request)
+
+    call = cancel(yard.keys, request.client, request.id, state=state, where=where)
+
+    assert yard.scripts.call(call) is Cancelled.MOVED
+    assert yard.ledger(request) == before
+    assert yard.replies(request) == []
+    assert len(yard.intake()) + len(yard.lane(worker)) == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_plain_entry_that_nobody_knows_is_forestalled(yard: Yard, is_there: bool) -> None:
+    """Given an XADD that comes after its cancel, or is not read yet, I expect it dropped."""
+    request, worker = make_request(), yard.worker()
+    early = yard.push(request_fields(request), request) if is_there else None
+
+    assert stop(yard, request) is Cancelled.FORESTALLED
+
+    result = only_result(yard, request)
+    assert (result.seq, result.tokens) == (0, b"")
+    pushed = early or yard.push(request_fields(request), request)
+    assert yard.scripts.dispatch(yard.token, [pushed.to(worker)]) == [Dispatched.DUPLICATE]
+    assert yard.intake() == []
+    assert only_result(yard, request) == result
+    assert yard.scripts.submit("normal", [request])[0].code is Submitted.KNOWN
+    assert stop(yard, request) is Cancelled.OVER
+    for key in (yard.keys.reply("anon", request.id), yard.keys.ledger("anon", request.id)):
+        assert 3590 <= yard.ttl_s(key) <= 3600
+
+
+def test_cancelled_suspect_gives_its_lane_to_others(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request()
+    yard.assign(worker, request, alone=True)
+
+    stop(yard, request)
+
+    assert yard.alone(worker) is None
+    assert yard.assign(worker)
+
+
+def test_cancelled_neighbour_of_nobody_does_not_end_a_quarantine(yard: Yard) -> None:
+    one, two = yard.worker(), yard.worker()
+    suspect, other = yard.assign(one, alone=True), yard.assign(two)
+
+    stop(yard, other.request)
+
+    assert yard.alone(one) == suspect.entry
+
+
+@pytest.mark.parametrize("ttl", ["", "-5", "0", "1e9", "abc", "99999999999999999999"])
+def test_foreign_entry_with_a_life_that_makes_no_sense_is_cancelled_all_the_same(
+    yard: Yard, ttl: str
+) -> None:
+    """Given fields that nobody has judged yet, I expect the result to live the usual time."""
+    waiting = yard.submit()
+    request = waiting.request
+    foreign = yard.push({"id": request.id, "prompt": "x", "result_ttl": ttl})
+    ledger = yard.keys.ledger("anon", request.id)
+    yard.connection.hset(ledger, "entry", foreign.entry)
+
+    assert stop(yard, request) is Cancelled.CANCELLED
+
+    only_result(yard, request)
+    assert 3590 <= yard.ttl_s(ledger) <= 3600

@@ -1,0 +1,121 @@
+"""hand_back.lua: a request that an engine could not serve waits again, with all it has shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_delta, make_request, make_result
+from tests.support.yard import Yard
+from tokenyard.scripts import HandedBack, Publication, Published
+from tokenyard.wire import pack_tokens
+
+
+def test_request_waits_again_with_its_tokens_its_faults_and_a_pause(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request(stream=True)
+    neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    seconds, micros = yard.connection.time()
+    now_ms = seconds * 1000 + micros // 1000
+
+    code = yard.scripts.hand_back(worker, assignment, 5000, "no memory")
+
+    assert code is HandedBack.HANDED_BACK
+    ((entry, fields),) = yard.intake("retry")
+    assert fields[b"published"] == pack_tokens([7])
+    assert (fields[b"faults"], fields[b"reason"]) == (b"1", b"no memory")
+    assert now_ms + 5000 <= int(fields[b"not_before"]) <= now_ms + 15_000
+    assert b"crashes" not in fields
+    ledger = yard.ledger(request)
+    assert (ledger["state"], ledger["intake"], ledger["entry"]) == ("waiting", "retry", entry)
+    assert "worker" not in ledger
+    at, record = ledger["r1"].split(" ", 1)
+    assert now_ms <= int(at) <= now_ms + 10_000
+    assert record == f"{worker} fault no memory"
+    assert yard.lane(worker) == [neighbour]
+    assert yard.events()[-1] == {b"event": b"freed", b"worker": worker.encode(), b"count": b"1"}
+
+
+def test_next_attempt_knows_how_often_it_failed(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request()
+    assignment = yard.assign(worker, request)
+    for _ in range(3):
+        yard.scripts.hand_back(worker, assignment, 0, "no memory")
+        assignment = yard.place(yard.waiting(request), worker)
+
+    assert (assignment.attempt, assignment.faults, assignment.crashes) == (4, 3, 0)
+    assert assignment.request == request
+    ((_, fields),) = yard.connection.xrange(yard.keys.lane(worker))
+    lane = yard.keys.lane(worker)
+    values = yard.connection.eval("return #redis.call('XRANGE', KEYS[1], '-', '+')[1][2]", 1, lane)
+    assert values == 2 * len(fields), "a field stands there twice"
+
+
+def test_crash_after_a_fault_does_not_wait_for_the_faults_pause(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request()
+    yard.scripts.hand_back(worker, yard.assign(worker, request), 60_000, "no memory")
+    yard.place(yard.waiting(request), worker)
+    yard.scripts.retire(worker, "lost", "signal 9")
+    yard.rescue(worker)
+
+    ((_, fields),) = yard.intake("retry")
+
+    assert b"not_before" not in fields
+    assert (fields[b"faults"], fields[b"crashes"], fields[b"reason"]) == (b"1", b"1", b"signal 9")
+
+
+def test_worker_without_a_lease_hands_nothing_back(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    yard.scripts.retire(worker, "lost")
+
+    assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.LEASE_LOST
+    assert yard.intake("retry") == []
+    assert yard.lane(worker) == [assignment]
+
+
+@pytest.mark.parametrize("how", ["twice", "finished", "elsewhere", "again here", "not on the lane"])
+def test_request_that_is_not_its_own_is_left_alone(yard: Yard, how: str) -> None:
+    worker, request = yard.worker(), make_request()
+    assignment = yard.assign(worker, request)
+    match how:
+        case "twice":
+            yard.scripts.hand_back(worker, assignment, 0, "x")
+        case "finished":
+            yard.scripts.finish(worker, [Publication(assignment, make_result(request.id))])
+        case "elsewhere":
+            yard.scripts.hand_back(worker, assignment, 0, "x")
+            yard.place(yard.waiting(request), yard.worker())
+        case "again here":
+            yard.scripts.hand_back(worker, assignment, 0, "x")
+            yard.place(yard.waiting(request), worker)
+        case _:
+            yard.connection.xdel(yard.keys.lane(worker), assignment.entry)
+    before = yard.ledger(request), yard.intake("retry"), yard.lane(worker)
+
+    assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
+    assert (yard.ledger(request), yard.intake("retry"), yard.lane(worker)) == before
+
+
+def test_late_writes_of_the_attempt_before_are_stale(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.hand_back(worker, assignment, 0, "x")
+    again = yard.place(yard.waiting(request), worker)
+    delta = Publication(assignment, make_delta(request.id, 0, [1]))
+    late = Publication(assignment, make_result(request.id, [1]))
+    good = Publication(again, make_result(request.id, [2]))
+
+    assert yard.scripts.emit(worker, [delta]) == [Published.STALE]
+    assert yard.scripts.finish(worker, [late]) == [Published.STALE]
+    assert yard.scripts.finish(worker, [good]) == [Published.PUBLISHED]
+    assert yard.replies(request) == [good.reply]
+
+
+def test_suspect_that_is_handed_back_gives_its_lane_to_others(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, alone=True)
+
+    yard.scripts.hand_back(worker, assignment, 0, "x")
+
+    assert yard.alone(worker) is None
+    assert yard.assign(worker)

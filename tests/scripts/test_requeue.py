@@ -1,0 +1,122 @@
+"""requeue.lua: a dead letter gets another life under its old id."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.yard import Waiting, Yard
+from tokenyard.errors import Code
+from tokenyard.parse import parse_request
+from tokenyard.replies import refusal
+from tokenyard.scripts import Publication, Published, requeue
+from tokenyard.wire import Assignment, Request, pack_tokens
+
+
+def die(yard: Yard, request: Request) -> Assignment:
+    """A request that has shown a token and is given up after a crash; its last attempt."""
+    worker = yard.worker()
+    assignment = yard.assign(worker, request, alone=True)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    yard.scripts.retire(worker, "crashed", "signal 11")
+    yard.rescue(worker)
+    waiting = yard.waiting(request)
+    reply = refusal(request, Code.POISONED, "signal 11", published=pack_tokens([7]))
+    yard.scripts.answer(yard.token, "retry", waiting.entry, request, reply, dead="POISONED")
+    return assignment
+
+
+def letters(yard: Yard) -> list[str]:
+    return [entry.decode() for entry, _ in yard.connection.xrange(yard.keys.dead)]
+
+
+def again(yard: Yard, letter: str, request: Request) -> str:
+    return yard.scripts.call(requeue(yard.keys, letter, request.client, request.id, "low"))
+
+
+@pytest.mark.parametrize("kind", [make_request, framed])
+def test_dead_letter_waits_as_if_it_had_just_been_submitted(yard: Yard, kind) -> None:
+    request = kind(stream=True, model="adder")
+    first = die(yard, request)
+    (letter,) = letters(yard)
+
+    sid = again(yard, letter, request)
+
+    ((entry, fields),) = yard.intake("low")
+    assert sid == f"low/{entry}" != first.sid
+    assert parse_request(fields) == request
+    assert not any(name.startswith(b"dead_") for name in fields)
+    assert letters(yard) == []
+    assert yard.ledger(request) == {
+        "state": "waiting",
+        "sid": sid,
+        "intake": "low",
+        "entry": entry,
+        "attempt": "1",
+    }
+    assert yard.ttl_s(yard.keys.ledger(request.client, request.id)) == -1
+
+
+def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard) -> None:
+    request = make_request(stream=True)
+    first = die(yard, request)
+    again(yard, letters(yard)[0], request)
+    worker = yard.worker()
+
+    second = yard.place(Waiting(request, "low", yard.ledger(request)["entry"]), worker)
+
+    assert (second.attempt, second.crashes, second.published) == (first.attempt + 1, 0, b"")
+    done = Publication(second, make_result(request.id, [1]))
+    assert yard.scripts.finish(worker, [done]) == [Published.PUBLISHED]
+    assert yard.replies(request) == [done.reply]
+
+
+@pytest.mark.parametrize("state", ["waiting", "assigned"])
+def test_id_that_is_in_flight_is_not_started_twice(yard: Yard, state: str) -> None:
+    request = make_request()
+    die(yard, request)
+    (letter,) = letters(yard)
+    yard.connection.delete(yard.keys.ledger("anon", request.id))  # its result has expired
+    waiting = yard.submit(request)
+    if state == "assigned":
+        yard.place(waiting, yard.worker())
+    before = yard.ledger(request)
+
+    assert again(yard, letter, request) == ""
+    assert letters(yard) == [letter]
+    assert yard.ledger(request) == before
+
+
+def test_letter_that_is_not_there(yard: Yard) -> None:
+    request = make_request()
+    die(yard, request)
+    (letter,) = letters(yard)
+    assert again(yard, letter, request)
+
+    assert again(yard, letter, request) == ""
+    assert again(yard, "1-1", make_request()) == ""
+    assert len(yard.intake("low")) == 1
+
+
+def test_letter_whose_result_has_expired_lives_again(yard: Yard) -> None:
+    request = make_request()
+    die(yard, request)
+    yard.connection.delete(yard.keys.ledger("anon", request.id))
+
+    assert again(yard, letters(yard)[0], request)
+    assert yard.ledger(request)["attempt"] == "0"
+
+
+def test_without_memory_a_letter_is_dead_or_waits(yard: Yard) -> None:
+    request = make_request()
+    die(yard, request)
+    (letter,) = letters(yard)
+    with yard.without_memory():
+        try:
+            again(yard, letter, request)
+        except redis.OutOfMemoryError:
+            assert letters(yard) == [letter]
+            assert yard.ledger(request)["state"] == "failed"
+            return
+    assert len(yard.intake("low")) == 1
