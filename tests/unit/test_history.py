@@ -1,0 +1,87 @@
+"""What a request has been through, and what follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.history import FRESH, History, Limits, read_history
+from tokenyard.errors import Code
+
+LIMITS = Limits(max_crashes=3, max_lost_alone=2, max_faults=3)
+
+
+@pytest.mark.parametrize(
+    ("history", "is_suspect"),
+    [
+        (FRESH, False),
+        (History(crashes=2), False),
+        (History(crashes=3), True),
+        (History(crashes=1, suspected=1), True),
+        (History(faults=9), False),
+    ],
+)
+def test_suspects(history: History, is_suspect: bool) -> None:
+    assert history.is_suspect(LIMITS) is is_suspect
+
+
+@pytest.mark.parametrize(
+    ("history", "choices", "code"),
+    [
+        (FRESH, 1, None),
+        (History(crashes=99, suspected=99), 1, None),
+        (History(lost_alone=1), 1, None),
+        (History(lost_alone=2), 1, Code.POISONED),
+        (History(crashed_alone=1), 1, Code.POISONED),
+        (History(faults=2), 1, None),
+        (History(faults=3), 1, Code.INFERENCE_ERROR),
+        (History(faults=3, crashed_alone=1), 1, Code.POISONED),
+        (History(has_published=True), 1, None),
+        (History(has_published=True), 2, Code.WORKER_LOST),
+        (History(crashes=1), 2, None),
+    ],
+)
+def test_verdict(history: History, choices: int, code: Code | None) -> None:
+    verdict = history.verdict(LIMITS, choices)
+
+    assert (verdict and verdict[0]) == code
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        History(crashed_alone=1, reason="ended by SIGSEGV"),
+        History(lost_alone=2, reason="ended by SIGKILL"),
+        History(faults=3, reason="out of cheese"),
+    ],
+)
+def test_the_reason_is_told(history: History) -> None:
+    verdict = history.verdict(LIMITS, 1)
+
+    assert verdict is not None
+    assert verdict[1].endswith(history.reason)
+
+
+def test_reading() -> None:
+    fields = {
+        b"crashes": b"1",
+        b"suspected": b"2",
+        b"crashed_alone": b"3",
+        b"lost_alone": b"4",
+        b"faults": b"5",
+        b"not_before": b"1700000000000",
+        b"reason": b"\xffwhy",
+        b"published": b"\0\0\0\0",
+    }
+
+    read = read_history(fields)
+
+    assert (read.crashes, read.suspected, read.crashed_alone) == (1, 2, 3)
+    assert (read.lost_alone, read.faults, read.not_before_ms) == (4, 5, 1_700_000_000_000)
+    assert (read.reason, read.has_published) == ("\ufffdwhy", True)
+
+
+@pytest.mark.parametrize("forged", [b"", b"-1", b"1.5", b"9" * 16, b"\xff", b"one"])
+def test_what_is_no_number_counts_nothing(forged: bytes) -> None:
+    names = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone", b"faults", b"not_before")
+
+    assert read_history(dict.fromkeys(names, forged)) == FRESH
