@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, SettingsError
+from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, SettingsError, TokenyardError
 
 AsyncRedis = redis.asyncio.Redis
 
@@ -92,6 +92,8 @@ def translated(url: str) -> Iterator[None]:
     shown = public_url(url)
     try:
         yield
+    except TokenyardError:
+        raise  # ours already; `WaitTimeout` is an OSError, too
     except (exceptions.AuthenticationError, exceptions.AuthorizationError) as fault:
         raise BrokerUnsuitable(f"Redis at {shown} refuses the user or password: {fault}") from fault
     except exceptions.NoPermissionError as fault:

@@ -6,7 +6,13 @@ import pytest
 from redis import exceptions
 
 from tokenyard.connection import open_async_connection, open_connection, public_url, translated
-from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, SettingsError, TokenyardError
+from tokenyard.errors import (
+    BrokerUnavailable,
+    BrokerUnsuitable,
+    SettingsError,
+    TokenyardError,
+    WaitTimeout,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +66,8 @@ def test_errors_are_translated_and_keep_their_cause(
         raise fault
     assert caught.value.__cause__ is fault
     assert "redis://host" in str(caught.value)
+
+
+def test_our_own_errors_stay_as_they_are() -> None:
+    with pytest.raises(WaitTimeout), translated("redis://host"):
+        raise WaitTimeout("an OSError, too, as every TimeoutError is")

@@ -1,0 +1,123 @@
+"""`tokenyard dead` against a running yard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+
+from tests.cli.running import tokenyard
+from tests.support.builders import random_name
+from tests.support.waiting import eventually
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+
+Ask = Callable[..., Result]
+KEYS = Keys("main")
+
+
+@pytest.fixture
+def connection(yard: dict[str, Any]) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(yard["url"]) as connected:
+        yield connected
+        connected.delete(KEYS.dead)
+
+
+@pytest.fixture
+def letter(connection: redis.Redis) -> dict[str, str]:
+    """A request that was given up."""
+    name = random_name("dead")
+    fields = {"dead_reason": "it [killed] its worker", "dead_sid": "low/1-0"}
+    fields |= {"id": name, "prompt": "hello", "params": '{"max_tokens": 3}', "reply_to": ""}
+    entry = connection.xadd(KEYS.dead, fields)
+    return {"letter": entry.decode(), "id": name}
+
+
+@pytest.fixture
+def nobodys(connection: redis.Redis) -> str:
+    """The name of a letter that names nobody."""
+    entry = connection.xadd(KEYS.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
+    return str(entry.decode())
+
+
+def objects(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_list_for_people_and_for_programs(ask: Ask, letter: dict[str, str], nobodys: str) -> None:
+    shown = ask("dead", "list")
+    assert shown.exit_code == Exit.OK, shown.output
+    assert letter["letter"] in shown.stdout
+    assert f"anon/{letter['id']}" in shown.stdout
+    assert "it [killed] its worker" in shown.stdout
+    assert shown.stdout.endswith("2 of 2 dead letters\n")
+    listed = objects(ask("dead", "list", "--json"))
+    assert [each["letter"] for each in listed] == [nobodys, letter["letter"]]
+    assert len(objects(ask("dead", "list", "--json", "--limit", "1"))) == 1
+
+
+def test_an_empty_list(ask: Ask, connection: redis.Redis) -> None:
+    assert ask("dead", "list").stdout == "0 of 0 dead letters\n"
+    assert ask("dead", "requeue", "--all").exit_code == Exit.OK
+
+
+def test_a_letter_is_shown_whole(ask: Ask, letter: dict[str, str]) -> None:
+    shown = ask("dead", "show", letter["id"])
+    for words in (letter["letter"], '{"max_tokens": 3}', "it [killed] its worker"):
+        assert words in shown.stdout
+    [whole] = objects(ask("dead", "show", letter["letter"], "--json"))
+    assert whole["fields"]["prompt"] == "hello"
+
+
+def test_a_requeued_request_gets_its_answer(ask: Ask, letter: dict[str, str]) -> None:
+    requeued = ask("dead", "requeue", letter["letter"])
+    assert requeued.exit_code == Exit.OK, requeued.output
+    assert f"{letter['letter']} (anon/{letter['id']}): waits again as low/" in requeued.stdout
+    answered = ask("result", letter["id"], "--timeout", "20", "--json")
+    assert objects(answered)[0]["usage"]["completion_tokens"] == 3
+    again = ask("dead", "requeue", letter["letter"])
+    assert again.exit_code == Exit.FAILED
+    assert "there is no dead letter" in again.stderr
+
+
+def test_all_are_requeued_but_those_that_cannot_be(
+    ask: Ask, letter: dict[str, str], nobodys: str, connection: redis.Redis
+) -> None:
+    requeued = ask("dead", "requeue", "--all", "--json")
+    assert requeued.exit_code == Exit.FAILED
+    first, second = objects(requeued)
+    assert first["server_id"].startswith("low/")
+    assert "names nobody" in second["error"]
+    assert eventually(lambda: connection.hget(KEYS.ledger("anon", letter["id"]), "result"))
+
+
+def test_letters_are_dropped(
+    ask: Ask, letter: dict[str, str], nobodys: str, connection: redis.Redis
+) -> None:
+    assert ask("dead", "drop", letter["id"]).stdout.endswith(": dropped\n")
+    assert ask("dead", "drop", letter["id"]).exit_code == Exit.FAILED
+    assert [each["letter"] for each in objects(ask("dead", "drop", "--all", "--json"))] == [nobodys]
+    assert connection.xlen(KEYS.dead) == 0
+
+
+@pytest.mark.parametrize("command", ["show", "requeue", "drop"])
+def test_no_such_letter(ask: Ask, command: str, connection: redis.Redis) -> None:
+    result = ask("dead", command, "1-1")
+    assert result.exit_code == Exit.FAILED
+    assert "there is no dead letter '1-1'" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("requeue",), ("drop", "--all", "1-1")])
+def test_one_says_which(ask: Ask, arguments: tuple[str, ...]) -> None:
+    result = ask("dead", *arguments)
+    assert result.exit_code == Exit.USAGE
+    assert "name letters, or give --all" in result.stderr
+
+
+def test_it_is_a_program(yard: dict[str, Any], letter: dict[str, str]) -> None:
+    done = tokenyard("--redis-url", yard["url"], "dead", "drop", letter["letter"])
+    assert done.returncode == Exit.OK, done.stderr
