@@ -12,8 +12,8 @@ from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens
 from worker.engines import Finished
 from worker.engines.simulated import SimulatedEngine
 
-#: With steps of 20 ms a stream lives for 0.2 to 2 s.
-_SIMULATED_TOKENS: Final = (10, 100)
+#: With steps of 40 ms a stream lives for 0.2 to 2 s.
+_SIMULATED_TOKENS: Final = (5, 50)
 _VOCABULARY: Final = 32_000
 _TEXT_SHARE: Final = 0.2
 #: The adder's context ends at 64 tokens; a sum takes seven.

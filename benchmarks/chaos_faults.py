@@ -44,7 +44,7 @@ class Pace:
 
 #: Leases are 2 s (workers) and 1 s (leader) here: most stops last longer.
 FAST: Final = Pace(
-    gap_s=(0.2, 1.4),
+    gap_s=(0.2, 2.4),
     down_s=(0.0, 1.0),
     stopped_s={
         "worker": (0.5, 5.0),

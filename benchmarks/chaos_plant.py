@@ -28,7 +28,7 @@ COORDINATORS: Final = 2
 CONTROLLERS: Final = 2
 MAX_NUM_SEQS: Final = 64
 #: One simulated token takes so long, so that streams live long enough to be hit.
-STEP_S: Final = 0.02
+STEP_S: Final = 0.04
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 START_TIMEOUT_S: Final = 240.0
 _TERM_TIMEOUT_S: Final = 20.0
