@@ -36,7 +36,9 @@ def test_watchdog_does_not_count_time_in_which_it_slept(plant: Plant) -> None:
     for process in stalled:
         process.suspend()
     eventually(lambda: not plant.roster(), timeout_s=20.0)
-    for process in stalled:
+    stalled[0].resume()  # the watchdog itself first
+    eventually(lambda: controller.log.count("was fenced") == 2)
+    for process in stalled[1:]:
         process.resume()
 
     # I expect the same warm processes under new names, and the stream to go on.
