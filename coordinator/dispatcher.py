@@ -63,6 +63,8 @@ class Dispatcher:
         entries, events = self._intake.read(room, 0 if self._more_to_place else block_ms)
         self._heed(events)
         self.take_in(token, entries)
+        # What came with the news that the roster has changed is placed by the new one.
+        may_place = may_place and not self._roster.is_stale
         moved = may_place and self._hand_over(token, self._place())
         self._more_to_place = self._roster.is_stale or (moved and self._intake.holds_any)
 
