@@ -19,7 +19,6 @@ import re
 import secrets
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import click
 import msgspec
@@ -44,7 +43,6 @@ from benchmarks.chaos_recovery import recoveries
 from benchmarks.measure import print_table
 from tokenyard.keys import Keys
 from tokenyard.settings import EngineName
-from tokenyard.tether import start_tethered, stop_tethered
 
 CLIENTS: Final = 3
 THREADS: Final = 24
@@ -133,26 +131,20 @@ def perform(run: Run) -> Outcome:
 def play(run: Run, plant: Plant) -> None:
     """Load and faults together, then the time that it takes until all is answered."""
     pace = FAST if run.engine == "simulated" else SLOW
-    clients = start_clients(run, plant)
-    try:
-        history = HistoryWriter(run.folder / "faults.jsonl")
-        Injector(plant, history).play(schedule(run.seed, run.seconds, pace, run.parts))
-        history.close()
-        patience_s = PATIENCE_S if run.engine == "simulated" else VLLM_PATIENCE_S
-        until = time.monotonic() + patience_s
-        for client in clients:
-            try:
-                client.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue  # what it waits for is lost, and the checker will say so
-    finally:
-        for client in clients:
-            stop_tethered(client, 0.0)
+    plant.start_clients(client_commands(run, plant))
+    history = HistoryWriter(run.folder / "faults.jsonl")
+    Injector(plant, history).play(schedule(run.seed, run.seconds, pace, run.parts))
+    history.close()
+    patience_s = PATIENCE_S if run.engine == "simulated" else VLLM_PATIENCE_S
+    until = time.monotonic() + patience_s
+    for client in plant.clients:
+        # What it still waits for then is lost, and the checker will say so.
+        client.wait(max(0.0, until - time.monotonic()))
 
 
-def start_clients(run: Run, plant: Plant) -> list[subprocess.Popen[bytes]]:
-    """The client processes."""
-    processes = []
+def client_commands(run: Run, plant: Plant) -> Iterator[list[str]]:
+    """Command lines of the client processes."""
+    until = time.time() + run.seconds
     for number in range(CLIENTS):
         settings = LoadSettings(
             url=plant.broker.url,
@@ -160,15 +152,17 @@ def start_clients(run: Run, plant: Plant) -> list[subprocess.Popen[bytes]]:
             engine=run.engine,
             client=f"client-{number}",
             seed=run.seed,
-            seconds=run.seconds,
+            until=until,
             threads=THREADS,
             pause_s=0.0 if run.engine == "simulated" else VLLM_PAUSE_S,
             history=str(run.folder / f"client-{number}.jsonl"),
         )
-        command = [sys.executable, "-m", "benchmarks.chaos_load"]
-        command.append(msgspec.json.encode(settings).decode())
-        processes.append(start_tethered(command, plant.logs / f"client-{number}.log"))
-    return processes
+        yield [
+            sys.executable,
+            "-m",
+            "benchmarks.chaos_load",
+            msgspec.json.encode(settings).decode(),
+        ]
 
 
 def events(folder: Path, plant: Plant) -> Iterator[Event]:
@@ -228,7 +222,7 @@ def print_violations(outcome: Outcome) -> None:
 @click.option(
     "--only",
     "parts",
-    type=click.Choice(["worker", "controller", "host", "coordinator", "broker"]),
+    type=click.Choice(get_args(Part)),
     multiple=True,
     help="Break only these.",
 )

@@ -21,6 +21,7 @@ from benchmarks.chaos_answers import Answer
 from benchmarks.chaos_history import (
     Accepted,
     Asked,
+    Born,
     CancelAsked,
     Ended,
     Event,
@@ -100,6 +101,8 @@ def gather(events: Iterable[Event]) -> History:
         match event:
             case Fault():
                 history.faults.append(event)
+            case Born():
+                continue
             case Joined():
                 history.workers[event.pid].add(event.worker)
             case _:

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Part = Literal["worker", "controller", "host", "coordinator", "broker"]
-Act = Literal["kill", "stop", "term"]
-#: What is broken, and how: SIGKILL, SIGSTOP and later SIGCONT, or SIGTERM.
+Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
+Act = Literal["kill", "stop", "term", "cut", "flush"]
+#: What is broken, and how: SIGKILL, SIGSTOP and later SIGCONT, or SIGTERM; and at the broker, all
+#: connections cut, or the script cache flushed.
 Kind = tuple[Part, Act]
 
 #: How often each kind comes, against the others. A worker is one process with an engine, a host
@@ -17,7 +18,7 @@ Kind = tuple[Part, Act]
 #: their controller.
 WEIGHTS: Final[Mapping[Kind, int]] = {
     ("worker", "kill"): 30,
-    ("worker", "stop"): 8,
+    ("worker", "stop"): 6,
     ("worker", "term"): 2,
     ("controller", "kill"): 6,
     ("controller", "stop"): 6,
@@ -30,6 +31,9 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     ("broker", "kill"): 4,
     ("broker", "term"): 2,
     ("broker", "stop"): 3,
+    ("broker", "cut"): 4,
+    ("broker", "flush"): 2,
+    ("client", "kill"): 4,
 }
 
 
@@ -52,6 +56,7 @@ FAST: Final = Pace(
         "host": (1.0, 5.0),
         "coordinator": (0.5, 3.0),
         "broker": (0.2, 1.5),
+        "client": (0.2, 3.0),
     },
 )
 #: A vLLM worker needs half a minute to come back on two cores.

@@ -21,6 +21,13 @@ from msgspec import Struct
 Key = tuple[str, str]
 
 
+class Born(Struct, frozen=True, tag=True):
+    """A client process has started, perhaps in the place of one that was killed."""
+
+    at: float
+    client: str
+
+
 class Asked(Struct, frozen=True, tag=True, omit_defaults=True):
     """A client is about to submit a request."""
 
@@ -127,7 +134,19 @@ class Published(Struct, frozen=True, tag=True, omit_defaults=True):
     worker: str = ""  # of a result: who made it
 
 
-Event = Asked | Accepted | CancelAsked | Seen | Ended | Trouble | Fault | Joined | Moved | Published
+Event = (
+    Born
+    | Asked
+    | Accepted
+    | CancelAsked
+    | Seen
+    | Ended
+    | Trouble
+    | Fault
+    | Joined
+    | Moved
+    | Published
+)
 _decoder: Final = msgspec.json.Decoder(Event)
 _encode: Final = msgspec.json.Encoder().encode
 

@@ -8,18 +8,21 @@ import itertools
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from benchmarks.chaos_faults import Kind, Planned
+from benchmarks.chaos_faults import Kind, Part, Planned
 from benchmarks.chaos_history import Fault, HistoryWriter, now
 from benchmarks.chaos_plant import Plant, Program
 
 T = TypeVar("T")
+#: Those with programs that are started anew by us.
+PARTS: Final[tuple[Part, ...]] = ("coordinator", "controller")
 _POLL_S: Final = 0.05
 #: A program that was told to end and did not within this time is broken.
-_TERM_TIMEOUT_S: Final = 20.0
+_TERM_TIMEOUT_S: Final = 60.0
 
 
 class Injector:
@@ -31,7 +34,7 @@ class Injector:
         # What is due when: the number breaks ties.
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self._stopped: set[int] = set()  # processes under SIGSTOP
+        self._holds: Counter[int] = Counter()  # stops by process that have yet to end
 
     def play(self, faults: Sequence[Planned]) -> None:
         """Carry the schedule out; returns once everything is healed again."""
@@ -56,14 +59,12 @@ class Injector:
         if part == "broker":
             self._strike_broker(fault)
             return
-        programs = self._plant.coordinators if part == "coordinator" else self._plant.controllers
-        program = _choose([one for one in programs if one.pid], fault.which)
+        program = _choose([one for one in self._plant.programs(part) if one.pid], fault.which)
         if program is None:
             return
         target, pids = program.name, [program.pid]
         if part == "worker":
-            workers = [(one, pid) for one in programs for pid in one.workers()]
-            victim = _choose(workers, fault.which)
+            victim = _choose(self._plant.serving_workers(), fault.which)
             if victim is None:
                 return
             target, pids = victim[0].name, [victim[1]]
@@ -80,30 +81,28 @@ class Injector:
         for pid in pids:
             _send(pid, number)
         if act == "stop":
-            self._stopped |= set(pids)
+            self._holds.update(pids)
             self._later(lasts_s, lambda: self._resume(pids))
-        elif act == "term":
-            self._resume([pid for pid in pids if pid in self._stopped])
 
     def _resume(self, pids: Sequence[int]) -> None:
+        """One stop of each process has ended; it goes on once all have."""
+        self._holds.subtract(pids)
         for pid in pids:
-            if pid in self._stopped:
-                self._stopped.discard(pid)
+            if not self._holds[pid]:
                 _send(pid, signal.SIGCONT)
 
     def _restart(self, program: Program, ended: int, since: float) -> None:
         """Start a program again once the process that was told to end has done so."""
         if program.pid == ended:
-            if time.monotonic() - since > _TERM_TIMEOUT_S:
-                self._log(("controller", "kill"), f"{program.name} did not end", [ended])
-                _send(ended, signal.SIGKILL)
+            if time.monotonic() - since > _TERM_TIMEOUT_S and not self._holds[ended]:
+                raise RuntimeError(f"{program.name} does not end")
             self._later(_POLL_S, lambda: self._restart(program, ended, since))
             return
         program.start()
 
     def _strike_broker(self, fault: Planned) -> None:
         broker = self._plant.broker
-        if not broker.pid or broker.pid in self._stopped:
+        if not broker.pid or self._holds[broker.pid]:
             return
         self._log(fault.kind, "broker", [broker.pid])
         match fault.kind[1]:
@@ -115,12 +114,17 @@ class Injector:
             case "term":
                 broker.stop()
                 self._later(fault.lasts_s, broker.start)
+            case "cut":
+                broker.cut_connections()
+            case "flush":
+                broker.flush_scripts()
 
     def _heal(self) -> None:
-        self._resume(list(self._stopped))
+        """Nothing is planned any more, so nothing is stopped; start what is down."""
         self._plant.broker.start()
-        for program in (*self._plant.coordinators, *self._plant.controllers):
-            program.start()
+        for part in PARTS:
+            for program in self._plant.programs(part):
+                program.start()
 
     def _log(self, kind: Kind, target: str, pids: Sequence[int]) -> None:
         self._history.write(Fault(now(), " ".join(kind), target, list(pids)))

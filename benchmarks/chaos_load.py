@@ -4,7 +4,8 @@
 
 Each thread has one request under way at a time, in one of the ways in which a program may use
 the yard: streaming or not, through `tokenyard.Client` or by a plain XADD and XREAD; some are
-submitted a second time, some are cancelled.
+submitted a second time, some are cancelled. A process that comes in the place of one that was
+killed first takes up what that one was still waiting for.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from benchmarks.chaos_answers import draw_request, to_request
 from benchmarks.chaos_history import (
     Accepted,
     Asked,
+    Born,
     CancelAsked,
     Ended,
     HistoryWriter,
     Seen,
     Trouble,
     now,
+    read_history,
 )
 from tokenyard import Client
 from tokenyard.client import Handle
@@ -48,6 +51,8 @@ _RETRY_S: Final = (0.05, 0.3)
 _BLOCK_MS: Final = 1_000
 #: A reader waits so long for a result; the run ends before.
 _PATIENCE_S: Final = 3_600.0
+#: Ends the ids of requests that come by a plain XADD.
+_PLAIN: Final = "p"
 _PLAIN_SHARE: Final = 0.3
 _STREAM_SHARE: Final = 0.7
 _AGAIN_SHARE: Final = 0.12
@@ -62,7 +67,7 @@ class LoadSettings(Struct, frozen=True, kw_only=True):
     engine: EngineName
     client: str
     seed: int
-    seconds: float  # no new request after that
+    until: float  # no new request after that; seconds since the epoch
     threads: int
     pause_s: float  # between two requests of a thread, on average
     history: str  # file
@@ -83,13 +88,18 @@ class Load:
             result_timeout_s=_PATIENCE_S,
         )
         self._redis = open_connection(settings.url, retries=0)
-        self._stop_at = 0.0
 
     def run(self) -> None:
         """Ask for the time that was set, then wait for what is still due."""
-        self._stop_at = time.monotonic() + self._settings.seconds
+        life, due = self._inheritance()
+        self._history.write(Born(now(), self._settings.client))
+        draw = random.Random(life)
         threads = [
-            threading.Thread(target=self._work, args=(number,), daemon=True)
+            threading.Thread(target=self._take_up, args=(asked, life, draw), daemon=True)
+            for asked in due
+        ]
+        threads += [
+            threading.Thread(target=self._work, args=(life, number), daemon=True)
             for number in range(self._settings.threads)
         ]
         for thread in threads:
@@ -99,21 +109,45 @@ class Load:
         self._client.close()
         self._history.close()
 
-    def _work(self, number: int) -> None:
+    def _inheritance(self) -> tuple[int, list[Asked]]:
+        """How many lives this client has had, and what it was still waiting for at the last end."""
+        lives, asked, due = 0, {}, set()
+        for event in read_history([Path(self._settings.history)]):
+            match event:
+                case Born():
+                    lives += 1
+                case Asked():
+                    asked[event.id] = event
+                case Accepted():
+                    due.add(event.id)
+                case Ended():
+                    due.discard(event.id)
+        return lives, [asked[request_id] for request_id in due]
+
+    def _take_up(self, asked: Asked, life: int, draw: random.Random) -> None:
+        """Read the reply to a request of an earlier life."""
+        if asked.id.endswith(_PLAIN):
+            self._read_plainly(asked, f"plain {life}", draw)
+            return
+        handle = self._insist(asked, draw, lambda: self._client.attach(asked.id))
+        self._follow(asked, handle, f"client {life}", draw)
+
+    def _work(self, life: int, number: int) -> None:
         settings = self._settings
-        draw = random.Random(f"load {settings.seed} {settings.client} {number}")
+        draw = random.Random(f"load {settings.seed} {settings.client} {life} {number}")
         count = 0
-        while time.monotonic() < self._stop_at:
+        while time.time() < settings.until:
+            is_plain = draw.random() < _PLAIN_SHARE
             asked = draw_request(
                 draw,
                 settings.engine,
                 client=settings.client,
-                request_id=f"{number}-{count}",
+                request_id=f"{life}-{number}-{count}{_PLAIN if is_plain else ''}",
                 stream=draw.random() < _STREAM_SHARE,
             )
             count += 1
             self._history.write(asked)
-            way = self._plainly if draw.random() < _PLAIN_SHARE else self._by_client
+            way = self._plainly if is_plain else self._by_client
             way(asked, draw)
             time.sleep(draw.uniform(0.0, 2 * settings.pause_s))
 
@@ -198,13 +232,17 @@ class Load:
         self._history.write(Accepted(now(), asked.client, asked.id))
         if draw.random() < _AGAIN_SHARE:
             self._insist(asked, draw, lambda: self._xadd(asked, ""))
+        self._read_plainly(asked, "plain", draw)
+
+    def _read_plainly(self, asked: Asked, reader: str, draw: random.Random) -> None:
+        """XREAD from the first reply to the result."""
         stream, after = self._keys.reply(asked.client, asked.id), b"0"
         while True:
             entries = self._insist(asked, draw, partial(self._read, stream, after))
             for entry, fields in entries:
                 after = entry
                 for reply in decode_replies(fields):
-                    self._note(asked, reply)
+                    self._note(asked, reader, reply)
                     if reply.event == "result":
                         return
 
@@ -216,18 +254,18 @@ class Load:
         answer: Any = self._redis.xread({stream: after}, block=_BLOCK_MS)
         return [entry for _, entries in answer or () for entry in entries]
 
-    def _note(self, asked: Asked, reply: Reply) -> None:
+    def _note(self, asked: Asked, reader: str, reply: Reply) -> None:
         if reply.event == "delta":
             tokens = unpack_tokens(reply.tokens)
             seen = (reply.seq, tokens, reply.text)
-            self._history.write(Seen(now(), "plain", asked.client, asked.id, *seen))
+            self._history.write(Seen(now(), reader, asked.client, asked.id, *seen))
             return
         result = to_result(reply)
         code = result.error.code if result.error else ""
         self._history.write(
             Ended(
                 now(),
-                "plain",
+                reader,
                 asked.client,
                 asked.id,
                 result.status,

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -17,11 +17,14 @@ from typing import Final, Literal
 import psutil
 import redis
 
+from benchmarks.chaos_faults import Part
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
 from tokenyard.errors import TransientError
+from tokenyard.keys import Keys
 from tokenyard.settings import EngineName
 from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.worker_info import decode_worker
 
 ServerName = Literal["valkey", "redis"]
 COORDINATORS: Final = 2
@@ -31,7 +34,7 @@ MAX_NUM_SEQS: Final = 64
 STEP_S: Final = 0.04
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 START_TIMEOUT_S: Final = 240.0
-_TERM_TIMEOUT_S: Final = 20.0
+_TERM_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 
 
@@ -86,7 +89,7 @@ class Broker:
             return
         self._broker = EmbeddedBroker(self.data_dir, port=self._port, server=self._server)
         self._broker.start()
-        with redis.Redis.from_url(self.url, socket_timeout=10.0) as connection:
+        with self._connection() as connection:
             self._port = connection.connection_pool.connection_kwargs["port"]
             connection.config_set("appendfsync", "always")
             connection.config_set("auto-aof-rewrite-percentage", 0)
@@ -99,6 +102,19 @@ class Broker:
     def stop(self) -> None:
         """SIGTERM; idempotent."""
         self._broker.stop()
+
+    def cut_connections(self) -> None:
+        """End all connections, whatever was on its way through them."""
+        with self._connection() as connection:
+            connection.client_kill_filter(_type="normal", skipme=True)
+
+    def flush_scripts(self) -> None:
+        """Forget all scripts."""
+        with self._connection() as connection:
+            connection.script_flush()
+
+    def _connection(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, socket_timeout=10.0)
 
 
 class Program:
@@ -140,6 +156,12 @@ class Program:
             return [child.pid for child in children if _is_worker(child)]
         return []
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended by itself, at most so long."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
     def end(self) -> None:
         """End it and all that it or its forerunners have left behind."""
         for process in self._groups:
@@ -156,7 +178,7 @@ def _is_worker(process: psutil.Process) -> bool:
 
 
 class Plant:
-    """All processes of one yard."""
+    """All processes of one yard, and its clients."""
 
     def __init__(
         self, server: ServerName, engine: EngineName, yard: str, folder: Path, timing: Timing
@@ -167,6 +189,7 @@ class Plant:
         self.broker = Broker(server, folder / "broker")
         self.coordinators: list[Program] = []
         self.controllers: list[Program] = []
+        self.clients: list[Program] = []
         self._engine: EngineName = engine
         self._timing = timing
 
@@ -208,6 +231,33 @@ class Plant:
         command = [sys.executable, "-m", module, *place, *map(str, options)]
         return Program(name, command, self.logs / f"{name}.log", core)
 
+    def start_clients(self, commands: Iterable[Sequence[str]]) -> None:
+        """Start the clients, each with its command line."""
+        for number, command in enumerate(commands):
+            log = self.logs / f"client-{number}.log"
+            program = Program(f"client-{number}", command, log, None)
+            self.clients.append(program)
+            program.start()
+
+    def programs(self, part: Part) -> Sequence[Program]:
+        """The programs of one part; a host, or a worker process, is found by its controller."""
+        if part == "client":
+            return self.clients
+        return self.coordinators if part == "coordinator" else self.controllers
+
+    def serving_workers(self) -> list[tuple[Program, int]]:
+        """Controllers with the worker processes that the roster shows, or all if it cannot say."""
+        workers = [(one, pid) for one in self.controllers for pid in one.workers()]
+        try:
+            with redis.Redis.from_url(
+                self.broker.url, socket_timeout=0.5, retry=None
+            ) as connection:
+                roster = connection.hvals(Keys(self.yard).workers)
+        except redis.RedisError:
+            return workers
+        pids = {decode_worker(packed).pid for packed in roster}
+        return [worker for worker in workers if worker[1] in pids] or workers
+
     def wait_for_workers(self) -> None:
         """Wait until all workers serve; raises `TimeoutError`."""
         until = time.monotonic() + START_TIMEOUT_S
@@ -229,6 +279,6 @@ class Plant:
 
     def stop(self) -> None:
         """End everything; idempotent."""
-        for program in (*self.controllers, *self.coordinators):
+        for program in (*self.clients, *self.controllers, *self.coordinators):
             program.end()
         self.broker.stop()
