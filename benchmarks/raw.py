@@ -20,6 +20,8 @@ from benchmarks.measure import Latencies, Throughput, measure_throughput, paced
 
 BATCH = 256
 WORKERS = 2
+#: Processes start within this on a busy machine.
+WAIT_S = 60
 REPLY = b"\0" * 128  # 32 tokens
 _spawn = multiprocessing.get_context("spawn")
 
@@ -111,9 +113,11 @@ class RawClient:
 
     def receive(self) -> list[int]:
         """Ids that have been answered since, waiting for the first of them."""
-        answer: Any = self._connection.xread({self._names.replies: self._last}, BATCH, block=2000)
+        answer: Any = self._connection.xread(
+            {self._names.replies: self._last}, BATCH, block=WAIT_S * 1000
+        )
         if not answer:
-            raise TimeoutError("raw hops: no reply within 2 s")
+            raise TimeoutError(f"raw hops: no reply within {WAIT_S} s")
         entries = answer[0][1]
         self._last = entries[-1][0]
         return [int(fields[b"id"]) for _, fields in entries]

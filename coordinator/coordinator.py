@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import threading
 import time
@@ -35,6 +36,8 @@ log = logging.getLogger("tokenyard.coordinator")
 #: After a (re)connection, leases that have run out are left alone for so long: their owners may
 #: have been cut off by the same fault and are about to renew.
 RESCUE_GRACE_S = 3.0
+#: A server that was silent for so long counts as a connection that broke, too.
+SILENCE_S = 2.0
 
 
 class Coordinator:
@@ -90,6 +93,7 @@ class Coordinator:
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""
+        self._heard_at = -math.inf  # monotonic; when the server answered last
         self._quiet_until = 0.0
         self._complete = settings.expect_workers == 0
         self._backlog = 0  # entries of lost workers that the rescuer has yet to move
@@ -147,7 +151,7 @@ class Coordinator:
 
     def run_once(self) -> None:
         """One turn: keep the lead, know the workers, rescue, dispatch."""
-        if not self._leadership.keep():
+        if not self._keep_lead():
             self._prepared_for = ""
             self._ready.set()
             self._bell.wait(min(0.5, self._settings.lease_ms / 10_000))
@@ -158,6 +162,19 @@ class Coordinator:
         self._sweeper.run_once()
         self._dispatch()
 
+    def _keep_lead(self) -> bool:
+        """Whether it leads; notes since when it has been in touch with the server.
+
+        A standby that was in touch all along need not wait before it takes back what the workers
+        of a vanished host held, however often the lead changes.
+        """
+        leads = self._leadership.keep()
+        now = time.monotonic()
+        if now - self._heard_at > SILENCE_S:
+            self._quiet_until = now + RESCUE_GRACE_S
+        self._heard_at = now
+        return leads
+
     def _take_over(self) -> None:
         """Once for each term of leadership: publish the handshake, read what is pending."""
         token = self._leadership.token
@@ -166,7 +183,6 @@ class Coordinator:
         self._publish_handshake()
         self._read_again()
         self._roster.mark_stale()
-        self._quiet_until = time.monotonic() + RESCUE_GRACE_S
         self._prepared_for = token
         self._ready.set()
 
@@ -237,6 +253,7 @@ class Coordinator:
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""
         self._prepared_for = ""
+        self._heard_at = -math.inf
 
     def _close(self) -> None:
         with contextlib.suppress(redis.RedisError):

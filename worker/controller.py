@@ -43,6 +43,7 @@ class Controller:
         self._membership = Membership(scripts, settings.lease_ms, self._lose)
         self._slots = [Slot(settings, index) for index in range(settings.slots)]
         self._signals = 0
+        self._looked_at = time.monotonic()  # when the slots were last judged
         # Interrupts the wait for the processes: by signals, and when a lease is lost.
         self._bell = Bell()
 
@@ -152,7 +153,12 @@ class Controller:
         slot.worker = ""
 
     def _kill_stuck(self) -> None:
+        now = time.monotonic()
+        unheard_s, self._looked_at = now - self._looked_at - TICK_S, now
         for slot in self._slots:
+            # A host that was suspended must not find all its engines hanging.
+            if unheard_s > TICK_S:
+                slot.excuse(unheard_s)
             if slot.fault:
                 log.error("slot %d: killed: %s", slot.index, slot.fault)
                 slot.last_words = slot.fault

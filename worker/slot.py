@@ -104,6 +104,10 @@ class Slot:
             self._moved = time.monotonic()
         self._beat = beat
 
+    def excuse(self, seconds: float) -> None:
+        """Time in which nobody listened to the process does not count against it."""
+        self._moved = min(time.monotonic(), self._moved + seconds)
+
     @property
     def fault(self) -> str:
         """Why the process should be killed, or "" while it should not."""

@@ -81,7 +81,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     characters = Tokenizer(models.WordLevel(TOKEN_IDS, unk_token=UNK))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     characters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types here
+    return PreTrainedTokenizerFast(
         tokenizer_object=characters,
         pad_token=PAD,
         bos_token=BOS,
@@ -109,7 +109,7 @@ def build_model() -> LlamaForCausalLM:
         bos_token_id=TOKEN_IDS[BOS],
         eos_token_id=TOKEN_IDS[EOS],
     )
-    return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]  # as above
+    return LlamaForCausalLM(config)
 
 
 def encode(problem: Problem, width: int) -> tuple[list[int], list[int]]:
@@ -181,7 +181,6 @@ def progress_bar() -> Progress:
     )
 
 
-@torch.no_grad()
 def score(model: LlamaForCausalLM, table: Table) -> Score:
     """Grade greedy decoding in one pass.
 
@@ -189,7 +188,8 @@ def score(model: LlamaForCausalLM, table: Table) -> Score:
     decoding walks exactly that path, so nothing need be generated.
     """
     model.train(False)
-    probabilities = logits_of(model, table.inputs).softmax(-1)
+    with torch.no_grad():
+        probabilities = logits_of(model, table.inputs).softmax(-1)
     asked = table.labels != IGNORED
     hits = (probabilities.argmax(-1) == table.labels) | ~asked
     wanted = table.labels.clamp_min(0).unsqueeze(-1)
@@ -199,7 +199,7 @@ def score(model: LlamaForCausalLM, table: Table) -> Score:
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
     """Write a complete model folder: configuration, weights and tokenizer."""
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # as above
+    model.generation_config = GenerationConfig(
         do_sample=False, pad_token_id=TOKEN_IDS[PAD], eos_token_id=TOKEN_IDS[EOS]
     )
     model.save_pretrained(folder)
@@ -257,7 +257,7 @@ def main(
     threads: int,
 ) -> None:
     """Train what was asked for; exit 1 if a model falls short."""
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # as above
+    logging.disable_progress_bar()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     recipe = Recipe(steps, batch, learning_rate, seed)

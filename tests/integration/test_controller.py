@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.builders import make_request
-from tests.support.processes import Plant, Program
+from tests.support.processes import ROOT, Plant, Program
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 from tokenyard.settings import WorkerSettings
@@ -248,6 +250,32 @@ class TestStopping:
 
         thread.join(20.0)
         assert not thread.is_alive()
+
+
+#: A worker process with a thread that ends by a fault, as its reader or publisher might.
+FAULTY = """
+import threading, time
+from tokenyard.settings import WorkerSettings
+from worker import process
+
+def run(self):
+    threading.Thread(target=lambda: 1 / 0).start()
+    time.sleep(60)
+
+process.WorkerProcess.run = run
+process.main(WorkerSettings(redis_url="redis://x", engine="simulated"), 0, None)
+"""
+
+
+def test_a_thread_that_fails_takes_its_process_with_it() -> None:
+    # It would hold its lease for ever and read nothing.
+    ended = subprocess.run(
+        [sys.executable, "-c", FAULTY], cwd=ROOT, capture_output=True, check=False, timeout=30.0
+    )
+
+    assert ended.returncode == 1
+    assert b"ends the process" in ended.stderr
+    assert b"ZeroDivisionError" in ended.stderr
 
 
 def _state(plant: Plant, worker: str) -> str:

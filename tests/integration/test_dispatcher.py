@@ -271,6 +271,8 @@ class TestStrays:
         # Given a leader, and another that does not know yet that it is deposed
         worker = lanes.worker()
         lanes.coordinator()
+        first = lanes.push(requests(1))
+        lanes.wait_for_load(worker, 1)
 
         # If that one reads an entry, which it may not dispatch
         pipeline = lanes.connection.pipeline(transaction=True)
@@ -281,4 +283,4 @@ class TestStrays:
         assert taken
 
         # I expect the leader to find it.
-        assert lanes.wait_for_load(worker, 1) == [stray.id]
+        assert lanes.wait_for_load(worker, 2) == [*first, stray.id]

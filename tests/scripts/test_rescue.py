@@ -158,6 +158,20 @@ def test_what_is_no_assignment_is_dropped_so_that_the_lane_can_end(yard: Yard) -
     assert yard.intake("retry") == []
 
 
+def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    ((_, fields),) = yard.connection.xrange(lane := yard.keys.lane(worker))
+    copy = yard.connection.xadd(lane, fields).decode()
+    yard.expire(worker)
+    _, client, request_id = held(assignment)
+
+    assert yard.scripts.rescue(yard.token, worker, [(copy, client, request_id)]) == 1
+    assert yard.ledger(assignment.request)["state"] == "assigned"
+    assert yard.rescue(worker) == 0
+    assert len(yard.intake("retry")) == 1
+
+
 def test_unknown_worker_with_a_lane_is_rescued_as_lost(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker)

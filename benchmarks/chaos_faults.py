@@ -1,0 +1,89 @@
+"""When what is broken in a chaos run: a schedule that follows from the seed alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
+Act = Literal["kill", "stop", "term", "cut", "flush"]
+#: What is broken, and how: SIGKILL, SIGSTOP and later SIGCONT, or SIGTERM; and at the broker, all
+#: connections cut, or the script cache flushed.
+Kind = tuple[Part, Act]
+
+#: How often each kind comes, against the others. A worker is one process with an engine, a host
+#: is a controller with all its workers. What was ended is started again; worker processes by
+#: their controller.
+WEIGHTS: Final[Mapping[Kind, int]] = {
+    ("worker", "kill"): 30,
+    ("worker", "stop"): 6,
+    ("worker", "term"): 2,
+    ("controller", "kill"): 6,
+    ("controller", "stop"): 6,
+    ("controller", "term"): 6,
+    ("host", "kill"): 6,
+    ("host", "stop"): 8,
+    ("coordinator", "kill"): 10,
+    ("coordinator", "stop"): 6,
+    ("coordinator", "term"): 5,
+    ("broker", "kill"): 4,
+    ("broker", "term"): 2,
+    ("broker", "stop"): 3,
+    ("broker", "cut"): 4,
+    ("broker", "flush"): 2,
+    ("client", "kill"): 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How close the faults follow each other, and how long they last, in seconds."""
+
+    gap_s: tuple[float, float]  # from one to the next
+    down_s: tuple[float, float]  # from an end to the next start
+    stopped_s: Mapping[Part, tuple[float, float]]  # from SIGSTOP to SIGCONT
+
+
+#: Leases are 2 s (workers) and 1 s (leader) here: most stops last longer.
+FAST: Final = Pace(
+    gap_s=(0.2, 2.4),
+    down_s=(0.0, 1.0),
+    stopped_s={
+        "worker": (0.5, 5.0),
+        "controller": (1.0, 5.0),
+        "host": (1.0, 5.0),
+        "coordinator": (0.5, 3.0),
+        "broker": (0.2, 1.5),
+        "client": (0.2, 3.0),
+    },
+)
+#: A vLLM worker needs half a minute to come back on two cores.
+SLOW: Final = Pace(gap_s=(2.0, 7.0), down_s=FAST.down_s, stopped_s=FAST.stopped_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault of the schedule."""
+
+    at_s: float  # from the start
+    kind: Kind
+    which: float  # 0 to 1: chooses among the processes that are there at that time
+    lasts_s: float  # until SIGCONT, or until it is started again
+
+
+def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()) -> list[Planned]:
+    """The faults of a run of so many seconds; only those of ``parts`` where given."""
+    draw = random.Random(f"faults {seed}")
+    kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
+    weights = [WEIGHTS[kind] for kind in kinds]
+    faults = []
+    at_s = draw.uniform(*pace.gap_s)
+    while at_s < seconds:
+        [kind] = draw.choices(kinds, weights)
+        part, act = kind
+        bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
+        faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))
+        at_s += draw.uniform(*pace.gap_s)
+    return faults

@@ -1,0 +1,139 @@
+"""Carries a schedule of faults out on a plant, and heals it in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from benchmarks.chaos_faults import Kind, Part, Planned
+from benchmarks.chaos_history import Fault, HistoryWriter, now
+from benchmarks.chaos_plant import Plant, Program
+
+T = TypeVar("T")
+#: Those with programs that are started anew by us.
+PARTS: Final[tuple[Part, ...]] = ("coordinator", "controller")
+_POLL_S: Final = 0.05
+#: A program that was told to end and did not within this time is broken.
+_TERM_TIMEOUT_S: Final = 60.0
+
+
+class Injector:
+    """Breaks one process after the other, each for its time."""
+
+    def __init__(self, plant: Plant, history: HistoryWriter) -> None:
+        self._plant = plant
+        self._history = history
+        # What is due when: the number breaks ties.
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._holds: Counter[int] = Counter()  # stops by process that have yet to end
+
+    def play(self, faults: Sequence[Planned]) -> None:
+        """Carry the schedule out; returns once everything is healed again."""
+        began = time.monotonic()
+        for fault in faults:
+            self._plan(began + fault.at_s, partial(self._strike, fault))
+        while self._due:
+            at, _, act = heapq.heappop(self._due)
+            time.sleep(max(0.0, at - time.monotonic()))
+            act()
+        self._heal()
+
+    def _plan(self, at: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (at, next(self._count), act))
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        self._plan(time.monotonic() + seconds, act)
+
+    def _strike(self, fault: Planned) -> None:
+        """One fault; nothing where all that it could hit is down."""
+        part, act = fault.kind
+        if part == "broker":
+            self._strike_broker(fault)
+            return
+        program = _choose([one for one in self._plant.programs(part) if one.pid], fault.which)
+        if program is None:
+            return
+        target, pids = program.name, [program.pid]
+        if part == "worker":
+            victim = _choose(self._plant.serving_workers(), fault.which)
+            if victim is None:
+                return
+            target, pids = victim[0].name, [victim[1]]
+        elif part == "host":
+            pids += program.workers()
+        self._log(fault.kind, target, pids)
+        self._signal(act, pids, fault.lasts_s)
+        if part != "worker" and act != "stop":
+            since = time.monotonic() + fault.lasts_s
+            self._later(fault.lasts_s, lambda: self._restart(program, pids[0], since))
+
+    def _signal(self, act: str, pids: Sequence[int], lasts_s: float) -> None:
+        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[act]
+        for pid in pids:
+            _send(pid, number)
+        if act == "stop":
+            self._holds.update(pids)
+            self._later(lasts_s, lambda: self._resume(pids))
+
+    def _resume(self, pids: Sequence[int]) -> None:
+        """One stop of each process has ended; it goes on once all have."""
+        self._holds.subtract(pids)
+        for pid in pids:
+            if not self._holds[pid]:
+                _send(pid, signal.SIGCONT)
+
+    def _restart(self, program: Program, ended: int, since: float) -> None:
+        """Start a program again once the process that was told to end has done so."""
+        if program.pid == ended:
+            if time.monotonic() - since > _TERM_TIMEOUT_S and not self._holds[ended]:
+                raise RuntimeError(f"{program.name} does not end")
+            self._later(_POLL_S, lambda: self._restart(program, ended, since))
+            return
+        program.start()
+
+    def _strike_broker(self, fault: Planned) -> None:
+        broker = self._plant.broker
+        if not broker.pid or self._holds[broker.pid]:
+            return
+        self._log(fault.kind, "broker", [broker.pid])
+        match fault.kind[1]:
+            case "stop":
+                self._signal("stop", [broker.pid], fault.lasts_s)
+            case "kill":
+                broker.kill()
+                self._later(fault.lasts_s, broker.start)
+            case "term":
+                broker.stop()
+                self._later(fault.lasts_s, broker.start)
+            case "cut":
+                broker.cut_connections()
+            case "flush":
+                broker.flush_scripts()
+
+    def _heal(self) -> None:
+        """Nothing is planned any more, so nothing is stopped; start what is down."""
+        self._plant.broker.start()
+        for part in PARTS:
+            for program in self._plant.programs(part):
+                program.start()
+
+    def _log(self, kind: Kind, target: str, pids: Sequence[int]) -> None:
+        self._history.write(Fault(now(), " ".join(kind), target, list(pids)))
+
+
+def _choose(items: Sequence[T], which: float) -> T | None:
+    return items[int(which * len(items))] if items else None
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,284 @@
+"""The processes of a chaos run: a broker, coordinators, controllers with their workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import psutil
+import redis
+
+from benchmarks.chaos_faults import Part
+from tokenyard import Client
+from tokenyard.broker import EmbeddedBroker
+from tokenyard.errors import TransientError
+from tokenyard.keys import Keys
+from tokenyard.settings import EngineName
+from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.worker_info import decode_worker
+
+ServerName = Literal["valkey", "redis"]
+COORDINATORS: Final = 2
+CONTROLLERS: Final = 2
+MAX_NUM_SEQS: Final = 64
+#: One simulated token takes so long, so that streams live long enough to be hit.
+STEP_S: Final = 0.04
+ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
+START_TIMEOUT_S: Final = 240.0
+_TERM_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Leases and what else decides how soon a fault is noticed."""
+
+    worker_lease_ms: int = 2_000
+    leader_lease_ms: int = 1_000
+    hang_timeout_s: float = 3.0
+    grace_s: float = 2.0
+
+
+#: What the programs have by default.
+DEFAULTS: Final = Timing(
+    worker_lease_ms=30_000, leader_lease_ms=5_000, hang_timeout_s=60.0, grace_s=30.0
+)
+
+
+class Broker:
+    """A server that keeps its port and its append-only file across its deaths.
+
+    The file is written and flushed to the device before each answer (``appendfsync always``).
+    With ``everysec``, which an embedded broker has otherwise, a server that is killed while a
+    flush is under way may lose up to two seconds of what it has acknowledged: it puts the write
+    off until the flush is over (aof.c, ``aof_flush_postponed_start``), but not the answers.
+    The file is never rewritten, since it is what the checker reads.
+    """
+
+    def __init__(self, name: ServerName, data_dir: Path) -> None:
+        found = shutil.which("redis-server") if name == "redis" else None
+        if name == "redis" and found is None:
+            raise FileNotFoundError("no redis-server on the PATH")
+        self._server = Path(found) if found else None
+        self.data_dir = data_dir
+        self._broker = EmbeddedBroker(data_dir, server=self._server)
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Its Redis URL, the same for ever."""
+        return self._broker.url
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 while it is down."""
+        return self._broker.pid
+
+    def start(self) -> None:
+        """Start it, on the same port and file as before, and wait until it answers."""
+        if self._broker.is_running:
+            return
+        self._broker = EmbeddedBroker(self.data_dir, port=self._port, server=self._server)
+        self._broker.start()
+        with self._connection() as connection:
+            self._port = connection.connection_pool.connection_kwargs["port"]
+            connection.config_set("appendfsync", "always")
+            connection.config_set("auto-aof-rewrite-percentage", 0)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._broker.stop()
+
+    def stop(self) -> None:
+        """SIGTERM; idempotent."""
+        self._broker.stop()
+
+    def cut_connections(self) -> None:
+        """End all connections, whatever was on its way through them."""
+        with self._connection() as connection:
+            connection.client_kill_filter(_type="normal", skipme=True)
+
+    def flush_scripts(self) -> None:
+        """Forget all scripts."""
+        with self._connection() as connection:
+            connection.script_flush()
+
+    def _connection(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, socket_timeout=10.0)
+
+
+class Program:
+    """A coordinator or a controller that can be ended and started again."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, core: int | None) -> None:
+        self.name = name
+        self._command = command
+        self._log = log
+        self._core = core
+        self._process: subprocess.Popen[bytes] | None = None
+        self._groups: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 while it is down."""
+        return self._process.pid if self.is_running and self._process else 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it where it is down."""
+        if self.is_running:
+            return
+        self._process = start_tethered(self._command, self._log)
+        if self._core is not None:
+            os.sched_setaffinity(self._process.pid, {self._core})
+        self._groups.append(self._process)
+
+    def workers(self) -> list[int]:
+        """The worker processes of a controller, also those that have only begun to start."""
+        if not self.is_running:
+            return []
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(self.pid).children()
+            return [child.pid for child in children if _is_worker(child)]
+        return []
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended by itself, at most so long."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def end(self) -> None:
+        """End it and all that it or its forerunners have left behind."""
+        for process in self._groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGCONT)
+            stop_tethered(process, _TERM_TIMEOUT_S)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        line = " ".join(process.cmdline())
+        return " slot " in line or "spawn_main" in line
+    return False
+
+
+class Plant:
+    """All processes of one yard, and its clients."""
+
+    def __init__(
+        self, server: ServerName, engine: EngineName, yard: str, folder: Path, timing: Timing
+    ) -> None:
+        self.yard = yard
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True)
+        self.broker = Broker(server, folder / "broker")
+        self.coordinators: list[Program] = []
+        self.controllers: list[Program] = []
+        self.clients: list[Program] = []
+        self._engine: EngineName = engine
+        self._timing = timing
+
+    @property
+    def workers_wanted(self) -> int:
+        """Worker processes while nothing is broken."""
+        return CONTROLLERS * self._slots
+
+    @property
+    def _slots(self) -> int:
+        return 2 if self._engine == "simulated" else 1
+
+    def start(self) -> None:
+        """Start everything and wait until all workers serve."""
+        self.broker.start()
+        timing = self._timing
+        for number in range(COORDINATORS):
+            options = ["--lease-ms", timing.leader_lease_ms, "--max-crashes", 1000]
+            self.coordinators.append(self._program("coordinator", f"coordinator-{number}", options))
+        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", timing.hang_timeout_s]
+        shared += ["--grace-s", timing.grace_s, "--backoff-s", 0.1, "--max-backoff-s", 1.0]
+        shared += ["--slots", self._slots, "--max-num-seqs", MAX_NUM_SEQS, *self._engine_options()]
+        for number in range(CONTROLLERS):
+            core = number % (os.cpu_count() or 1) if self._engine == "vllm" else None
+            self.controllers.append(self._program("worker", f"host-{number}", shared, core))
+        for program in (*self.coordinators, *self.controllers):
+            program.start()
+        self.wait_for_workers()
+
+    def _engine_options(self) -> list[object]:
+        if self._engine == "simulated":
+            return ["--engine", "simulated", "--simulated-step-s", STEP_S]
+        return ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+
+    def _program(
+        self, module: str, name: str, options: Sequence[object], core: int | None = None
+    ) -> Program:
+        place = ["--redis-url", self.broker.url, "--yard", self.yard, "--name", name]
+        command = [sys.executable, "-m", module, *place, *map(str, options)]
+        return Program(name, command, self.logs / f"{name}.log", core)
+
+    def start_clients(self, commands: Iterable[Sequence[str]]) -> None:
+        """Start the clients, each with its command line."""
+        for number, command in enumerate(commands):
+            log = self.logs / f"client-{number}.log"
+            program = Program(f"client-{number}", command, log, None)
+            self.clients.append(program)
+            program.start()
+
+    def programs(self, part: Part) -> Sequence[Program]:
+        """The programs of one part; a host, or a worker process, is found by its controller."""
+        if part == "client":
+            return self.clients
+        return self.coordinators if part == "coordinator" else self.controllers
+
+    def serving_workers(self) -> list[tuple[Program, int]]:
+        """Controllers with the worker processes that the roster shows, or all if it cannot say."""
+        workers = [(one, pid) for one in self.controllers for pid in one.workers()]
+        try:
+            with redis.Redis.from_url(
+                self.broker.url, socket_timeout=0.5, retry=None
+            ) as connection:
+                roster = connection.hvals(Keys(self.yard).workers)
+        except redis.RedisError:
+            return workers
+        pids = {decode_worker(packed).pid for packed in roster}
+        return [worker for worker in workers if worker[1] in pids] or workers
+
+    def wait_for_workers(self) -> None:
+        """Wait until all workers serve; raises `TimeoutError`."""
+        until = time.monotonic() + START_TIMEOUT_S
+        with Client(self.broker.url, yard=self.yard, connect_timeout_s=START_TIMEOUT_S) as client:
+            while time.monotonic() < until:
+                with contextlib.suppress(TransientError):
+                    if len(client.info().workers) >= self.workers_wanted:
+                        return
+                time.sleep(_POLL_S)
+        raise TimeoutError(f"not all workers came up in {START_TIMEOUT_S:g} s")
+
+    def left_over(self) -> int:
+        """Entries in the intakes and on the lanes: none, once all is answered."""
+        with redis.Redis.from_url(self.broker.url, socket_timeout=10.0) as connection:
+            pattern = f"tokenyard:{{{self.yard}}}:*"
+            streams = connection.scan_iter(pattern, count=1000, _type="stream")
+            held = [key for key in streams if b"}:intake:" in key or b"}:lane:" in key]
+            return sum(connection.xlen(key) for key in held)
+
+    def stop(self) -> None:
+        """End everything; idempotent."""
+        for program in (*self.clients, *self.controllers, *self.coordinators):
+            program.end()
+        self.broker.stop()

@@ -1,0 +1,76 @@
+"""A host that stands still for longer than any time-out, and then goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.wire import SamplingParams
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+def test_watchdog_does_not_count_time_in_which_it_slept(plant: Plant) -> None:
+    # Given a host whose watchdog has little patience, in the middle of a stream
+    plant.coordinator()
+    controller = plant.worker(slots=2, simulated_step_s=0.02, hang_timeout_s=1.5, lease_ms=1000)
+    workers = plant.wait_for_workers(2)
+    request = make_request(stream=True, params=SamplingParams(max_tokens=200))
+    plant.push(request)
+    eventually(lambda: plant.published(request.id) >= 3)
+
+    # If all of it is suspended for longer than that, past its leases
+    stalled = [psutil.Process(controller.pid), *controller.children()]
+    for process in stalled:
+        process.suspend()
+    eventually(lambda: not plant.roster(), timeout_s=20.0)
+    stalled[0].resume()  # the watchdog itself first
+    eventually(lambda: controller.log.count("was fenced") == 2)
+    for process in stalled[1:]:
+        process.resume()
+
+    # I expect the same warm processes under new names, and the stream to go on.
+    roster = plant.wait_for_workers(2)
+    assert roster.keys().isdisjoint(workers)
+    assert {info.pid for info in roster.values()} == {one.pid for one in stalled[1:]}
+    assert plant.result(request.id).ok
+    plant.answer(request.id).check_stream()
+    assert "killed" not in controller.log
+
+
+def test_standby_does_not_wait_to_take_back_what_a_vanished_host_held(plant: Plant) -> None:
+    # Given a host that vanished a moment ago, and a standby that was in touch all along
+    leader = plant.coordinator(name="one", lease_ms=1000)
+    token = plant.wait_for_leader()
+    plant.coordinator(name="two", lease_ms=1000)
+    host = plant.worker(name="a", simulated_step_s=0.02, lease_ms=1500)
+    workers = plant.wait_for_workers(1)
+    request = make_request(stream=True, params=SamplingParams(max_tokens=400))
+    plant.push(request)
+    eventually(lambda: plant.published(request.id) >= 3)
+    plant.worker(name="b", simulated_step_s=0.02)
+    plant.wait_for_workers(2)
+    started = plant.connection.time()[0]
+    eventually(lambda: plant.connection.time()[0] - started > 4)  # both are long in touch
+    host.kill()
+
+    # If the leader is killed, too
+    leader.kill()
+
+    # I expect its lane to be taken back as soon as lead and lease allow.
+    plant.wait_for_leader(other_than=token)
+    [worker] = workers
+    eventually(lambda: worker not in plant.roster(), timeout_s=2.5)
+    eventually(lambda: plant.ledger(request.id).get("worker", "").startswith("b."), timeout_s=2.5)
