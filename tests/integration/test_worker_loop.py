@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -19,9 +20,9 @@ from tokenyard.replies import Choice, to_result
 from tokenyard.scripts import Published, Scripts
 from tokenyard.wire import Assignment, Request, pack_tokens, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
-from worker.loop import Delivery, EngineLoop, LeaseLost, Stale, Term
+from worker.loop import LEAST_CLEARED, Delivery, EngineLoop, LeaseLost, Stale, Term
 from worker.messages import Drain, Drained, Fenced, Serve, Stop, ToController
-from worker.outcomes import Run
+from worker.outcomes import Expired, Run
 from worker.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
 from worker.reader import LaneReader
 
@@ -41,6 +42,7 @@ class StubEngine:
     aborted: list[str] = field(default_factory=list)
     steps: list[list[EngineEvent]] = field(default_factory=list)
     refuse: str = ""
+    made: list[int] = field(default_factory=list)
 
     def add(self, assignment: Assignment) -> None:
         if self.refuse:
@@ -51,6 +53,12 @@ class StubEngine:
         gone = list(keys)
         self.aborted += gone
         self.has = [key for key in self.has if key not in gone]
+
+    def take_out(self, key: str) -> Finished | None:
+        if key not in self.has:
+            return None
+        self.has.remove(key)
+        return finished(key, self.made)
 
     @property
     def has_unfinished(self) -> bool:
@@ -185,6 +193,44 @@ class TestLoop:
         office.turn()
 
         assert office.engine.has == ["2-0"]
+
+    @pytest.mark.parametrize(("made", "where"), [([1, 2], "running"), ([], "on the worker's lane")])
+    def test_deadline_ends_a_request(self, office: Office, made: list[int], where: str) -> None:
+        # Given requests, of which two have deadlines, one of them soon
+        office.engine.made = made
+        now_ms = int(time.time() * 1000)
+        for entry, deadline_ms in (("1-0", None), ("2-0", now_ms + 50), ("3-0", now_ms + 60_000)):
+            office.deliver(entry, request=make_request(deadline_ms=deadline_ms))
+        office.turn()
+        assert office.engine.has == ["1-0", "2-0", "3-0"]
+
+        # If that one's time comes
+        eventually(lambda: office.turn() or "2-0" not in office.engine.has)
+
+        # I expect it alone to end, with what has been made of it.
+        expected = finished("2-0", made)
+        assert office.terms[0].publisher.given == [Expired("2-0", expected, where)]
+        assert office.engine.has == ["1-0", "3-0"]
+
+    def test_deadlines_go_by_the_servers_clock(self, office: Office) -> None:
+        office.terms[0].clock_ms = 3_600_000.0  # the server's is an hour ahead
+        in_an_hour = int(time.time() * 1000) + 3_600_000
+        office.deliver("1-0", request=make_request(deadline_ms=in_an_hour - 1000))
+        office.deliver("2-0", request=make_request(deadline_ms=in_an_hour + 60_000))
+
+        office.turn()
+
+        assert office.engine.has == ["2-0"]
+
+    def test_deadlines_of_what_has_ended_are_forgotten(self, office: Office) -> None:
+        # Given thousands of requests that have ended long before their deadlines
+        late_ms = int(time.time() * 1000) + 3_600_000
+        office.engine.steps = [[finished(f"{n}-0", [1])] for n in range(1, 2 * LEAST_CLEARED)]
+        for number in range(1, 2 * LEAST_CLEARED):
+            office.deliver(f"{number}-0", request=make_request(deadline_ms=late_ms))
+            office.turn()
+
+        assert len(office.loop._deadlines) <= LEAST_CLEARED + 2
 
     def test_lost_lease_ends_the_term(self, office: Office) -> None:
         # Given a worker that loses its lease while requests run

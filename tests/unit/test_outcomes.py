@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,8 +10,8 @@ from tests.support.builders import make_assignment, make_request
 from tokenyard.errors import Code
 from tokenyard.replies import Choice, Reply, to_delta, to_result
 from tokenyard.wire import Assignment, SamplingParams, pack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
-from worker.outcomes import Run, delta_reply, merge, result_reply
+from worker.engines import EngineInfo, Faulted, Finished, TokenDelta
+from worker.outcomes import Expired, Outcome, Run, delta_reply, merge, result_reply
 
 INFO = EngineInfo("simulated", "7", "sim", "main", max_model_len=100, vocab_size=100, slots=4)
 
@@ -38,6 +39,12 @@ class TestMerge:
         end = finished("a", 1, 2)
 
         assert merge([delta("a", 1), delta("b", 5), end]) == [delta("b", 5), end]
+
+    def test_the_first_end_counts(self) -> None:
+        # Given a request whose deadline passes when it is done and not yet published
+        end = finished("a", 1, 2)
+
+        assert merge([end, Expired("a", None, "running")]) == [end]
 
     def test_logprobs_are_joined(self) -> None:
         parts = [TokenDelta("a", 0, [n], None, [{"token": n}]) for n in (1, 2)]
@@ -69,7 +76,7 @@ def run(published: tuple[int, ...] = (), **request: object) -> Run:
     return Run(assignment, began=10.0)
 
 
-def result(run: Run, end: EngineEvent) -> Reply:
+def result(run: Run, end: Outcome) -> Reply:
     assert not isinstance(end, TokenDelta)
     return result_reply(run, end, INFO, "w.3", now=10.5)
 
@@ -138,6 +145,31 @@ class TestReplies:
 
         # I expect a result that agrees with the deltas.
         assert (ended.seq, ended.tokens) == (4, [1, 2, 3, 4])
+
+    def test_expired_with_what_has_been_made(self) -> None:
+        running = run(published=(1, 2))
+        delta_reply(running, delta("1500-0", 3))
+        made = Finished("1500-0", [Choice(0, [1, 2, 3, 4], "abcd", "abort")], prompt_tokens=3)
+
+        ended = to_result(result(running, Expired("1500-0", made, "running")))
+
+        assert (ended.status, ended.seq, ended.tokens) == ("expired", 3, [1, 2, 3, 4])
+        assert (ended.text, ended.finish_reason) == ("abcd", None)
+        assert ended.error is not None
+        assert (ended.error.code, ended.error.message) == (
+            "DEADLINE_EXCEEDED",
+            "the deadline passed while the request was running",
+        )
+        assert ended.usage is not None
+        assert ended.usage.completion_tokens == 4
+
+    @pytest.mark.parametrize("made", [None, finished("1500-0", 1)])
+    def test_expired_keeps_at_least_what_was_shown(self, made: Finished | None) -> None:
+        running = run(published=(1, 2))
+
+        ended = to_result(result(running, Expired("1500-0", made, "on the worker's lane")))
+
+        assert (ended.seq, ended.tokens, ended.text) == (2, [1, 2], None)
 
     def test_packed_tokens(self) -> None:
         assert delta_reply(run(), delta("1500-0", 1, 2)).tokens == pack_tokens([1, 2])

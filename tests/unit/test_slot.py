@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 import worker.slot
@@ -139,6 +141,45 @@ class TestBackoff:
             self._die(slot, clock, 1.0)
 
         assert self._die(slot, clock, HEALTHY_S + 1) == first
+
+
+class DeadProcess:
+    """A process that has ended."""
+
+    def __init__(self, exitcode: int) -> None:
+        self.exitcode = exitcode
+
+    def join(self) -> None: ...
+
+
+class TestDeparture:
+    @pytest.mark.parametrize(
+        ("status", "last_words", "why", "reason"),
+        [
+            (-signal.SIGKILL, "", "lost", "ended by SIGKILL"),
+            (-signal.SIGTERM, "", "lost", "ended by SIGTERM"),
+            (-signal.SIGSEGV, "", "crashed", "ended by SIGSEGV"),
+            (-signal.SIGABRT, "", "crashed", "ended by SIGABRT"),
+            (-signal.SIGKILL, "no progress", "crashed", "ended by SIGKILL: no progress"),
+            (1, "RuntimeError: CUDA", "crashed", "exit status 1: RuntimeError: CUDA"),
+            (0, "", "crashed", "exit status 0"),
+        ],
+    )
+    def test_by_itself_or_by_a_hand_from_outside(
+        self, status: int, last_words: str, why: str, reason: str
+    ) -> None:
+        slot = make_slot()
+        slot.process = DeadProcess(status)
+        slot.last_words = last_words
+
+        assert slot.departure() == (why, reason)
+
+    def test_last_words_are_of_one_process(self) -> None:
+        slot = make_slot()
+        slot.last_words = "no progress"
+        slot.bury()
+
+        assert slot.last_words == ""
 
 
 class TestRosterEntry:
