@@ -1,0 +1,145 @@
+"""retire.lua and rescue.lua: what the end of a worker says about the requests that it had."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_delta, make_request
+from tests.support.yard import Yard
+from tokenyard.scripts import Publication
+from tokenyard.wire import pack_tokens
+
+HISTORY = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone")
+
+
+def counts(fields: dict[bytes, bytes]) -> tuple[int, ...]:
+    return tuple(int(fields.get(name, b"0")) for name in HISTORY)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("why", "expected"),
+    [("left", (0, 0, 0, 0)), ("lost", (1, 0, 0, 1)), ("crashed", (1, 1, 1, 0))],
+)
+def test_departure_is_noted_in_the_retry(yard: Yard, why, alone: bool, expected) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, alone=alone)
+    yard.scripts.retire(worker, why, "signal 11 in the kernel")
+
+    yard.rescue(worker)
+
+    ((_, fields),) = yard.intake("retry")
+    assert counts(fields) == (expected if alone else (*expected[:2], 0, 0))
+    assert fields.get(b"reason") == (None if why == "left" else b"signal 11 in the kernel")
+    ledger = yard.ledger(assignment.request)
+    _, _, record = ledger["r1"].partition(" ")
+    assert record == f"{worker} {why} signal 11 in the kernel"
+
+
+def test_lease_that_ran_out_is_a_loss_that_says_so(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker)
+    yard.expire(worker)
+
+    yard.rescue(worker)
+
+    ((_, fields),) = yard.intake("retry")
+    assert counts(fields) == (1, 0, 0, 0)
+    assert fields[b"reason"] == b"its lease ran out"
+    assert yard.ledger(assignment.request)["r1"].endswith("lost its lease ran out")
+
+
+def test_crash_makes_all_that_ran_suspects_and_alone_only_the_one(yard: Yard) -> None:
+    worker = yard.worker()
+    neighbours = [yard.assign(worker) for _ in range(3)]
+    yard.scripts.retire(worker, "crashed", "exit status 1")
+    yard.rescue(worker)
+    assert [counts(fields) for _, fields in yard.intake("retry")] == [(1, 1, 0, 0)] * 3
+    guilty, *innocent = (item.request for item in neighbours)
+    worker = yard.worker()
+    yard.place(yard.waiting(guilty), worker, alone=True)
+    yard.scripts.retire(worker, "crashed", "exit status 1")
+
+    yard.rescue(worker)
+
+    entries = {fields[b"id"].decode(): fields for _, fields in yard.intake("retry")}
+    assert counts(entries[guilty.id]) == (2, 2, 1, 0)
+    assert [counts(entries[item.id]) for item in innocent] == [(1, 1, 0, 0)] * 2
+
+
+def test_history_adds_up_over_the_attempts_and_each_has_its_record(yard: Yard) -> None:
+    request = make_request(stream=True)
+    waiting = yard.submit(request)
+    for at, why in enumerate(("crashed", "left", "lost", "lost", "crashed")):
+        worker = yard.worker()
+        assignment = yard.place(waiting, worker, alone=at > 0)
+        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, at, [at]))])
+        yard.scripts.retire(worker, why, f"reason {at}")  # type: ignore[arg-type]
+        yard.rescue(worker)
+        waiting = yard.waiting(request)
+
+    ((_, fields),) = yard.intake("retry")
+    assert counts(fields) == (4, 2, 1, 2)
+    assert fields[b"published"] == pack_tokens(range(5))
+    assert fields[b"reason"] == b"reason 4"
+    ledger = yard.ledger(request)
+    for attempt, why in enumerate(("crashed", "left", "lost", "lost", "crashed"), start=1):
+        began, placed_on, words = ledger[f"t{attempt}"].split(" ", 2)
+        ended, ended_on, end = ledger[f"r{attempt}"].split(" ", 2)
+        assert int(began.partition("-")[0]) <= int(ended)
+        assert placed_on == ended_on == f"w.{attempt}"
+        assert (words, end) == ("the test says so", f"{why} reason {attempt - 1}")
+
+
+def test_history_of_a_client_is_dropped_at_the_first_attempt(yard: Yard) -> None:
+    """Given a plain entry that claims to have killed workers, I expect nobody to believe it."""
+    request, worker = make_request("q1", prompt="x"), yard.worker()
+    claims = dict.fromkeys(("suspected", "crashed_alone", "lost_alone", "faults"), "9")
+    pushed = yard.push({"id": "q1", "prompt": "x", "reason": "me", "not_before": "9", **claims})
+
+    yard.place(type(pushed)(request, "normal", pushed.entry), worker)
+    yard.expire(worker)
+    yard.rescue(worker)
+
+    ((_, fields),) = yard.intake("retry")
+    assert counts(fields) == (1, 0, 0, 0)
+    assert (fields[b"reason"], fields.get(b"faults")) == (b"its lease ran out", None)
+    assert b"not_before" not in fields
+
+
+@pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0), ("crashed", -2)])
+def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, why, score: int) -> None:
+    worker = yard.worker()
+    held = [yard.assign(worker) for _ in range(2)]
+
+    assert yard.scripts.retire(worker, why, "signal 9") == 2
+
+    assert yard.connection.zscore(yard.keys.leases, worker) == score
+    assert yard.connection.hget(yard.keys.departed, worker) == b"signal 9"
+    first = [(held[0].entry, "anon", held[0].request.id)]
+    assert yard.scripts.rescue(yard.token, worker, first) == 1
+    assert yard.connection.hget(yard.keys.departed, worker) == b"signal 9"
+    assert yard.rescue(worker) == 0
+    assert not yard.connection.hexists(yard.keys.departed, worker)
+
+
+@pytest.mark.parametrize("then", ["left", "lost"])
+def test_first_reason_stands_also_in_words(yard: Yard, then) -> None:
+    worker = yard.worker()
+    yard.assign(worker)
+    yard.scripts.retire(worker, "crashed", "signal 11")
+    yard.scripts.retire(worker, then, "thrown out")
+
+    yard.rescue(worker)
+
+    ((_, fields),) = yard.intake("retry")
+    assert (counts(fields), fields[b"reason"]) == ((1, 1, 0, 0), b"signal 11")
+
+
+def test_idle_worker_that_crashes_leaves_nothing_behind(yard: Yard) -> None:
+    worker = yard.worker()
+
+    assert yard.scripts.retire(worker, "crashed", "signal 11") == 0
+
+    for key in (yard.keys.departed, yard.keys.quarantine, yard.keys.leases, yard.keys.workers):
+        assert not yard.connection.exists(key)

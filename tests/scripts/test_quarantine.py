@@ -1,0 +1,123 @@
+"""dispatch.lua with `alone`: a suspect has its lane to itself, until it is gone from there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_result
+from tests.support.yard import Yard
+from tokenyard.scripts import Dispatched, Publication, Published
+
+
+def test_suspect_gets_an_empty_lane_and_marks_it(yard: Yard) -> None:
+    worker = yard.worker()
+
+    assignment = yard.assign(worker, alone=True)
+
+    assert yard.alone(worker) == assignment.entry
+    assert yard.lane(worker) == [assignment]
+
+
+def test_lane_with_others_on_it_is_full_for_a_suspect(yard: Yard) -> None:
+    worker = yard.worker()
+    yard.assign(worker)
+    suspect = yard.submit()
+
+    codes = yard.scripts.dispatch(yard.token, [suspect.to(worker, alone=True)])
+
+    assert codes == [Dispatched.FULL]
+    assert yard.alone(worker) is None
+    assert [entry for entry, _ in yard.intake()] == [suspect.entry]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_quarantined_lane_is_full_for_all_others(yard: Yard, alone: bool) -> None:
+    worker = yard.worker()
+    suspect = yard.assign(worker, alone=True)
+    waiting = yard.submit()
+
+    codes = yard.scripts.dispatch(yard.token, [waiting.to(worker, alone=alone)])
+
+    assert codes == [Dispatched.FULL]
+    assert yard.alone(worker) == suspect.entry
+    assert yard.lane(worker) == [suspect]
+
+
+@pytest.mark.parametrize("suspect_is_first", [True, False])
+def test_also_within_one_round(yard: Yard, suspect_is_first: bool) -> None:
+    worker, other = yard.worker("a"), yard.worker("b")
+    suspect, plain, third = (yard.submit() for _ in range(3))
+    moves = [suspect.to(worker, alone=True), plain.to(worker), third.to(other)]
+    if not suspect_is_first:
+        moves[:2] = moves[1::-1]
+
+    codes = yard.scripts.dispatch(yard.token, moves)
+
+    assert codes == [Dispatched.DISPATCHED, Dispatched.FULL, Dispatched.DISPATCHED]
+    assert len(yard.lane(worker)) == 1
+    assert (yard.alone(worker) is not None) is suspect_is_first
+
+
+def test_worker_without_a_lease_is_closed_for_a_suspect(yard: Yard) -> None:
+    suspect = yard.submit()
+
+    codes = yard.scripts.dispatch(yard.token, [suspect.to("nobody.1", alone=True)])
+
+    assert codes == [Dispatched.CLOSED]
+    assert yard.alone("nobody.1") is None
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "expired"])
+def test_result_ends_a_quarantine(yard: Yard, status) -> None:
+    worker = yard.worker()
+    suspect = yard.assign(worker, alone=True)
+    result = Publication(suspect, make_result(suspect.request.id, status=status))
+
+    assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+
+    assert yard.alone(worker) is None
+    assert yard.assign(worker)
+
+
+def test_result_that_is_stale_does_not_end_anothers_quarantine(yard: Yard) -> None:
+    worker = yard.worker()
+    first = yard.assign(worker)
+    yard.scripts.hand_back(worker, first, 0, "x")
+    suspect = yard.place(yard.waiting(first.request), worker, alone=True)
+    late = Publication(first, make_result(first.request.id))
+
+    assert yard.scripts.finish(worker, [late]) == [Published.STALE]
+    assert yard.alone(worker) == suspect.entry
+
+
+def test_result_for_a_ledger_that_is_gone_ends_it(yard: Yard) -> None:
+    """Given a ledger that an operator deleted, I expect the lane not to be closed for ever."""
+    worker = yard.worker()
+    suspect = yard.assign(worker, alone=True)
+    yard.connection.delete(yard.keys.ledger("anon", suspect.request.id))
+    result = Publication(suspect, make_result(suspect.request.id))
+
+    assert yard.scripts.finish(worker, [result]) == [Published.STALE]
+
+    assert yard.alone(worker) is None
+    assert yard.lane(worker) == []
+
+
+def test_mark_of_an_entry_that_somebody_deleted_closes_no_lane(yard: Yard) -> None:
+    worker = yard.worker()
+    suspect = yard.assign(worker, alone=True)
+    yard.connection.xdel(yard.keys.lane(worker), suspect.entry)
+
+    assert yard.assign(worker)
+
+
+@pytest.mark.parametrize("why", ["left", "lost", "crashed"])
+def test_end_of_the_worker_ends_it(yard: Yard, why) -> None:
+    worker = yard.worker()
+    yard.assign(worker, alone=True)
+    yard.scripts.retire(worker, why)
+
+    assert yard.rescue(worker) == 0
+
+    assert yard.alone(worker) is None
+    assert not yard.connection.hexists(yard.keys.departed, worker)

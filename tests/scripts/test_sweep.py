@@ -1,0 +1,71 @@
+"""overdue.lua and watch_clients.lua: what the coordinator looks for once a second."""
+
+from __future__ import annotations
+
+from tests.support.builders import make_request
+from tests.support.yard import Yard
+
+PAST_MS, FUTURE_MS = 1_000, 9_999_999_999_999
+
+
+def test_entries_past_their_deadline_are_found_and_stay(yard: Yard) -> None:
+    deadlines = [None, PAST_MS, FUTURE_MS, PAST_MS]
+    waiting = [yard.submit(make_request(deadline_ms=deadline)) for deadline in deadlines]
+
+    cursor, found = yard.scripts.overdue("normal", "-", 10)
+
+    assert (cursor, found) == ("", [waiting[1].entry, waiting[3].entry])
+    assert len(yard.intake()) == 4
+
+
+def test_look_is_bounded_and_goes_on_where_it_stopped(yard: Yard) -> None:
+    waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(5)]
+    cursor, looks = "-", []
+    while cursor:
+        cursor, found = yard.scripts.overdue("normal", cursor, 2)
+        looks.append(found)
+
+    assert [len(found) for found in looks] == [2, 2, 1]
+    assert [entry for found in looks for entry in found] == [item.entry for item in waiting]
+
+
+def test_stream_that_ends_with_the_look_has_nothing_behind_it(yard: Yard) -> None:
+    waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(2)]
+
+    cursor, found = yard.scripts.overdue("normal", "-", 2)
+
+    assert (cursor, len(found)) == (waiting[1].entry, 2)
+    assert yard.scripts.overdue("normal", cursor, 2) == ("", [])
+
+
+def test_intake_that_is_empty_or_missing(yard: Yard) -> None:
+    assert yard.scripts.overdue("normal", "-", 10) == ("", [])
+    yard.connection.delete(yard.keys.intake("high"))
+    assert yard.scripts.overdue("high", "-", 10) == ("", [])
+
+
+def test_deadline_that_is_no_number_is_left_to_the_dispatcher(yard: Yard) -> None:
+    yard.push({"id": "a", "prompt": "x", "deadline": "soon"})
+
+    assert yard.scripts.overdue("normal", "-", 10) == ("", [])
+
+
+def test_of_a_deadline_named_twice_the_last_counts(yard: Yard) -> None:
+    stream = yard.keys.intake("normal")
+    xadd = ("XADD", stream, "*", "id", "a", "prompt", "x", "deadline")
+    yard.connection.execute_command(*xadd, PAST_MS, "deadline", FUTURE_MS)
+    late = yard.connection.execute_command(*xadd, FUTURE_MS, "deadline", 1, "deadline", PAST_MS)
+
+    assert yard.scripts.overdue("normal", "-", 10) == ("", [late.decode()])
+
+
+def test_clients_whose_leases_have_run_out_are_named(yard: Yard) -> None:
+    yard.scripts.submit("normal", [make_request(client="ann")], watched="ann")
+    yard.scripts.submit("normal", [make_request(client="bob")], watched="bob")
+    assert yard.scripts.watch_clients(10) == []
+
+    yard.connection.zadd(yard.keys.clients, {"ann": 1, "eve": 2})
+
+    assert yard.scripts.watch_clients(10) == ["ann", "eve"]
+    assert yard.scripts.watch_clients(1) == ["ann"]
+    assert yard.connection.zcard(yard.keys.clients) == 3
