@@ -407,6 +407,38 @@ class TestPublisher:
         assert set(desk.publisher.runs) == {kept.entry}
         assert not desk.lost
 
+    def test_fault_that_may_pass_goes_back_with_its_tokens(self, desk: Desk) -> None:
+        # Given a stream that has shown two tokens, and a neighbour
+        stream = desk.run(make_request("q1", stream=True))
+        neighbour = desk.run(make_request("q2"))
+        desk.publisher.put([TokenDelta(stream.entry, 0, [5, 6], None)])
+        desk.publisher.run_once()
+
+        # If the engine cannot serve it this time
+        fault = Faulted(stream.entry, Code.INFERENCE_ERROR, "out of memory")
+        desk.publisher.put([fault, finished(neighbour.entry, [9])])
+        desk.publisher.run_once()
+
+        # I expect it to wait for another time, with what was shown, and no result.
+        ((_, fields),) = desk.yard.intake("retry")
+        assert (fields[b"id"], fields[b"faults"]) == (b"q1", b"1")
+        assert unpack_tokens(fields[b"published"]) == [5, 6]
+        assert int(fields[b"not_before"]) > 0
+        assert desk.yard.ledger(stream.request)["state"] == "waiting"
+        assert desk.yard.ledger(neighbour.request)["state"] == "completed"
+        assert desk.publisher.runs == {}
+        assert desk.yard.lane(desk.worker) == []
+
+    def test_fault_after_the_lease_was_lost(self, desk: Desk) -> None:
+        running = desk.run()
+        desk.yard.scripts.retire(desk.worker, "lost")
+
+        desk.publisher.put([Faulted(running.entry, Code.INFERENCE_ERROR, "out of memory")])
+        desk.publisher.run_once()
+
+        assert desk.lost == [True]
+        assert desk.yard.intake("retry") == []
+
     def test_lost_lease_is_reported_once_and_ends_it(self, desk: Desk) -> None:
         run = desk.run(make_request(stream=True))
         desk.publisher.start()

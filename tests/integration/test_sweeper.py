@@ -1,0 +1,178 @@
+"""What waits unread: bounded rounds that leave nothing out, and turns that do not spin."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import coordinator.sweeper
+from coordinator.coordinator import Coordinator
+from tests.support.builders import make_request
+from tests.support.lanes import Lanes, requests
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.replies import to_result
+from tokenyard.wire import Request, pack_tokens
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round looks at ten entries of each class and acts on four."""
+    monkeypatch.setattr(coordinator.sweeper, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(coordinator.sweeper, "MOST_ACTED_ON", 4)
+    monkeypatch.setattr(coordinator.sweeper, "EVERY_S", 0.05)
+
+
+def code(lanes: Lanes, request_id: str) -> tuple[str, str]:
+    result = to_result(lanes.result(request_id))
+    assert result.error is not None
+    return result.status, result.error.code
+
+
+def late(count: int, prefix: str) -> list[Request]:
+    return [make_request(f"{prefix}{at:04}", deadline_ms=1_000) for at in range(count)]
+
+
+@pytest.mark.usefixtures("small_rounds")
+class TestRounds:
+    def test_all_that_is_late_in_every_class(self, lanes: Lanes) -> None:
+        # Given more late requests than a round acts on, and more entries than it looks at
+        stay = lanes.push(requests(30, "a"))
+        gone = lanes.push(late(15, "b")) + lanes.push(late(15, "c"), "low")
+        stay += lanes.push(requests(30, "d")) + lanes.push(requests(5, "e"), "high")
+        gone += lanes.push(late(3, "f"))
+
+        lanes.coordinator(block_ms=50)
+
+        for name in gone:
+            assert code(lanes, name) == ("expired", "DEADLINE_EXCEEDED")
+        assert lanes.waiting() == len(stay)
+        worker = lanes.worker()
+        assert sorted(lanes.wait_for_load(worker, len(stay))) == sorted(stay)
+
+    def test_excess_is_refused_from_its_newest_end(self, lanes: Lanes) -> None:
+        # Given a yard with room for twenty, ten of which were submitted
+        lanes.coordinator(max_num_queued_reqs=20, block_ms=50)
+        submitted = requests(10, "s")
+        lanes.scripts.submit("normal", submitted)
+        early = lanes.push(requests(10, "e"), "low")
+
+        excess = lanes.push(requests(25, "x")) + lanes.push(requests(5, "y"), "high")
+
+        # I expect thirty of the plain ones to be refused, low priorities first.
+        eventually(lambda: lanes.waiting() == 20)
+        stays = [one.id for one in submitted]
+        refused = [name for name in early + excess if lanes.connection.exists(_ledger(lanes, name))]
+        assert len(refused) == 30
+        assert set(early) <= set(refused)
+        assert {code(lanes, name) for name in refused} == {("failed", "QUEUE_FULL")}
+        worker = lanes.worker()
+        ids = lanes.wait_for_load(worker, 20)
+        assert set(stays) <= set(ids)
+
+    def test_what_many_clients_left_behind(self, lanes: Lanes) -> None:
+        # Given three watched clients with more requests than a round cancels, and one that stays
+        lanes.coordinator(block_ms=50)
+        for client in ("a", "b", "c", "stays"):
+            mine = [make_request(f"{client}{n}", client=client) for n in range(7)]
+            lanes.scripts.submit("normal", mine, watched=client)
+
+        lanes.connection.zadd(lanes.keys.clients, {"a": 1, "b": 2, "c": 3})
+
+        for client in ("a", "b", "c"):
+            for number in range(7):
+                assert lanes.result(f"{client}{number}", client).status == "cancelled"
+        eventually(lambda: lanes.connection.zcard(lanes.keys.clients) == 1)
+        assert lanes.waiting() == 7
+        assert lanes.connection.scard(lanes.keys.attached("stays")) == 7
+
+
+def _ledger(lanes: Lanes, request_id: str) -> str:
+    return lanes.keys.ledger("anon", request_id)
+
+
+def turns(leading: Coordinator, seconds: float) -> int:
+    """How many turns a coordinator makes in so many seconds."""
+    count = 0
+    inner: Any = leading._intake.read
+
+    def read(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return inner(*args)
+
+    until = time.monotonic() + seconds
+    leading._intake.read = read  # type: ignore[method-assign]  # counts
+    eventually(lambda: time.monotonic() > until, timeout_s=seconds + 5.0, every_s=0.05)
+    return count
+
+
+class TestPatience:
+    """A turn that finds nothing to do waits for something to read."""
+
+    def test_before_the_expected_workers_have_joined(self, lanes: Lanes) -> None:
+        leading = lanes.coordinator(expect_workers=2)
+        lanes.worker("a")
+        lanes.push(requests(50))
+
+        assert turns(leading, 1.0) < 20
+        lanes.worker("b")
+        eventually(lambda: lanes.waiting() == 0, timeout_s=2.0)
+
+    def test_while_all_lanes_are_full(self, lanes: Lanes) -> None:
+        worker = lanes.worker(lane_limit=2)
+        leading = lanes.coordinator()
+        lanes.push(requests(50))
+        lanes.wait_for_load(worker, 2)
+
+        assert turns(leading, 1.0) < 20
+
+    def test_while_a_suspect_waits_for_a_lane_to_run_dry(self, lanes: Lanes) -> None:
+        # Given a lane with one request, and behind it a suspect and another
+        worker = lanes.worker()
+        leading = lanes.coordinator()
+        lanes.push(requests(1))
+        lanes.wait_for_load(worker, 1)
+        _push_retry(lanes, "suspect", suspected=1)
+        eventually(lambda: leading._intake.held["retry"])
+        lanes.push(requests(1, "other"))
+
+        assert turns(leading, 1.0) < 20
+        assert lanes.load(worker) == 1
+
+        # If the lane runs dry, I expect the suspect to be alone there, at once, and then the other.
+        lanes.finish(worker, *lanes.lane(worker))
+        eventually(lambda: lanes.ids(worker) == ["suspect"], timeout_s=2.0)
+        assert turns(leading, 0.5) < 20
+        assert lanes.ids(worker) == ["suspect"]
+        lanes.finish(worker, *lanes.lane(worker))
+        eventually(lambda: lanes.ids(worker) == ["other0000"], timeout_s=2.0)
+
+    def test_while_one_pauses(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        leading = lanes.coordinator()
+        seconds, micros = lanes.connection.time()
+        now_ms = seconds * 1000 + micros // 1000
+        _push_retry(lanes, "pauses", not_before=now_ms + 700)
+
+        assert turns(leading, 0.3) < 10
+        assert lanes.load(worker) == 0
+        lanes.wait_for_load(worker, 1)
+        (assignment,) = lanes.lane(worker)
+        assert int(assignment.entry.partition("-")[0]) >= now_ms + 700
+
+
+def _push_retry(lanes: Lanes, request_id: str, **history: int) -> None:
+    """A request that waits among the retries, with what it has been through."""
+    fields = {"id": request_id, "tokens": pack_tokens([1, 2]), **history}
+    lanes.push_raw(fields, "retry")
