@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.support.builders import framed, make_request, make_result
+from tests.support.builders import make_request, make_result
 from tests.support.yard import Yard, requests
-from tokenyard.errors import Code
 from tokenyard.parse import parse_request
-from tokenyard.replies import refusal
-from tokenyard.scripts import Answered, Publication, Submitted
+from tokenyard.scripts import Publication, Submitted
 
 
 def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
@@ -139,25 +137,3 @@ def test_burst_larger_than_one_lua_call_can_unpack(yard: Yard) -> None:
 
     assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
     assert len({answer.sid for answer in answers}) == 2000
-
-
-def test_request_without_memory_is_refused_and_accepted_work_still_ends(yard: Yard) -> None:
-    """Given a full server, I expect what runs to finish and a waiting request to be answered."""
-    worker = yard.worker()
-    running, waiting = yard.assign(worker, framed(stream=True)), yard.submit()
-    late = yard.submit()
-    before = yard.connection.config_get("maxmemory")["maxmemory"]
-    yard.connection.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(redis.OutOfMemoryError):
-            yard.scripts.submit("normal", [make_request()])
-        assert yard.scripts.lead("coordinator", 60_000, yard.token) == yard.token
-        yard.place(late, worker)
-        reply = refusal(waiting.request, Code.CANCELLED, "")
-        answered = yard.scripts.answer(yard.token, "normal", waiting.entry, waiting.request, reply)
-        assert answered is Answered.DONE
-        result = Publication(running, make_result(running.request.id))
-        assert yard.scripts.finish(worker, [result]) == [1]
-    finally:
-        yard.connection.config_set("maxmemory", before)
-    assert yard.result(running.request) == result.reply

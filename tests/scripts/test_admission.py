@@ -1,0 +1,206 @@
+"""submit.lua: who gets in, what the refused are told, and the count of tokens that wait."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.builders import make_request, make_result
+from tests.support.yard import Waiting, Yard, requests
+from tokenyard.errors import Code
+from tokenyard.replies import refusal
+from tokenyard.scripts import Acceptance, Publication, Submitted
+from tokenyard.wire import Request
+
+FAR_MS = 9_999_999_999_999
+
+
+def tell(yard: Yard, **limits: float) -> None:
+    """Limits and rate, as the leader writes them."""
+    yard.connection.hset(yard.keys.info, mapping=limits)
+
+
+def submit(yard: Yard, *wanted: Request, priority_class="normal", **how) -> Sequence[Acceptance]:
+    return yard.scripts.submit(priority_class, wanted, **how)
+
+
+def sized(tokens: int) -> Request:
+    return make_request(tokens=range(tokens))
+
+
+def now_ms(yard: Yard) -> int:
+    seconds, micros = yard.connection.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
+def test_place_in_the_line_counts_all_that_is_served_before(yard: Yard) -> None:
+    """Given retries and other classes, I expect only those that are served sooner to count."""
+    worker = yard.worker()
+    yard.assign(worker)
+    yard.expire(worker)
+    yard.rescue(worker)
+    for priority_class, count in (("high", 2), ("normal", 3), ("low", 4)):
+        submit(yard, *requests(count), priority_class=priority_class)
+
+    def position(priority_class) -> int:
+        (accepted,) = submit(yard, make_request(), priority_class=priority_class)
+        return accepted.position
+
+    assert [position(name) for name in ("low", "normal", "high")] == [1 + 2 + 3 + 4, 1 + 2 + 3, 3]
+
+
+def test_burst_stands_in_line_one_behind_the_other(yard: Yard) -> None:
+    tell(yard, rate=10)
+
+    answers = submit(yard, *requests(3))
+
+    assert [(item.position, item.eta_ms) for item in answers] == [(0, 0), (1, 100), (2, 200)]
+
+
+@pytest.mark.parametrize("rate", [None, 0])
+def test_without_a_measured_rate_no_time_is_promised(yard: Yard, rate) -> None:
+    if rate is not None:
+        tell(yard, rate=rate)
+
+    assert {item.eta_ms for item in submit(yard, *requests(2))} == {-1}
+
+
+@pytest.mark.parametrize(
+    ("rate", "retry_after_ms"), [(0, 1000), (4, 250), (1000, 100), (0.001, 30_000)]
+)
+def test_full_yard_says_when_there_is_likely_room(yard: Yard, rate, retry_after_ms: int) -> None:
+    tell(yard, max_num_queued_reqs=2, rate=rate)
+    submit(yard, *requests(2))
+
+    (full,) = submit(yard, make_request())
+
+    assert (full.code, full.retry_after_ms) == (Submitted.FULL, retry_after_ms)
+
+
+def test_far_too_full_yard_asks_for_more_patience(yard: Yard) -> None:
+    tell(yard, max_num_queued_reqs=2, rate=2)
+    for request in requests(5):
+        yard.push({"id": request.id, "prompt": "x"}, request)
+
+    (full,) = submit(yard, make_request())
+
+    assert (full.code, full.retry_after_ms) == (Submitted.FULL, 2000)
+
+
+def test_tokens_that_wait_are_bounded(yard: Yard) -> None:
+    tell(yard, max_num_queued_tokens=100)
+
+    answers = submit(yard, sized(60), sized(50), sized(40), sized(1))
+
+    codes = [item.code for item in answers]
+    assert codes == [Submitted.ACCEPTED, Submitted.FULL, Submitted.ACCEPTED, Submitted.FULL]
+    assert answers[1].retry_after_ms > 0
+    assert yard.queued_tokens() == 100
+
+
+def test_request_larger_than_the_bound_gets_into_an_empty_yard_only(yard: Yard) -> None:
+    """Given a request that would be refused for ever, I expect an idle yard to take it."""
+    tell(yard, max_num_queued_tokens=100)
+
+    first, second = submit(yard, sized(500), sized(1))
+
+    assert (first.code, second.code) == (Submitted.ACCEPTED, Submitted.FULL)
+
+
+def test_refused_requests_add_nothing_to_the_count(yard: Yard) -> None:
+    tell(yard, max_num_queued_reqs=1)
+    waiting = yard.submit(sized(10))
+
+    submit(yard, sized(10), waiting.request)
+
+    assert yard.queued_tokens() == 10
+
+
+def test_deadline_that_cannot_be_met_is_refused_at_once_where_asked(yard: Yard) -> None:
+    tell(yard, rate=1)
+    submit(yard, *requests(5))
+    soon = make_request(deadline_ms=now_ms(yard) + 2000)
+
+    (late,) = submit(yard, soon, refuse_late=True)
+
+    assert (late.code, late.eta_ms) == (Submitted.LATE, 5000)
+    assert yard.ledger(soon) == {}
+    assert submit(yard, soon)[0].code is Submitted.ACCEPTED
+
+
+@pytest.mark.parametrize("deadline_ms", [None, FAR_MS])
+def test_deadline_that_can_be_met_is_no_reason(yard: Yard, deadline_ms) -> None:
+    tell(yard, rate=1)
+    submit(yard, *requests(5))
+
+    (accepted,) = submit(yard, make_request(deadline_ms=deadline_ms), refuse_late=True)
+
+    assert accepted.code is Submitted.ACCEPTED
+
+
+def test_without_a_rate_nobody_is_late(yard: Yard) -> None:
+    submit(yard, *requests(5))
+
+    (accepted,) = submit(yard, make_request(deadline_ms=1), refuse_late=True)
+
+    assert accepted.code is Submitted.ACCEPTED
+
+
+def test_intake_emptied_by_hand_is_counted_anew(yard: Yard) -> None:
+    tell(yard, max_num_queued_tokens=100)
+    yard.submit(sized(90))
+    yard.connection.xtrim(yard.keys.intake("normal"), maxlen=0)
+
+    assert submit(yard, sized(50))[0].code is Submitted.ACCEPTED
+    assert yard.queued_tokens() == 50
+
+
+def test_count_below_zero_lets_nobody_slip_past_the_bound(yard: Yard) -> None:
+    """Given a count that an operator spoilt, I expect the bound to hold again at once."""
+    tell(yard, max_num_queued_tokens=100, queued_tokens=-1000)
+    yard.push({"id": "q1", "prompt": "x"})
+
+    codes = [item.code for item in submit(yard, sized(60), sized(60))]
+
+    assert codes == [Submitted.ACCEPTED, Submitted.FULL]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_count_follows_whatever_becomes_of_the_requests(yard: Yard, seed: int) -> None:
+    """If requests leave the intake in every way and come back, I expect no token left over."""
+    draw, worker = random.Random(seed), yard.worker()
+    queued: dict[str, tuple[Waiting, int]] = {}
+    running = []
+    for _ in range(120):
+        action = draw.choice(["submit", "submit", "plain", "place", "answer", "cancel", "back"])
+        chosen = draw.choice(list(queued.values()))[0] if queued else None
+        if action == "submit" or (chosen is None and action in ("place", "answer", "cancel")):
+            request = sized(size := draw.randint(1, 50))
+            queued[request.id] = (yard.submit(request), size)
+        elif action == "plain":
+            pushed = yard.push({"id": (other := make_request()).id, "prompt": "x"}, other)
+            running.append(yard.place(pushed, worker))
+        elif action == "back" and running:
+            assignment = running.pop()
+            if draw.random() < 0.5:
+                yard.scripts.hand_back(worker, assignment, 0, "x")
+                running.append(yard.place(yard.waiting(assignment.request), worker))
+            else:
+                result = make_result(assignment.request.id)
+                yard.scripts.finish(worker, [Publication(assignment, result)])
+        elif chosen is not None:
+            queued.pop(chosen.request.id)
+            if action == "place":
+                twice = [chosen.to(worker), chosen.to(worker)]
+                yard.scripts.dispatch(yard.token, twice)
+                running.append(yard.lane(worker)[-1])
+            elif action == "answer":
+                reply = refusal(chosen.request, Code.INVALID_REQUEST, "x")
+                for _ in range(2):
+                    yard.scripts.answer(yard.token, "normal", chosen.entry, chosen.request, reply)
+            else:
+                for _ in range(2):
+                    yard.scripts.cancel("anon", chosen.request.id, "x")
+        assert yard.queued_tokens() == sum(size for _, size in queued.values())

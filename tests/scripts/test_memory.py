@@ -1,0 +1,95 @@
+"""A server at its bound of memory: new requests are refused, and what was accepted still ends."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.support.builders import framed, make_delta, make_request, make_result, worker_json
+from tests.support.yard import LONG_MS, Yard
+from tokenyard.errors import Code
+from tokenyard.replies import refusal
+from tokenyard.scripts import Answered, Cancelled, HandedBack, Publication, Published, Renewed
+
+
+def test_new_request_is_refused_and_leaves_no_trace(yard: Yard) -> None:
+    request = make_request()
+
+    with yard.without_memory(), pytest.raises(redis.OutOfMemoryError):
+        yard.scripts.submit("normal", [request], watched="ann")
+
+    assert yard.ledger(request) == {}
+    assert yard.intake() == []
+    assert yard.queued_tokens() == 0
+    assert not yard.connection.exists(yard.keys.clients)
+
+
+def test_accepted_requests_run_stream_and_end(yard: Yard) -> None:
+    worker = yard.worker()
+    waiting, running = yard.submit(), yard.assign(worker, framed(stream=True))
+    request = running.request
+    delta = Publication(running, make_delta(request.id, 0, [1]))
+    result = Publication(running, make_result(request.id, [1], seq=1))
+
+    with yard.without_memory():
+        yard.place(waiting, worker)
+        assert yard.scripts.emit(worker, [delta]) == [Published.PUBLISHED]
+        assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+
+    assert yard.replies(request) == [delta.reply, result.reply]
+
+
+def test_waiting_requests_are_answered_and_cancelled(yard: Yard) -> None:
+    invalid, unwanted, running = yard.submit(), yard.submit(), yard.assign(yard.worker())
+    reply = refusal(invalid.request, Code.INVALID_REQUEST, "x")
+
+    with yard.without_memory():
+        answered = yard.scripts.answer(
+            yard.token, "normal", invalid.entry, invalid.request, reply, dead="x"
+        )
+        assert answered is Answered.DONE
+        for request in (unwanted.request, running.request):
+            assert yard.scripts.cancel("anon", request.id, "x") is Cancelled.CANCELLED
+
+
+def test_leader_takes_over_from_another(yard: Yard) -> None:
+    """Given a full server whose leader dies, I expect a successor to make room again."""
+    worker = yard.worker()
+    running = yard.assign(worker)
+    with yard.without_memory():
+        token = yard.depose()
+        assert yard.scripts.take_over(token, {"models": "[]"})
+        assert yard.scripts.lead("successor", LONG_MS, token) == token
+        result = Publication(running, make_result(running.request.id))
+        assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+
+    assert yard.connection.hget(yard.keys.info, "models") == b"[]"
+
+
+def test_workers_come_stay_and_go(yard: Yard) -> None:
+    with yard.without_memory():
+        worker = yard.worker()
+        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
+        assert yard.scripts.retire(worker, "left") == 0
+
+
+def test_requests_of_a_lost_worker_are_rescued_and_handed_back(yard: Yard) -> None:
+    one, two = yard.worker(), yard.worker()
+    lost, faulty = yard.assign(one), yard.assign(two)
+
+    with yard.without_memory():
+        yard.scripts.retire(one, "crashed", "signal 11")
+        assert yard.rescue(one) == 0
+        assert yard.scripts.hand_back(two, faulty, 0, "x") is HandedBack.HANDED_BACK
+        yard.place(yard.waiting(lost.request), two, alone=True)
+
+    assert yard.alone(two) is not None
+
+
+def test_sweeps_look(yard: Yard) -> None:
+    waiting = yard.submit(make_request(deadline_ms=1))
+    yard.connection.zadd(yard.keys.clients, {"ann": 1})
+
+    with yard.without_memory():
+        assert yard.scripts.overdue("normal", "-", 10) == ("", [waiting.entry])
+        assert yard.scripts.watch_clients(10) == ["ann"]
