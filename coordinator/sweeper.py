@@ -15,7 +15,7 @@ import redis
 
 from coordinator.intake import Entry
 from tokenyard.errors import Code
-from tokenyard.keys import PRIORITY_CLASSES, IntakeClass, Keys, PriorityClass
+from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.parse import parse_request
 from tokenyard.scripts import Cancelled, Scripts
 from tokenyard.wire import Refused, Request
@@ -45,7 +45,7 @@ class Sweeper:
         self._keys = keys
         self._most = max_num_queued_reqs
         self._answer = answer
-        self._cursors: dict[PriorityClass, str] = dict.fromkeys(PRIORITY_CLASSES, "-")
+        self._cursors: dict[IntakeClass, str] = dict.fromkeys(INTAKE_CLASSES, "-")
         self._due = 0.0
         self._acted = 0  # in this round
 
@@ -60,10 +60,10 @@ class Sweeper:
             return
         self._acted = 0
         lengths = self._lengths()
-        for name in PRIORITY_CLASSES:
-            if lengths[name]:
+        for name, length in lengths.items():
+            if length:
                 self._expire(name)
-        excess = sum(lengths.values()) - self._most
+        excess = sum(lengths[name] for name in PRIORITY_CLASSES) - self._most
         if excess > 0:
             self._shed(excess)
         self._cancel_abandoned()
@@ -74,13 +74,13 @@ class Sweeper:
         """How many requests this round may still act on."""
         return max(0, MOST_ACTED_ON - self._acted)
 
-    def _lengths(self) -> dict[PriorityClass, int]:
+    def _lengths(self) -> dict[IntakeClass, int]:
         pipeline = self._connection.pipeline(transaction=False)
-        for name in PRIORITY_CLASSES:
+        for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))
-        return dict(zip(PRIORITY_CLASSES, pipeline.execute(), strict=True))
+        return dict(zip(INTAKE_CLASSES, pipeline.execute(), strict=True))
 
-    def _expire(self, name: PriorityClass) -> None:
+    def _expire(self, name: IntakeClass) -> None:
         after = self._cursors[name]
         cursor, overdue = self._scripts.overdue(name, after, MOST_LOOKED_AT)
         now = overdue[: self._left]
@@ -89,10 +89,15 @@ class Sweeper:
         elif now:
             self._cursors[name] = now[-1]
         for entry in self._entries(name, now):
-            self._acted += 1
             request = parse_request(entry.fields)
             if isinstance(request, Request):
-                self._answer(entry, late(request, "waiting in the intake"))
+                self._refuse(entry, late(request, "waiting in the intake"))
+            elif isinstance(request, Refused):
+                self._refuse(entry, request)
+
+    def _refuse(self, entry: Entry, refused: Refused) -> None:
+        self._acted += 1
+        self._answer(entry, refused)
 
     def _entries(self, name: IntakeClass, ids: Iterable[str]) -> list[Entry]:
         stream = self._keys.intake(name)
@@ -112,8 +117,7 @@ class Sweeper:
             for item, fields in newest:
                 request = parse_request(fields)
                 if isinstance(request, Request) and not self._is_known(request):
-                    self._answer(Entry(name, item.decode(), fields), _full(request, self._most))
-                    self._acted += 1
+                    self._refuse(Entry(name, item.decode(), fields), _full(request, self._most))
                     excess -= 1
 
     def _is_known(self, request: Request) -> bool:

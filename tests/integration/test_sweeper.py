@@ -60,6 +60,24 @@ class TestRounds:
         worker = lanes.worker()
         assert sorted(lanes.wait_for_load(worker, len(stay))) == sorted(stay)
 
+    def test_late_entries_that_are_no_requests_do_not_hold_it_up(self, lanes: Lanes) -> None:
+        # Given late entries that nobody can be answered for, more than a round acts on
+        worker = lanes.worker(lane_limit=1)
+        leading = lanes.coordinator(block_ms=500)
+        lanes.push(requests(40))
+        lanes.wait_for_load(worker, 1)
+        for _ in range(20):
+            lanes.push_raw({"prompt": "p", "deadline": 1})
+        lanes.push_raw({"id": "bad", "prompt": "p", "deadline": 1, "stream": "maybe"})
+        gone = lanes.push(late(3, "b"))
+        _push_retry(lanes, "late", deadline=1)
+
+        # I expect the others to be answered, and no round after round for their sake.
+        for name in [*gone, "late"]:
+            assert code(lanes, name) == ("expired", "DEADLINE_EXCEEDED")
+        assert code(lanes, "bad") == ("failed", "INVALID_REQUEST")
+        assert turns(leading, 1.0) < 20
+
     def test_excess_is_refused_from_its_newest_end(self, lanes: Lanes) -> None:
         # Given a yard with room for twenty, ten of which were submitted
         lanes.coordinator(max_num_queued_reqs=20, block_ms=50)
