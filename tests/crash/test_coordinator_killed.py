@@ -66,7 +66,7 @@ def test_standby_takes_over_at_once_from_a_leader_that_stops(plant: Plant) -> No
 
     assert resigned
     assert plant.wait_for_leader(other_than=token).endswith(b":two")
-    assert time.monotonic() - at < 2.0
+    assert time.monotonic() - at < 5.0
     assert leader.wait() == 0
 
 

@@ -40,13 +40,13 @@ def test_rolling_restart_of_every_process(plant: Plant) -> None:
 
     # If each is stopped in order while its successor starts
     for number, host in enumerate(hosts):
-        load()
         plant.worker(name=f"new{number}", simulated_step_s=0.02, max_num_seqs=8)
         plant.wait_for_workers(3)
+        load()
         assert host.stop() == 0
     for number, coordinator in enumerate(coordinators):
-        load()
         plant.coordinator(name=f"d{number}", lease_ms=2000)
+        load()
         assert coordinator.stop() == 0
     load()
 
