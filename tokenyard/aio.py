@@ -240,7 +240,7 @@ async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
     if len(ask.commands) == 1:
         return [await run.execute_command(*ask.commands[0])]
-    async with run.pipeline(transaction=True) as pipeline:
+    async with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
         answers: list[Any] = await pipeline.execute()

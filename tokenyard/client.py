@@ -275,7 +275,7 @@ def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
     if len(ask.commands) == 1:
         return [run.execute_command(*ask.commands[0])]
-    with run.pipeline(transaction=True) as pipeline:
+    with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
         answers: list[Any] = pipeline.execute()

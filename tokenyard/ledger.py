@@ -93,7 +93,7 @@ class Snapshot:
 
 
 def snapshot_commands(keys: Keys, client: str, request_ids: Sequence[str]) -> list[Command]:
-    """What to ask for the snapshots of some requests, in one transaction."""
+    """What to ask for the snapshots of some requests: each result, then the tokens without one."""
     commands: list[Command] = []
     for request_id in request_ids:
         commands.append(("HMGET", keys.ledger(client, request_id), "state", "result"))

@@ -21,7 +21,10 @@ Command = tuple[str | bytes | int | float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Run commands, more than one as one transaction. Answer: the list of their answers."""
+    """Run commands that read, in one round trip. Answer: the list of their answers.
+
+    No transaction: a server without memory refuses to queue one, even of commands that only read.
+    """
 
     commands: Sequence[Command]
 

@@ -127,7 +127,7 @@ _GIVEN_BACK: Final = {
 
 def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> Timeline:
     """Read what a request has been through; raises `UnknownRequest`."""
-    pipeline = connection.pipeline(transaction=True)
+    pipeline = connection.pipeline(transaction=False)
     pipeline.hgetall(keys.ledger(client, request_id))
     pipeline.strlen(keys.tokens(client, request_id))
     pipeline.time()

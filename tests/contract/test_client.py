@@ -848,6 +848,28 @@ class TestCancelOnDisconnect:
         assert not connection.exists(keys.ledger("me", "q"))
 
 
+class TestServerWithoutMemory:
+    def test_takes_nothing_new_and_gives_what_it_has(
+        self, new_client_at: NewClient, own_broker: Server, keys: Keys
+    ) -> None:
+        with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
+            yard = StandIn(connection, Scripts(connection, keys))
+            yard.open()
+            first = new_client_at(own_broker.url, client_id="me")
+            first.submit([1], id="over")
+            yard.answer_all()
+            running = first.submit([2], id="running")
+            connection.config_set("maxmemory", 1)
+            with pytest.raises(BrokerUnavailable, match="full"):
+                first.submit([3])
+            assert running.cancel() == Cancellation.CANCELLED
+            assert running.wait(WAIT_S).status == "cancelled"
+            again = new_client_at(own_broker.url, client_id="me")
+            assert again.attach("over").result(WAIT_S).tokens == [2]
+            assert again.status("running").state == "cancelled"
+            connection.config_set("maxmemory", 0)
+
+
 class TestServerGoesAway:
     def test_handles_survive_a_restart(
         self, new_client_at: NewClient, own_broker: Server, keys: Keys

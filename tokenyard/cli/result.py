@@ -67,7 +67,7 @@ def _wait(
     give_up = time.monotonic() + timeout_s
     commands = snapshot_commands(keys, client, [request_id])
     while True:
-        pipeline: Any = connection.pipeline(transaction=True)
+        pipeline: Any = connection.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         [snapshot] = read_snapshots(pipeline.execute())
