@@ -39,6 +39,7 @@ from tokenyard.scripts import (
     Cancelled,
     Dispatched,
     HandedBack,
+    Move,
     Publication,
     Published,
     Renewed,
@@ -139,6 +140,12 @@ class Walk(RuleBasedStateMachine):
             old = seed.choice(self.old_tokens)
             assert set(self.scripts.dispatch(old, moves)) <= {Dispatched.NOT_LEADER}
             return
+        self._dispatch(moves)
+        if twice:  # the answer to the first call was lost
+            again = self.scripts.dispatch(self.token, moves)
+            assert Dispatched.DISPATCHED not in again
+
+    def _dispatch(self, moves: list[Move]) -> list[Dispatched]:
         codes = self.scripts.dispatch(self.token, moves)
         self._read_lanes()
         for move, code in zip(moves, codes, strict=True):
@@ -157,9 +164,7 @@ class Walk(RuleBasedStateMachine):
         for move, code in zip(moves, codes, strict=True):
             stays = code in (Dispatched.CLOSED, Dispatched.FULL)
             assert ((move.intake, move.entry) in left) is stays
-        if twice:  # the answer to the first call was lost
-            again = self.scripts.dispatch(self.token, moves)
-            assert Dispatched.DISPATCHED not in again
+        return codes
 
     def _read_lanes(self) -> None:
         for worker, life in self.workers.items():
@@ -260,8 +265,10 @@ class Walk(RuleBasedStateMachine):
             known.running = None
         assert self.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
 
-    def _join(self) -> None:
-        self.workers[self.yard.worker(f"w{len(self.workers) % 2}")] = Life()
+    def _join(self) -> str:
+        worker = self.yard.worker(f"w{len(self.workers) % 2}")
+        self.workers[worker] = Life()
+        return worker
 
     @precondition(lambda self: any(life.remembered for life in self.workers.values()))
     @rule(
@@ -341,18 +348,13 @@ class Walk(RuleBasedStateMachine):
 
     # Mishaps
 
-    @rule(
-        seed=SEEDS,
-        kind=st.sampled_from(
-            ["rescue", "rescue", "rescue", "renew", "left", "lost", "crashed", "depose"]
-        ),
-        lapse=st.booleans(),
-    )
-    def mishap(self, seed: random.Random, kind: str, lapse: bool) -> None:
+    @rule(seed=SEEDS, lapse=st.booleans())
+    def mishap(self, seed: random.Random, lapse: bool) -> None:
         """Something happens to a worker, mostly to one that has work, or to the leader."""
         busy = [worker for worker in self.workers if self.yard.lane(worker)]
-        worker = seed.choice(busy if busy and seed.random() < 0.8 else sorted(self.workers))
+        worker = seed.choice(busy if busy and seed.random() < 0.9 else sorted(self.workers))
         life = self.workers[worker]
+        kind = seed.choice(("rescue", "rescue", "renew", "left", "lost", "crashed", "depose"))
         match kind:
             case "rescue":
                 self._rescue(seed, worker, lapse or seed.random() < 0.5)
@@ -364,10 +366,24 @@ class Walk(RuleBasedStateMachine):
                 assert self.scripts.lead("other", 600_000, self.token) not in self.old_tokens
                 self.token = self.connection.get(self.yard.keys.leader).decode()
                 assert self.scripts.lead("late", 600_000, self.old_tokens[-1]) == ""
-            case _:
+            case "left" | "lost" | "crashed":
                 self._retire(worker, kind)
+                if seed.random() < 0.8:
+                    self._rescue(seed, worker, lapse=False)
         if not life.holds and sum(other.holds for other in self.workers.values()) < 2:
             self._join()
+
+    @rule(seed=SEEDS)
+    def ordeal(self, seed: random.Random) -> None:
+        """A request runs alone on a new worker, which goes before it has said anything."""
+        waiting = self._waiting()
+        if not waiting:
+            return
+        worker = self._join()
+        self._dispatch([seed.choice(waiting).to(worker, LANE_LIMIT, alone=seed.random() < 0.7)])
+        self._retire(worker, seed.choice(("left", "lost", "crashed", "crashed")))
+        if self.yard.lane(worker):
+            self._rescue(seed, worker, lapse=False)
 
     def _renew(self, worker: str, lapse: bool) -> None:
         if lapse and self.workers[worker].holds:
@@ -513,7 +529,7 @@ def test_random_walks(broker: Server) -> None:
     run_state_machine_as_test(
         walk,
         settings=settings(
-            max_examples=60,
+            max_examples=100,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
