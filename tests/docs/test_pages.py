@@ -21,6 +21,7 @@ TRANSITION = re.compile(r"^ +(\S+) --> (\S+):", re.MULTILINE)
 DECISIONS = sorted((ROOT / "docs/decisions").iterdir())
 PROSE = (
     "README.md",
+    "benchmarks/README.md",
     "docs/architecture.md",
     "docs/operations.md",
     "docs/states.md",
@@ -36,6 +37,39 @@ def test_every_setting_is_explained_with_its_default(heading: str) -> None:
     for row in rows(text):
         default = fields[row[0].strip("`")].default
         assert _is_told(default, row[1].replace("`", "")), row
+
+
+def test_the_table_of_failures_names_settings_that_exist() -> None:
+    text = section(page("docs/operations.md"), "## What each failure looks like")
+    settings = {field.name for kind in SETTINGS.values() for field in dataclasses.fields(kind)}
+    named = {name for row in rows(text) for name in names(row[3])}
+    assert named <= settings | {"maxmemory"}
+    assert {"hang_timeout_s", "max_crashes", "max_lost_alone", "max_faults"} <= named
+
+
+def test_every_failure_of_the_table_says_what_is_seen_and_done() -> None:
+    text = section(page("docs/operations.md"), "## What each failure looks like")
+    linked = {target for row in rows(text) for target in re.findall(r"\(#([\w-]+)\)", row[0])}
+    told = {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-"): section(text, f"### {heading}")
+        for heading in re.findall(r"^### (.+)$", text, re.MULTILINE)
+    }
+    assert linked <= set(told)
+    for heading in linked - {"a-gpu-host-vanishes"}:  # refers to another
+        assert all(f"*{part}*" in told[heading] for part in ("You see", "The system", "You do"))
+
+
+def test_every_benchmark_is_listed_with_its_method() -> None:
+    text = page("benchmarks/README.md")
+    questions = {name for row in rows(text) for name in re.findall(r"^\[(\w+\.py)\]", row[0])}
+    programs = {
+        file.name
+        for file in (ROOT / "benchmarks").glob("*.py")
+        if "__main__" in file.read_text(encoding="utf-8") and "_" not in file.stem
+    }
+    assert questions == programs
+    for name in questions:
+        assert f"python -m benchmarks.{name.removesuffix('.py')}" in section(text, f"## {name}")
 
 
 def _is_told(default: Any, told: str) -> bool:
@@ -64,7 +98,7 @@ def test_the_states_page_tells_what_each_script_does() -> None:
 @pytest.mark.parametrize("name", PROSE)
 def test_files_that_are_named_exist(name: str) -> None:
     here = [ROOT, *(ROOT / part for part in ("tokenyard", "coordinator", "worker"))]
-    here.append(ROOT / "worker" / "engines")
+    here += [ROOT / "worker" / "engines", ROOT / "benchmarks"]
     written = {word for word in names(page(name)) if re.fullmatch(r"[\w./-]+\.(py|lua|toml)", word)}
     missing = {word for word in written if not any((folder / word).exists() for folder in here)}
     assert not missing
