@@ -47,6 +47,7 @@ class Dispatcher:
         self._max_batch = max_batch
         self._turn = 0
         self._patience_ms = 0
+        self._defers = False
         self.rate = Rate()
 
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
@@ -60,8 +61,10 @@ class Dispatcher:
         self._heed(events)
         self.take_in(token, entries)
         self._patience_ms = block_ms
-        # What came with the news that the roster has changed is placed by the new one.
-        if may_place and not self._roster.is_stale:
+        # What came with the news that the roster has changed is placed by the new one; at the
+        # second such turn in a row by the one at hand, for there may be news all the time.
+        self._defers = may_place and self._roster.is_stale and not self._defers
+        if may_place and not self._defers:
             self._act_on(token, self._make_plan())
         if self._roster.is_stale:
             self._patience_ms = 0
