@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import redis
 
 from coordinator.intake import Entry
@@ -26,6 +27,8 @@ EVERY_S = 1.0
 #: Entries of each class that one round looks at, and requests that one round answers or cancels.
 MOST_LOOKED_AT = 1000
 MOST_ACTED_ON = 100
+#: Its id cannot be tried again before a refusal is forgotten, so this one is soon.
+FULL_TTL_S = 60
 
 
 class Sweeper:
@@ -150,7 +153,8 @@ def late(request: Request, where: str) -> Refused:
 
 def _full(request: Request, most: int) -> Refused:
     message = f"{most} requests wait already; try again later"
-    return _refused(request, Code.QUEUE_FULL, message)
+    brief = msgspec.structs.replace(request, result_ttl_s=min(request.result_ttl_s, FULL_TTL_S))
+    return _refused(brief, Code.QUEUE_FULL, message)
 
 
 def _refused(request: Request, code: Code, message: str) -> Refused:
