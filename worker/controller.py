@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import signal
 import socket
@@ -77,7 +78,7 @@ class Controller:
         """One turn: start what is due, join what is ready, hear what happened."""
         self._start_due()
         self._join_ready()
-        self._hear()
+        self._hear(self._until_due())
         self._kill_stuck()
 
     def _start_due(self) -> None:
@@ -114,11 +115,16 @@ class Controller:
         with contextlib.suppress(OSError):  # `run` has ended
             self._ringer.send(b"!")
 
-    def _hear(self) -> None:
-        """Wait for a message, a death or the bell, at most one tick."""
+    def _until_due(self) -> float:
+        """Seconds until a process has to be started, at most one tick."""
+        due = [slot.start_at for slot in self._slots if slot.state is State.DOWN]
+        return min(TICK_S, max(0.0, min(due, default=math.inf) - time.monotonic()))
+
+    def _hear(self, timeout_s: float) -> None:
+        """Wait for a message, a death or the bell, at most so long."""
         pipes = {slot.pipe: slot for slot in self._slots if slot.pipe is not None}
         deaths = {slot.process.sentinel: slot for slot in self._slots if slot.process is not None}
-        heard = wait([*pipes, *deaths, self._bell], timeout=TICK_S)
+        heard = wait([*pipes, *deaths, self._bell], timeout=timeout_s)
         if self._bell in heard:
             self._bell.recv(4096)
         for slot in self._slots:
@@ -178,7 +184,7 @@ class Controller:
                     self._membership.show(slot.worker, slot.roster_entry())
                 slot.send(Drain())
         while self._signals == 1 and time.monotonic() < until and self._is_draining():
-            self._hear()
+            self._hear(TICK_S)
             self._kill_stuck()
 
     def _is_draining(self) -> bool:
