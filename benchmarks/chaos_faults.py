@@ -42,6 +42,7 @@ class Pace:
     """How close the faults follow each other, and how long they last, in seconds."""
 
     gap_s: tuple[float, float]  # from one to the next
+    start_s: float  # more where a controller has to be started, with all its workers
     down_s: tuple[float, float]  # from an end to the next start
     stopped_s: Mapping[Part, tuple[float, float]]  # from SIGSTOP to SIGCONT
 
@@ -49,6 +50,7 @@ class Pace:
 #: Leases are 2 s (workers) and 1 s (leader) here: most stops last longer.
 FAST: Final = Pace(
     gap_s=(0.2, 2.4),
+    start_s=1.0,
     down_s=(0.0, 1.0),
     stopped_s={
         "worker": (0.5, 5.0),
@@ -60,7 +62,7 @@ FAST: Final = Pace(
     },
 )
 #: A vLLM worker needs half a minute to come back on two cores.
-SLOW: Final = Pace(gap_s=(2.0, 7.0), down_s=FAST.down_s, stopped_s=FAST.stopped_s)
+SLOW: Final = Pace(gap_s=(2.0, 7.0), start_s=20.0, down_s=FAST.down_s, stopped_s=FAST.stopped_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +88,6 @@ def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()
         bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
         faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))
         at_s += draw.uniform(*pace.gap_s)
+        if part in ("controller", "host") and act != "stop":
+            at_s += pace.start_s
     return faults

@@ -59,22 +59,29 @@ class Injector:
         if part == "broker":
             self._strike_broker(fault)
             return
-        program = _choose([one for one in self._plant.programs(part) if one.pid], fault.which)
-        if program is None:
-            return
-        target, pids = program.name, [program.pid]
         if part == "worker":
-            victim = _choose(self._plant.serving_workers(), fault.which)
-            if victim is None:
-                return
-            target, pids = victim[0].name, [victim[1]]
-        elif part == "host":
+            found = _choose(self._plant.serving_workers(), fault.which)
+        else:
+            found = _choose([(one, one.pid) for one in self._candidates(part)], fault.which)
+        if found is None:
+            return
+        program, pid = found
+        target, pids = program.name, [pid]
+        if part == "host":
             pids += program.workers()
         self._log(fault.kind, target, pids)
         self._signal(act, pids, fault.lasts_s)
         if part != "worker" and act != "stop":
             since = time.monotonic() + fault.lasts_s
             self._later(fault.lasts_s, lambda: self._restart(program, pids[0], since))
+
+    def _candidates(self, part: Part) -> list[Program]:
+        """What may be hit: what runs, if possible what is at work and not stopped already."""
+        running = [one for one in self._plant.programs(part) if one.pid]
+        if part in ("controller", "host"):
+            serving = {one.name for one, _ in self._plant.serving_workers()}
+            running = [one for one in running if one.name in serving] or running
+        return [one for one in running if not self._holds[one.pid]] or running
 
     def _signal(self, act: str, pids: Sequence[int], lasts_s: float) -> None:
         number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[act]
@@ -85,9 +92,12 @@ class Injector:
             self._later(lasts_s, lambda: self._resume(pids))
 
     def _resume(self, pids: Sequence[int]) -> None:
-        """One stop of each process has ended; it goes on once all have."""
+        """One stop of each process has ended; it goes on once all have.
+
+        Workers before their controller, which would tell them that they are fenced.
+        """
         self._holds.subtract(pids)
-        for pid in pids:
+        for pid in reversed(pids):
             if not self._holds[pid]:
                 _send(pid, signal.SIGCONT)
 

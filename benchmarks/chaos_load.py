@@ -54,7 +54,10 @@ _PATIENCE_S: Final = 3_600.0
 #: Ends the ids of requests that come by a plain XADD.
 _PLAIN: Final = "p"
 _PLAIN_SHARE: Final = 0.3
-_STREAM_SHARE: Final = 0.7
+#: In every third phase of so many seconds nothing streams: then a worker that has lost its lease
+#: learns of it by a result that is refused, and not by a delta.
+_PHASE_S: Final = 6.0
+_STREAM_SHARE: Final = 0.9
 _AGAIN_SHARE: Final = 0.12
 _CANCEL_SHARE: Final = 0.06
 
@@ -143,13 +146,16 @@ class Load:
                 settings.engine,
                 client=settings.client,
                 request_id=f"{life}-{number}-{count}{_PLAIN if is_plain else ''}",
-                stream=draw.random() < _STREAM_SHARE,
+                stream=self._is_streaming() and draw.random() < _STREAM_SHARE,
             )
             count += 1
             self._history.write(asked)
             way = self._plainly if is_plain else self._by_client
             way(asked, draw)
             time.sleep(draw.uniform(0.0, 2 * settings.pause_s))
+
+    def _is_streaming(self) -> bool:
+        return int((self._settings.until - time.time()) / _PHASE_S) % 3 != 0
 
     # Through the client
 

@@ -7,6 +7,7 @@ sentinel and gives the lane up at once, kills what hangs, and stops everything i
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import signal
 import threading
@@ -74,7 +75,7 @@ class Controller:
         """One turn: start what is due, join what is ready, hear what happened."""
         self._start_due()
         self._join_ready()
-        self._hear()
+        self._hear(self._until_due())
         self._kill_stuck()
 
     def _start_due(self) -> None:
@@ -107,11 +108,16 @@ class Controller:
         self._lost.put(worker)
         self._bell.ring()
 
-    def _hear(self) -> None:
-        """Wait for a message, a death or the bell, at most one tick."""
+    def _until_due(self) -> float:
+        """Seconds until a process has to be started, at most one tick."""
+        due = [slot.start_at for slot in self._slots if slot.state is State.DOWN]
+        return min(TICK_S, max(0.0, min(due, default=math.inf) - time.monotonic()))
+
+    def _hear(self, timeout_s: float) -> None:
+        """Wait for a message, a death or the bell, at most so long."""
         pipes = {slot.pipe: slot for slot in self._slots if slot.pipe is not None}
         deaths = {slot.process.sentinel: slot for slot in self._slots if slot.process is not None}
-        heard = wait([*pipes, *deaths, self._bell.fileno()], timeout=TICK_S)
+        heard = wait([*pipes, *deaths, self._bell.fileno()], timeout=timeout_s)
         if self._bell.fileno() in heard:
             self._bell.hear()
         for slot in self._slots:
@@ -174,7 +180,7 @@ class Controller:
                     self._membership.show(slot.worker, slot.roster_entry())
                 slot.send(Drain())
         while self._signals == 1 and time.monotonic() < until and self._is_draining():
-            self._hear()
+            self._hear(TICK_S)
             self._kill_stuck()
 
     def _is_draining(self) -> bool:
