@@ -21,6 +21,7 @@ TEXTS: Final = {
     "max_request_bytes": "Most bytes of one request.",
     "max_batch": "Most requests handed over in one step.",
     "max_crashes": "Workers that may be lost with a request before it must run alone.",
+    "max_crashed_alone": "Workers that may crash while a request runs alone; then it is dead.",
     "max_lost_alone": "Workers that may be killed while a request runs alone; then it is dead.",
     "max_faults": "Times that an engine may fail to serve a request; then it is dead.",
     "reply_maxlen": "Most entries of one reply stream.",

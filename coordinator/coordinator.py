@@ -75,7 +75,12 @@ class Coordinator:
             self._roster,
             Judge(
                 max_request_bytes=settings.max_request_bytes,
-                limits=Limits(settings.max_crashes, settings.max_lost_alone, settings.max_faults),
+                limits=Limits(
+                    max_crashes=settings.max_crashes,
+                    max_crashed_alone=settings.max_crashed_alone,
+                    max_lost_alone=settings.max_lost_alone,
+                    max_faults=settings.max_faults,
+                ),
                 models=lambda: self._models,
             ),
             self._selection,

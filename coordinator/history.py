@@ -2,7 +2,8 @@
 
 A crash says something about the requests that were running; a kill from outside does not. Whoever
 may have caused a crash is a suspect and runs alone from then on, so that only the request that
-kills its worker alone is given up and its neighbours complete.
+kills its worker alone is given up and its neighbours complete. Once may be a coincidence with a
+crash of another cause, so it takes two.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Limits:
     """How often is too often."""
 
     max_crashes: int  # workers lost with it, however, before it must run alone
+    max_crashed_alone: int  # workers that crashed while it ran alone
     max_lost_alone: int  # workers killed from outside while it ran alone
     max_faults: int  # times that an engine could not serve it
 
@@ -41,8 +43,9 @@ class History:
 
     def verdict(self, limits: Limits, choices: int) -> tuple[Code, str] | None:
         """Why it is given up, or None while it may run again."""
-        if self.crashed_alone > 0:
-            return Code.POISONED, f"its worker crashed while it ran alone: {self.reason}"
+        if self.crashed_alone >= limits.max_crashed_alone:
+            times = f"{self.crashed_alone} workers crashed while it ran alone"
+            return Code.POISONED, f"{times}, the last: {self.reason}"
         if self.lost_alone >= limits.max_lost_alone:
             times = f"{self.lost_alone} workers were lost while it ran alone"
             return Code.POISONED, f"{times}, the last: {self.reason}"

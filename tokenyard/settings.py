@@ -64,6 +64,9 @@ class CoordinatorSettings:
     max_batch: int = 256
     #: Workers that may be lost with a request, for whatever reason, before it must run alone.
     max_crashes: int = 3
+    #: Workers that may crash while a request runs alone before it is given up. One crash may be
+    #: a coincidence.
+    max_crashed_alone: int = 2
     #: Workers that may be killed from outside while a request runs alone before it is given up.
     max_lost_alone: int = 3
     #: Times that an engine may fail to serve a request before it is given up.
@@ -87,8 +90,8 @@ class CoordinatorSettings:
         if self.lease_ms < 500:
             yield "lease_ms: must be at least 500"
         positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")
-        limits = ("max_num_queued_tokens", "max_crashes", "max_lost_alone", "max_faults")
-        for name in (*positive, *limits, "reply_maxlen", "dead_maxlen"):
+        limits = ("max_crashes", "max_crashed_alone", "max_lost_alone", "max_faults")
+        for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
 

@@ -18,7 +18,6 @@ def controller() -> Iterator[Controller]:
     built = Controller(settings)
     yield built
     built._bell.close()
-    built._ringer.close()
 
 
 def slots(controller: Controller) -> tuple[Slot, Slot]:

@@ -7,7 +7,7 @@ import pytest
 from coordinator.history import FRESH, History, Limits, read_history
 from tokenyard.errors import Code
 
-LIMITS = Limits(max_crashes=3, max_lost_alone=2, max_faults=3)
+LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_faults=3)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,11 @@ def test_suspects(history: History, is_suspect: bool) -> None:
         (History(crashes=99, suspected=99), 1, None),
         (History(lost_alone=1), 1, None),
         (History(lost_alone=2), 1, Code.POISONED),
-        (History(crashed_alone=1), 1, Code.POISONED),
+        (History(crashed_alone=1), 1, None),
+        (History(crashed_alone=2), 1, Code.POISONED),
         (History(faults=2), 1, None),
         (History(faults=3), 1, Code.INFERENCE_ERROR),
-        (History(faults=3, crashed_alone=1), 1, Code.POISONED),
+        (History(faults=3, crashed_alone=2), 1, Code.POISONED),
         (History(has_published=True), 1, None),
         (History(has_published=True), 2, Code.WORKER_LOST),
         (History(crashes=1), 2, None),
@@ -49,7 +50,7 @@ def test_verdict(history: History, choices: int, code: Code | None) -> None:
 @pytest.mark.parametrize(
     "history",
     [
-        History(crashed_alone=1, reason="ended by SIGSEGV"),
+        History(crashed_alone=2, reason="ended by SIGSEGV"),
         History(lost_alone=2, reason="ended by SIGKILL"),
         History(faults=3, reason="out of cheese"),
     ],

@@ -14,7 +14,7 @@ from tests.support.builders import make_request
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.wire import Refused, Request, SamplingParams, Unanswerable, request_fields
 
-LIMITS = Limits(max_crashes=3, max_lost_alone=3, max_faults=3)
+LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 
 
 def judge(
@@ -93,7 +93,8 @@ def test_models(asked: str, served: tuple[str, ...], runs: bool) -> None:
     ("history", "code"),
     [
         ({"crashes": b"99", "suspected": b"9"}, None),
-        ({"crashed_alone": b"1", "reason": b"ended by SIGSEGV"}, "POISONED"),
+        ({"crashed_alone": b"1"}, None),
+        ({"crashed_alone": b"2", "reason": b"ended by SIGSEGV"}, "POISONED"),
         ({"lost_alone": b"2"}, None),
         ({"lost_alone": b"3"}, "POISONED"),
         ({"faults": b"2"}, None),
