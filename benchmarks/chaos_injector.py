@@ -63,7 +63,7 @@ class Injector:
             found = _choose(self._plant.serving_workers(), fault.which)
         else:
             found = _choose([(one, one.pid) for one in self._candidates(part)], fault.which)
-        if found is None:
+        if found is None or not found[1]:  # 0: it has ended in this moment
             return
         program, pid = found
         target, pids = program.name, [pid]
