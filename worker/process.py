@@ -86,7 +86,7 @@ class WorkerProcess:
         while True:
             try:
                 command: ToProcess = self._pipe.recv()
-            except EOFError:
+            except (EOFError, OSError):  # the controller has died; `_die_with_controller` sees it
                 return
             self._loop.inbox.put(command)
 
