@@ -211,12 +211,9 @@ class Load:
             return
 
     def _cancel(self, asked: Asked) -> None:
-        cancel = getattr(self._client, "cancel", None)
-        if cancel is None:
-            return
         self._history.write(CancelAsked(now(), asked.client, asked.id))
         try:
-            cancel(asked.id)
+            self._client.cancel(asked.id)
         except TokenyardError as fault:
             self._trouble(asked, fault)
 

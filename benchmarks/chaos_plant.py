@@ -34,6 +34,12 @@ MAX_NUM_SEQS: Final = 64
 STEP_S: Final = 0.04
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 START_TIMEOUT_S: Final = 240.0
+#: Where the injector kills at random, the death of a worker says nothing about its requests.
+_ACQUITTAL: Final = [
+    *("--max-crashes", 1000),
+    *("--max-crashed-alone", 1000),
+    *("--max-lost-alone", 1000),
+]
 _TERM_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 
@@ -207,7 +213,7 @@ class Plant:
         self.broker.start()
         timing = self._timing
         for number in range(COORDINATORS):
-            options = ["--lease-ms", timing.leader_lease_ms, "--max-crashes", 1000]
+            options = ["--lease-ms", timing.leader_lease_ms, *_ACQUITTAL]
             self.coordinators.append(self._program("coordinator", f"coordinator-{number}", options))
         shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", timing.hang_timeout_s]
         shared += ["--grace-s", timing.grace_s, "--backoff-s", 0.1, "--max-backoff-s", 1.0]
