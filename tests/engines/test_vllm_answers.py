@@ -65,7 +65,7 @@ def test_a_request_that_vllm_gives_up_is_a_fault_of_its_own(make: Any, reason: s
 
 
 def test_a_step_across_the_seam_shows_only_what_is_new() -> None:
-    answer = Repeated(asked(ask(published=[4, 5, 6])))
+    answer = Repeated(asked(ask(stream=True, published=[4, 5, 6])))
 
     events = take(answer, output(4, 5), output(6, 7, 8), output(9, finish_reason="length"))
 
@@ -116,7 +116,7 @@ def test_the_token_that_stops_an_answer_is_not_part_of_its_text() -> None:
 
 
 def test_each_choice_keeps_its_own_tokens() -> None:
-    answer = Streamed(asked(ask(n=2)))
+    answer = Streamed(asked(ask(stream=True, n=2)))
     first_ends = output(5, finish_reason="stop", index=0)
     first_ends.finished = False
 
