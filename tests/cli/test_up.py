@@ -57,7 +57,7 @@ def test_a_signal_during_the_start_stops_everything(start_up: StartUp) -> None:
     eventually(lambda: "Starting" in up.said, timeout_s=30)
     up.family = [child.pid for child in psutil.Process(up.process.pid).children(recursive=True)]
     up.signal(signal.SIGTERM)
-    assert up.wait() == Exit.OK
+    assert up.wait() == Exit.OK, up.said
     up.wait_all_gone()
 
 

@@ -9,8 +9,16 @@ from typing import Any, Final, Self
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal was heard.
+
+    Not `KeyboardInterrupt` itself: when that passes through the `exec` of a string, as dataclasses
+    do at import, CPython ends the process by SIGINT in the end, also if it was caught.
+    """
+
+
 class Interrupts:
-    """The first signal raises `KeyboardInterrupt`; after `hold`, signals are only counted."""
+    """The first signal raises `Interrupted`; after `hold`, signals are only counted."""
 
     def __init__(self) -> None:
         self._heard = 0
@@ -29,7 +37,7 @@ class Interrupts:
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._heard += 1
         if self._held_at is None and self._heard == 1:
-            raise KeyboardInterrupt
+            raise Interrupted
 
     def __enter__(self) -> Self:
         self._before = [signal.signal(number, self._hear) for number in _SIGNALS]

@@ -60,7 +60,7 @@ local function lane_fields(fields, is_retry)
   return out
 end
 
--- The room on a lane, looked up once for each; only this script adds to a lane.
+-- The room on a lane, looked up once for each; only this script adds requests to a lane.
 local lanes = {}
 local function lane_of(lane, worker)
   if not lanes[worker] then
@@ -108,7 +108,8 @@ local function dispatch(intake, lane, ledger, class, entry, worker, most, alone,
     'crashes', known[6] or '0', 'faults', known[7] or '0',
     unpack(lane_fields(found[2], class == 'retry' and known[1])))
   redis.call('HSET', ledger, 'state', 'assigned', 'sid', sid, 'worker', worker,
-    'attempt', attempt, 'entry', placed, 'queued_tokens', 0, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
+    'attempt', attempt, 'entry', placed, 'queued_tokens', 0,
+    't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
   leave(intake, entry)
   queued = queued + tonumber(known[8] or '0')
   target.load = target.load + 1
