@@ -11,9 +11,9 @@ from coordinator.intake import Entry, Event, Intake, Waiting
 from coordinator.judge import Judge
 from coordinator.plan import Placed, Plan, Planner
 from coordinator.rate import Rate
+from coordinator.refusals import late
 from coordinator.roster import Roster
 from coordinator.selection import Selection
-from coordinator.sweeper import late
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from coordinator.history import FRESH, History, Limits, read_history
+from coordinator.refusals import refuse
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.parse import parse_request
@@ -32,13 +33,13 @@ class Judge:
         size = _size(intake, fields)
         if size > self._max_request_bytes:
             message = f"request: {size} bytes, more than {self._max_request_bytes}"
-            return _refuse(verdict, Code.INVALID_REQUEST, message)
+            return refuse(verdict, Code.INVALID_REQUEST, message)
         models = self._models()
         if models and not self._is_served(verdict, models):
             message = f"model: {verdict.model or 'none given'}; served: {', '.join(sorted(models))}"
-            return _refuse(verdict, Code.MODEL_UNAVAILABLE, message)
+            return refuse(verdict, Code.MODEL_UNAVAILABLE, message)
         problem = self.history(intake, fields).verdict(self._limits, verdict.params.n)
-        return verdict if problem is None else _refuse(verdict, *problem, is_dead=True)
+        return verdict if problem is None else refuse(verdict, *problem, is_dead=True)
 
     def history(self, intake: IntakeClass, fields: Mapping[bytes, bytes]) -> History:
         """What a request has been through.
@@ -64,15 +65,3 @@ def _size(intake: IntakeClass, fields: Mapping[bytes, bytes]) -> int:
     """Bytes of a request as its client gave it: what it has grown by since is ours."""
     ours = SYSTEM_FIELDS if intake == "retry" else ()
     return sum(len(name) + len(value) for name, value in fields.items() if name not in ours)
-
-
-def _refuse(request: Request, code: Code, message: str, *, is_dead: bool = False) -> Refused:
-    return Refused(
-        request.id,
-        request.client,
-        request.reply_to,
-        code,
-        message,
-        request.result_ttl_s,
-        is_dead=is_dead,
-    )

@@ -15,6 +15,7 @@ import msgspec
 import redis
 
 from coordinator.intake import Entry
+from coordinator.refusals import late, refuse
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.parse import parse_request
@@ -145,19 +146,7 @@ class Sweeper:
                     log.info("cancelled %s/%s: its client has disappeared", client, name)
 
 
-def late(request: Request, where: str) -> Refused:
-    """A request whose deadline has passed."""
-    message = f"the deadline passed while the request was {where}"
-    return _refused(request, Code.DEADLINE_EXCEEDED, message)
-
-
 def _full(request: Request, most: int) -> Refused:
     message = f"{most} requests wait already; try again later"
     brief = msgspec.structs.replace(request, result_ttl_s=min(request.result_ttl_s, FULL_TTL_S))
-    return _refused(brief, Code.QUEUE_FULL, message)
-
-
-def _refused(request: Request, code: Code, message: str) -> Refused:
-    return Refused(
-        request.id, request.client, request.reply_to, code, message, request.result_ttl_s
-    )
+    return refuse(brief, Code.QUEUE_FULL, message)
