@@ -72,6 +72,20 @@ class Keys:
         return self._key("workers")
 
     @property
+    def hosts(self) -> str:
+        """Hash: controller to JSON, what each host may load."""
+        return self._key("hosts")
+
+    @property
+    def control(self) -> str:
+        """Stream of commands to controllers, bounded."""
+        return self._key("control")
+
+    def acks(self, command: str) -> str:
+        """Hash: worker to JSON, what came of one command; expires."""
+        return self._key(f"acks:{command}")
+
+    @property
     def leases(self) -> str:
         """Sorted set: worker to lease expiry in server ms; 0 lost, -1 left, -2 crashed."""
         return self._key("leases")

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worker.engines import EngineInfo
+from worker.engines import EngineInfo, Group, Memory
+from worker.models import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """To a warm process: make an engine for this model; with ``group`` as its leader."""
+
+    spec: ModelSpec
+    group: Group | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """To a warm process: lend yourself to the leader of ``group``."""
+
+    group: Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +37,45 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Unload:
+    """To the process: let go of lane and engine, and be warm again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """To the process: let go of the lane, and of the device's memory."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """To a sleeping process: take the device again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """To the process: forget the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """To the process: start or stop the profiler."""
+
+    start: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """To the process: stop now; what is unfinished is handed back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """To the controller: no model is held; ``phases_s`` says how long it took to come here."""
+
+    memory: Memory
+    phases_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +83,22 @@ class Ready:
     """To the controller: the engine is up."""
 
     info: EngineInfo
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """To the controller: the engine sleeps."""
+
+    seconds: float
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """To the controller: what was asked cannot be done; all is as before."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +128,5 @@ class Failed:
     reason: str
 
 
-ToProcess = Serve | Drain | Stop
-ToController = Ready | Beat | Fenced | Drained | Failed
+ToProcess = Load | Attach | Serve | Drain | Unload | Sleep | Wake | Reset | Profile | Stop
+ToController = Warm | Ready | Asleep | Refusal | Beat | Fenced | Drained | Failed

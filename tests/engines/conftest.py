@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.engines import Engine, ModelSpec
+from worker.engines import Engine
+from worker.models import ModelSpec
 from worker.engines.simulated import SimulatedEngine
 from worker.engines.vllm_environment import engine_environment, open_vllm, set_environment
 

@@ -12,21 +12,7 @@ from typing import Any, Protocol
 from tokenyard.errors import Code
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A model that an engine is to serve, and how; what is left out is the engine's choice."""
-
-    name: str  # that requests use
-    path: str  # a folder, or a name that vLLM can resolve
-    revision: str = ""
-    dtype: str = "auto"
-    max_model_len: int | None = None  # tokens, prompt and output together
-    max_num_seqs: int = 64  # requests that run at once
-    enforce_eager: bool = False  # no compilation: starts sooner, and small models run as fast
-    kv_cache_gib: float = 0.0  # 0: what the device has left
-    engine_args: Mapping[str, Any] = field(default_factory=dict)  # more of vLLM's EngineArgs
+from worker.models import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +27,8 @@ class EngineInfo:
     vocab_size: int
     slots: int  # requests that run at once (vLLM's max_num_seqs)
     tokenizer: str = ""  # path or name of the Hugging Face tokenizer, "" where there is none
-    phases_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the start
+    adapters: tuple[str, ...] = ()  # LoRA adapters; requests name them as they name models
+    phases_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the load
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +102,77 @@ class Engine(Protocol):
         in `Finished`. A fault of the whole engine is an exception.
         """
 
+    def sleep(self, level: int) -> None:
+        """Let go of the device's memory: at 1 the weights stay in the host's, at 2 they go too.
+
+        Only without unfinished requests. Raises `Unsupported` where the engine cannot.
+        """
+
+    def wake(self) -> None:
+        """Come back from sleep as if nothing had been, weights reloaded where they were gone."""
+
+    def reset(self) -> None:
+        """Forget the prefix cache."""
+
+    def profile(self, *, start: bool) -> None:
+        """Start or stop the engine's profiler; raises `Unsupported` where it has none."""
+
     def close(self) -> None:
-        """Let go of the device; idempotent."""
+        """Let go of the model and its memory; idempotent. The process stays warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process holds, in bytes."""
+
+    host: int  # resident
+    device: int = 0  # on the GPU; 0 on a CPU
+
+    @property
+    def scarce(self) -> int:
+        """The one that matters: the device's where there is a device."""
+        return self.device or self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Several processes of a host that hold one model together.
+
+    Its leader runs the engine and rank 0 and listens at ``address``, a Unix socket; the others
+    attach there.
+    """
+
+    address: str
+    rank: int  # of this process
+    devices: tuple[int, ...]  # by rank
+
+    @property
+    def size(self) -> int:
+        """How many processes it has."""
+        return len(self.devices)
+
+
+class Unsupported(Exception):
+    """This engine, or this device, cannot do what was asked; the message says what can."""
+
+
+class Backend(Protocol):
+    """What a worker process is before it holds a model, and between two models.
+
+    One thread owns it and the engines that it makes; at most one engine lives at a time.
+    """
+
+    def warm_up(self) -> dict[str, float]:
+        """Pay everything that needs no model, once; seconds by phase."""
+
+    def load(self, spec: ModelSpec, group: Group | None = None) -> Engine:
+        """Make an engine. Raises what the engine raises; the process then is as warm as before."""
+
+    def attend(self, group: Group) -> None:
+        """Lend this process to the leader of ``group`` until it lets go; then it is warm again.
+
+        A fault is an exception, and the process must end.
+        """
+
+    def memory(self) -> Memory:
+        """What this process holds now."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenyard.settings import WorkerSettings
-from worker.engines import Engine, ModelSpec
+from worker.engines import Engine
+from worker.models import ModelSpec
 from worker.engines.simulated import SimulatedEngine, SpeedModel
 from worker.engines.vllm_environment import engine_environment, open_vllm, set_environment
 

@@ -20,7 +20,7 @@ from vllm import distributed as vllm_distributed
 
 from tokenyard.errors import Code
 from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, ModelSpec
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.prompts import has_tokenizer, prompt_tokens
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
@@ -34,6 +34,7 @@ from worker.engines.vllm_answers import (
     Whole,
 )
 from worker.engines.vllm_params import build_params, refusal
+from worker.models import ModelSpec
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from worker.engines import ModelSpec
+from worker.models import ModelSpec
 
 if TYPE_CHECKING:
     from worker.engines.vllm_engine import VllmEngine
