@@ -24,6 +24,8 @@ TEXTS: Final = {
     "max_crashed_alone": "Workers that may crash while a request runs alone; then it is dead.",
     "max_lost_alone": "Workers that may be killed while a request runs alone; then it is dead.",
     "max_faults": "Times that an engine may fail to serve a request; then it is dead.",
+    "static": "Load no models on demand: workers keep what they hold.",
+    "max_model_wait_s": "Longest wait of a model for workers that serve another.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
 }

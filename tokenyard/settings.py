@@ -71,6 +71,10 @@ class CoordinatorSettings:
     max_lost_alone: int = 3
     #: Times that an engine may fail to serve a request before it is given up.
     max_faults: int = 3
+    #: Workers keep the models that they hold: none is loaded because requests wait for it.
+    static: bool = False
+    #: A model waits no longer for a worker that serves another one; the models file may say more.
+    max_model_wait_s: float = 30.0
     reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
 
@@ -89,6 +93,8 @@ class CoordinatorSettings:
             yield f"replay: no file at {self.replay}"
         if self.lease_ms < 500:
             yield "lease_ms: must be at least 500"
+        if self.max_model_wait_s <= 0:
+            yield "max_model_wait_s: must be positive"
         positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")
         limits = ("max_crashes", "max_crashed_alone", "max_lost_alone", "max_faults")
         for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):

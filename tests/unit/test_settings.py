@@ -54,6 +54,7 @@ def test_every_fault_is_reported_at_once() -> None:
         ({"max_crashes": 0}, "max_crashes"),
         ({"max_lost_alone": 0}, "max_lost_alone"),
         ({"max_faults": 0}, "max_faults"),
+        ({"max_model_wait_s": 0}, "max_model_wait_s"),
         ({"reply_maxlen": 0}, "reply_maxlen"),
         ({"dead_maxlen": 0}, "dead_maxlen"),
     ],
