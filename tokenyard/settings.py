@@ -116,8 +116,14 @@ class WorkerSettings:
     #: The name that requests use for it; the last part of ``model`` where empty.
     model_name: str = ""
     revision: str = ""
-    #: Worker processes on this host, one for each device.
+    #: File that lists the models that may be loaded (docs/models.md); then `model` stays empty.
+    models: Path | None = None
+    #: Devices of this host; each has one worker process that is awake.
     slots: int = 1
+    #: Warm processes beside those, to stand in for one that dies.
+    spares: int = 0
+    #: Engines that may sleep on each device beside the one that is awake.
+    sleepers: int = 0
     #: Devices by index, one for each slot; on CPU empty.
     devices: tuple[str, ...] = ()
     dtype: str = "auto"
@@ -132,8 +138,12 @@ class WorkerSettings:
     #: The workers' leases; renewed three times as often.
     lease_ms: int = 30_000
     block_ms: int = 1_000
-    #: Longest time for an engine to come up.
+    #: Longest time for a process to warm up, and for a model to be loaded or unloaded.
     start_timeout_s: float = 600.0
+    #: Before a model gives way, its running requests may finish for so long; the rest goes back.
+    drain_timeout_s: float = 600.0
+    #: Part of the warm memory that may stay behind after an unload; with more a process is replaced.
+    leak_tolerance: float = 0.02
     #: A busy engine that makes no step for so long is killed.
     hang_timeout_s: float = 60.0
     #: On SIGTERM running requests may finish for so long; what is left is handed back.
@@ -145,6 +155,8 @@ class WorkerSettings:
     #: Simulated engine only: prefill tokens/s, seconds for a decode step (0: no limit).
     simulated_prefill_rate: float = 0.0
     simulated_step_s: float = 0.0
+    #: Simulated engine only: seconds that loading a model takes.
+    simulated_load_s: float = 0.0
     #: Simulated engine only: name and hit count of a point at which the process kills itself.
     crash_point: str = ""
 
@@ -158,17 +170,16 @@ class WorkerSettings:
             return self.model_name
         return Path(self.model).name if self.model else "simulated"
 
-    @property
-    def lane_limit(self) -> int:
-        """Most entries on a lane: what the engine runs and a quarter more, read ahead."""
-        return self.max_num_seqs + max(1, self.max_num_seqs // 4)
-
     def _faults(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
                 yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
-        if self.engine == "vllm" and not self.model:
-            yield "model: the vllm engine needs one (a folder or a Hugging Face name)"
+        if self.models and (self.model or self.model_name):
+            yield "models: the file names the models; give either it or one model"
+        if self.models and not self.models.is_file():
+            yield f"models: no file at {self.models}"
+        if self.engine == "vllm" and not self.model and not self.models:
+            yield "model: the vllm engine needs one (a folder or a Hugging Face name), or a file"
         if self.devices and len(self.devices) != self.slots:
             yield f"devices: {len(self.devices)} given for {self.slots} slots"
         try:
@@ -180,8 +191,10 @@ class WorkerSettings:
                 yield f"{name}: must be at least 1"
         if self.lease_ms < 1_000:
             yield "lease_ms: must be at least 1000"
-        for name in ("start_timeout_s", "hang_timeout_s", "backoff_s", "max_backoff_s"):
+        waits = ("start_timeout_s", "drain_timeout_s", "hang_timeout_s", "backoff_s")
+        for name in (*waits, "max_backoff_s"):
             if getattr(self, name) <= 0:
                 yield f"{name}: must be positive"
-        if self.grace_s < 0:
-            yield "grace_s: must not be negative"
+        for name in ("grace_s", "spares", "sleepers", "leak_tolerance", "simulated_load_s"):
+            if getattr(self, name) < 0:
+                yield f"{name}: must not be negative"

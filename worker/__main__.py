@@ -13,7 +13,10 @@ TEXTS: Final = {
     "model": "Folder or Hugging Face name of the model.",
     "model_name": "Name that requests use for the model.  [default: last part of --model]",
     "revision": "Revision of a Hugging Face model.",
-    "slots": "Worker processes on this host, one for each device.",
+    "models": "File that lists the models that may be loaded (docs/models.md).",
+    "slots": "Devices of this host; each has one worker process that is awake.",
+    "spares": "Warm processes beside those, to stand in for one that dies.",
+    "sleepers": "Engines that may sleep on each device beside the one that is awake.",
     "devices": "GPUs by index, one for each slot.  [default: the first ones; on a CPU none]",
     "dtype": "Type of the weights (vLLM's name).",
     "max_model_len": "Most tokens, prompt and output together; 0 is what the model allows.",
@@ -22,7 +25,9 @@ TEXTS: Final = {
     "engine_args": "JSON object of further arguments for the engine, by vLLM's names.",
     "lease_ms": "The workers' leases: so long until a vanished host's requests move on.",
     "block_ms": "Longest wait of one read.",
-    "start_timeout_s": "Longest time for an engine to come up.",
+    "start_timeout_s": "Longest time to warm up, and to load or unload a model.",
+    "drain_timeout_s": "Before a model gives way, its requests may finish for so long.",
+    "leak_tolerance": "Part of the warm memory that may stay after an unload; above: replaced.",
     "hang_timeout_s": "An engine that works without making a step for so long is killed.",
     "grace_s": "On SIGTERM, running requests may finish for so long; the rest is handed back.",
     "backoff_s": "First pause before a dead worker process is started again.",
@@ -30,6 +35,7 @@ TEXTS: Final = {
     "reply_maxlen": "Most entries of one reply stream.",
     "simulated_prefill_rate": "Simulated engine: prompt tokens a second; 0 is no limit.",
     "simulated_step_s": "Simulated engine: seconds for each step; 0 is no limit.",
+    "simulated_load_s": "Simulated engine: seconds that loading a model takes.",
     "crash_point": "Simulated engine, for tests: where the process kills itself.",
 }
 ABOUT: Final = """Run this host's workers, one process for each slot.
@@ -41,6 +47,7 @@ SIGTERM or Ctrl-C stop them once what they run has finished, or hand it back aft
 Examples:
   tokenyard --redis-url redis://broker:6379 worker --model meta-llama/Llama-3.1-8B-Instruct
   tokenyard worker --model ./my-model --slots 4 --devices 0,1,2,3
+  tokenyard worker --models models.toml --slots 4 --spares 1
 """
 
 

@@ -29,7 +29,8 @@ class WorkerScripts(Caller):
         args: list[Arg] = [lease_ms]
         for worker, info in workers:
             args += [worker, info]
-        answers = self._run("renew", [self.keys.leases, self.keys.workers], args)
+        keys = [self.keys.leases, self.keys.workers, self.keys.events]
+        answers = self._run("renew", keys, args)
         return codes(Renewed, answers, len(workers))
 
     def retire(self, worker: str, why: Why, reason: str = "") -> int:
