@@ -14,6 +14,7 @@ import redis
 
 from tests.docs.pages import ROOT, code, first_names, names, page, section
 from tests.support.up import running_up
+from tokenyard.commands import Acknowledgement, Command, Verb
 from tokenyard.errors import Code
 from tokenyard.keys import Keys
 from tokenyard.replies import (
@@ -33,7 +34,7 @@ from tokenyard.wire import (
     StructuredOutputs,
     request_fields,
 )
-from tokenyard.worker_info import WorkerInfo
+from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo
 
 PROTOCOL = page("docs/protocol.md")
 SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua"))
@@ -109,6 +110,7 @@ def test_every_key_is_in_the_table() -> None:
     client, request = "<client>", "<id>"
     built = {keys.intake(name) for name in ("high", "normal", "low", "retry")}
     built |= {keys.lane("<worker>"), keys.replies(client), keys.attached(client)}
+    built.add(keys.acks("<command>"))
     built |= {make(client, request) for make in (keys.ledger, keys.tokens, keys.reply)}
     built |= {getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is property}
     rests = {key.removeprefix("tokenyard:{main}:") for key in built}
@@ -153,6 +155,15 @@ def test_every_roster_field_and_event_is_told() -> None:
         events |= set(re.findall(r"'event', '(\w+)'", _code_of(script)))
     assert "freed" in events
     assert events <= names(section(PROTOCOL, "### Events"))
+
+
+def test_every_field_of_hosts_and_commands_is_told() -> None:
+    hosts, commands = section(PROTOCOL, "### Hosts"), section(PROTOCOL, "### Commands")
+    for struct in (HostInfo, ModelInfo):
+        assert set(struct.__struct_fields__) <= names(hosts), struct.__name__
+    for struct in (Command, Acknowledgement):
+        assert set(struct.__struct_fields__) <= names(commands), struct.__name__
+    assert set(get_args(Verb)) <= names(commands)
 
 
 def test_every_script_has_its_section() -> None:

@@ -40,7 +40,16 @@ CONSTANTS = {
     "take_over": {"NOT_LEADER": -1, "READY": 1},
 }
 #: Scripts that answer with texts or a number alone.
-WITHOUT_CODES = {"attend", "lead", "register", "overdue", "requeue", "watch_clients"}
+WITHOUT_CODES = {
+    "acknowledge",
+    "attend",
+    "command",
+    "lead",
+    "overdue",
+    "register",
+    "requeue",
+    "watch_clients",
+}
 
 
 @dataclass
@@ -87,7 +96,7 @@ def method_of(name: str) -> ast.FunctionDef:
     """The one function in tokenyard.scripts that names this file."""
     found = [
         function
-        for module in (scripts.client, scripts.leader, scripts.worker)
+        for module in (scripts.client, scripts.control, scripts.leader, scripts.worker)
         for function in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(function, ast.FunctionDef)
         and any(
@@ -153,6 +162,8 @@ BUILDERS = {
     "departed": {r"\.departed\b"},
     "clients": {r"\.clients\b"},
     "attached": {r"\.attached\("},
+    "control": {r"\.control\b"},
+    "acks": {r"\.acks\("},
     "intake": {r"\.intake\("},
     "lane": {r"\.lane\("},
     "request": {r"\.ledger\("},

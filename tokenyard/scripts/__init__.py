@@ -31,12 +31,13 @@ from tokenyard.scripts.client import (
     requeue,
     submit,
 )
+from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
 from tokenyard.scripts.leader import RESCUE_HELD, RESCUE_NOT_LEADER, LeaderScripts
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
 
 
-class Scripts(ClientScripts, LeaderScripts, WorkerScripts):
+class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
     """The scripts of one yard over one synchronous connection pool."""
 
 

@@ -1,0 +1,91 @@
+"""command.lua and acknowledge.lua: what workers are told to do, and what came of it."""
+
+from __future__ import annotations
+
+from tests.support.yard import Yard
+from tokenyard.commands import (
+    Acknowledgement,
+    Command,
+    decode_acknowledgement,
+    parse_command,
+)
+
+LOAD = Command(verb="load", worker="w.1", model="adder", why="the test says so")
+
+
+def commands(yard: Yard) -> list[tuple[str, Command | None]]:
+    """The entries of the control stream, as a controller reads them."""
+    entries = yard.connection.xrange(yard.keys.control)
+    return [(entry.decode(), parse_command(fields)) for entry, fields in entries]
+
+
+def test_the_leader_commands(yard: Yard) -> None:
+    command = yard.scripts.command(LOAD, yard.token)
+
+    assert commands(yard) == [(command, LOAD)]
+
+
+def test_an_operator_needs_no_token(yard: Yard) -> None:
+    yard.depose()
+
+    command = yard.scripts.command(LOAD)
+
+    assert commands(yard) == [(command, LOAD)]
+
+
+def test_a_deposed_leader_commands_nothing(yard: Yard) -> None:
+    yard.depose()
+
+    assert yard.scripts.command(LOAD, yard.token) is None
+    assert yard.scripts.command(LOAD, "0:nobody") is None
+
+    assert commands(yard) == []
+
+
+def test_while_nobody_leads_no_token_is_good(yard: Yard) -> None:
+    yard.scripts.resign(yard.token)
+
+    assert yard.scripts.command(LOAD, yard.token) is None
+
+
+def test_commands_are_bounded(yard: Yard) -> None:
+    for _ in range(1_500):
+        yard.scripts.command(LOAD, yard.token)
+
+    assert yard.connection.xlen(yard.keys.control) < 1_200
+
+
+def test_an_acknowledgement_wakes_the_leader_and_expires(yard: Yard) -> None:
+    command = yard.scripts.command(LOAD, yard.token)
+    assert command
+    refused = Acknowledgement(worker="w.1", done=False, reason="no such model")
+
+    yard.scripts.acknowledge(command, refused)
+
+    acks = yard.connection.hgetall(yard.keys.acks(command))
+    assert {worker: decode_acknowledgement(packed) for worker, packed in acks.items()} == {
+        b"w.1": refused
+    }
+    assert 3_500 < yard.ttl_s(yard.keys.acks(command)) <= 3_600
+    assert yard.events()[-1] == {b"event": b"command", b"worker": b"w.1"}
+
+
+def test_each_worker_acknowledges_for_itself_and_again_without_harm(yard: Yard) -> None:
+    done = Acknowledgement(worker="w.1", done=True)
+    other = Acknowledgement(worker="w.2", done=True)
+
+    for one in (done, other, done):
+        yard.scripts.acknowledge("1-0", one)
+
+    assert set(yard.connection.hkeys(yard.keys.acks("1-0"))) == {b"w.1", b"w.2"}
+    assert len(yard.events()) == 3
+
+
+def test_a_server_without_memory_takes_both(yard: Yard) -> None:
+    """Given a full server, I expect models to be placed still: only work that ends makes room."""
+    with yard.without_memory():
+        command = yard.scripts.command(LOAD, yard.token)
+        assert command
+        yard.scripts.acknowledge(command, Acknowledgement(worker="w.1", done=True))
+
+    assert len(commands(yard)) == 1
