@@ -1,52 +1,59 @@
-"""The controller: owns the worker processes of one host.
+"""The controller: the worker processes of one host, and their standing in the yard.
 
-It starts them, holds their leases from its own process, sees a death at once by the process's
-sentinel and gives the lane up at once, kills what hangs, and stops everything in order.
+The pool keeps the processes and brings models onto devices. The controller gives each process its
+place in the yard, holds the leases from its own process, obeys commands, and gives a lane up at
+once when its process dies.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import signal
 import threading
 import time
-from multiprocessing.connection import wait
 
 import redis
 
-from tokenyard.bell import Bell
-from tokenyard.connection import open_connection
+from tokenyard.commands import Acknowledgement, Command
+from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts, Why
 from tokenyard.settings import WorkerSettings
+from tokenyard.worker_info import WorkerInfo
+from worker.allocation import Goal
+from worker.catalog import HostEntry, read_catalog
+from worker.command_reader import CommandReader
 from worker.membership import Membership
-from worker.messages import Beat, Drain, Drained, Failed, Fenced, Ready, Serve, Stop, ToController
-from worker.slot import Slot, State
+from worker.messages import Done, Fenced, Serve, ToController
+from worker.orders import Orders
+from worker.pool import Pool
+from worker.pooled import Pooled, State
+from worker.roster_entry import roster_entry
 
 log = logging.getLogger("tokenyard.worker.controller")
 
-TICK_S = 0.5
-#: Time for a process that was told to stop to do so before it is killed.
-STOP_S = 5.0
-
 
 class Controller:
-    """Keeps one process running in each slot and its worker registered in the yard."""
+    """Keeps this host's pool, and its workers registered in the yard."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._keys = Keys(settings.yard)
+        self._catalog = read_catalog(settings)
         self._connection = open_connection(settings.redis_url, retries=0)
-        scripts = Scripts(self._connection, self._keys)
+        keys = Keys(settings.yard)
+        self._scripts = Scripts(self._connection, keys)
+        self._host = HostEntry(settings, self._catalog)
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._membership = Membership(scripts, settings.lease_ms, self._lose)
-        self._slots = [Slot(settings, index) for index in range(settings.slots)]
+        self._commands: queue.SimpleQueue[tuple[str, Command]] = queue.SimpleQueue()
+        self._membership = Membership(self._scripts, settings.lease_ms, self._lose)
+        timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
+        listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
+        self._reader = CommandReader(listening, keys, self._take_in, settings.block_ms)
+        self._pool = Pool(settings, self)
+        self._orders = Orders(self._pool, self._catalog, self._acknowledge)
+        self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
         self._signals = 0
-        self._looked_at = time.monotonic()  # when the slots were last judged
-        # Interrupts the wait for the processes: by signals, and when a lease is lost.
-        self._bell = Bell()
 
     def run(self) -> int:
         """Work until SIGTERM or SIGINT, or `stop`; the exit status.
@@ -56,148 +63,153 @@ class Controller:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self.stop())
-        self._membership.start()
+        self._start()
         while not self._signals:
             self.run_once()
-        self._drain()
-        self._stop_all()
+        self._pool.drain(lambda: self._signals > 1)
+        self._reader.stop()
+        self._pool.stop()
         self._membership.stop()
         self._connection.close()
-        self._bell.close()
         return 0
 
     def stop(self) -> None:
         """Drain and end `run`; called again, stop at once."""
         self._signals += 1
-        self._bell.ring()
+        self._pool.bell.ring()
+
+    def _start(self) -> None:
+        self._pool.start()
+        self._membership.publish(self._host.info)
+        self._membership.start()
+        self._reader.start()
+        if not self._settings.models:
+            (spec,) = self._catalog.values()
+            for device in range(self._settings.slots):
+                self._pool.aim(spec, [device])
 
     def run_once(self) -> None:
-        """One turn: start what is due, join what is ready, hear what happened."""
-        self._start_due()
-        self._join_ready()
-        self._hear(self._until_due())
-        self._kill_stuck()
+        """One turn: give places in the yard, obey, and let the pool take its turn."""
+        self._join_all()
+        self._obey_all()
+        self._pool.run_once()
 
-    def _start_due(self) -> None:
-        for slot in self._slots:
-            if slot.state is State.DOWN and time.monotonic() >= slot.start_at:
-                slot.start()
+    # Places in the yard
 
-    def _join_ready(self) -> None:
-        """Give every ready process without a place in the yard a place, and its lane."""
+    def _join_all(self) -> None:
+        """Give every process without a place in the yard a place, and a ready one its lane."""
         while not self._lost.empty():
-            self._rejoin(self._lost.get())
-        for slot in self._slots:
-            if slot.state is State.READY and not slot.worker:
-                try:
-                    slot.worker = self._membership.join(slot.roster_entry())
-                except redis.RedisError as fault:
-                    log.warning("slot %d cannot join: %s", slot.index, fault)
-                    return
-                slot.send(Serve(slot.worker))
+            self._leave_behind(self._lost.get())
+        for member in self._pool.members:
+            if member.process is None or member.worker:
+                continue
+            try:
+                member.worker = self._membership.join(self._entry(member))
+            except redis.RedisError as fault:
+                log.warning("%s cannot join: %s", member.name, fault)
+                return
+            if member.state is State.READY:
+                member.send(Serve(member.worker))
 
-    def _rejoin(self, worker: str) -> None:
+    def _leave_behind(self, worker: str) -> None:
         """A worker is fenced: it drops what it has and comes back under a new incarnation."""
-        for slot in self._slots:
-            if slot.worker == worker:
+        for member in self._pool.members:
+            if member.worker == worker:
                 log.warning("%s was fenced; joins anew", worker)
                 self._membership.forget(worker)
-                slot.worker = ""
+                member.worker = ""
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
-        self._bell.ring()
+        self._pool.bell.ring()
 
-    def _until_due(self) -> float:
-        """Seconds until a process has to be started, at most one tick."""
-        due = [slot.start_at for slot in self._slots if slot.state is State.DOWN]
-        return min(TICK_S, max(0.0, min(due, default=math.inf) - time.monotonic()))
+    def _entry(self, member: Pooled) -> WorkerInfo:
+        group = self._group_of(member)
+        swapped_ms = self._swapped_ms.get(member.device, 0)
+        return roster_entry(member, self._settings.name, group, swapped_ms)
 
-    def _hear(self, timeout_s: float) -> None:
-        """Wait for a message, a death or the bell, at most so long."""
-        pipes = {slot.pipe: slot for slot in self._slots if slot.pipe is not None}
-        deaths = {slot.process.sentinel: slot for slot in self._slots if slot.process is not None}
-        heard = wait([*pipes, *deaths, self._bell.fileno()], timeout=timeout_s)
-        if self._bell.fileno() in heard:
-            self._bell.hear()
-        for slot in self._slots:
-            for message in slot.receive():
-                self._heed(slot, message)
-        for sentinel, slot in deaths.items():
-            if sentinel in heard:
-                self._mourn(slot)
+    def _group_of(self, member: Pooled) -> list[str]:
+        """Names of its group, the leader's first."""
+        group = member.group
+        if group is None:
+            return []
+        mates = [m for m in self._pool.members if m.group and m.group.address == group.address]
+        return [mate.name for mate in sorted(mates, key=lambda m: m.group.rank if m.group else 0)]
 
-    def _heed(self, slot: Slot, message: ToController) -> None:
-        match message:
-            case Ready(info):
-                slot.ready(info)
-                log.info("slot %d: engine %s is up with %s", slot.index, info.engine, info.model)
-            case Beat():
-                slot.note_beat(message)
-            case Fenced(worker):
-                self._rejoin(worker)
-            case Drained():
-                slot.state = State.STOPPED if self._signals else slot.state
-            case Failed(reason):
-                log.error("slot %d: %s", slot.index, reason)
-                slot.last_words = reason
-
-    def _mourn(self, slot: Slot) -> None:
-        """A process has died: its lane is given up before anything else."""
-        departure = slot.departure()
-        if slot.worker:
-            self._leave(slot, *departure)
-        status = slot.bury()
-        pause = max(0.0, slot.start_at - time.monotonic())
-        log.warning("slot %d: process died (%s); next in %.1f s", slot.index, status, pause)
-
-    def _leave(self, slot: Slot, why: Why, reason: str = "") -> None:
+    def _leave(self, member: Pooled, why: Why, reason: str = "") -> None:
+        if not member.worker:
+            return
         try:
-            self._membership.leave(slot.worker, why, reason)
+            self._membership.leave(member.worker, why, reason)
         except redis.RedisError as fault:
-            log.warning("%s: its lease has to run out: %s", slot.worker, fault)
-        slot.worker = ""
+            log.warning("%s: its lease has to run out: %s", member.worker, fault)
+        member.worker = ""
 
-    def _kill_stuck(self) -> None:
-        now = time.monotonic()
-        unheard_s, self._looked_at = now - self._looked_at - TICK_S, now
-        for slot in self._slots:
-            # A host that was suspended must not find all its engines hanging.
-            if unheard_s > TICK_S:
-                slot.excuse(unheard_s)
-            if slot.fault:
-                log.error("slot %d: killed: %s", slot.index, slot.fault)
-                slot.last_words = slot.fault
-                slot.kill()
+    # What the pool tells (worker.pool.Owner)
 
-    def _drain(self) -> None:
-        """Let running requests finish, for at most the grace; new ones go elsewhere."""
-        until = time.monotonic() + self._settings.grace_s
-        for slot in self._slots:
-            if slot.state is State.READY:
-                slot.state = State.DRAINING
-                if slot.worker:
-                    self._membership.show(slot.worker, slot.roster_entry())
-                slot.send(Drain())
-        while self._signals == 1 and time.monotonic() < until and self._is_draining():
-            self._hear(TICK_S)
-            self._kill_stuck()
+    def changed(self, member: Pooled) -> None:
+        """It has come into another state."""
+        if member.worker:
+            self._membership.show(member.worker, self._entry(member))
+        self._orders.changed(member)
 
-    def _is_draining(self) -> bool:
-        return any(slot.state is State.DRAINING for slot in self._slots)
+    def serves(self, member: Pooled) -> None:
+        """Its engine is up: it gets its lane."""
+        self._note_load(member)
+        if member.worker:
+            member.send(Serve(member.worker))
+        self.changed(member)
+        goal = self._pool.goals[member.device]
+        if goal:
+            self._orders.reached(goal)
 
-    def _stop_all(self) -> None:
-        """Stop the processes, then hand back what they had not finished."""
-        for slot in self._slots:
-            slot.send(Stop())
-            if slot.state is State.STARTING:
-                slot.kill()
-        until = time.monotonic() + STOP_S
-        for slot in self._slots:
-            if slot.process is None:
-                continue
-            slot.process.join(max(0.0, until - time.monotonic()))
-            slot.kill()
-            if slot.worker:
-                self._leave(slot, "left")
-            slot.bury()
+    def _note_load(self, member: Pooled) -> None:
+        if member.spec and "wake" not in member.phases_s:
+            self._host.loaded(member.spec.name, sum(member.phases_s.values()))
+            self._membership.publish(self._host.info)
+
+    def gives_way(self, member: Pooled) -> None:
+        """It leaves the yard as who it was: an incarnation serves one model at most."""
+        self._leave(member, "left", "its model gives way")
+        if self._pool.goals[member.device] and member.is_awake:
+            self._swapped_ms[member.device] = int(time.time() * 1000)
+
+    def died(self, member: Pooled, why: Why, reason: str) -> None:
+        """Its lane is given up at once."""
+        self._leave(member, why, reason)
+        self._orders.died(member, reason)
+
+    def failed(self, goal: Goal, reason: str) -> bool:
+        """A model could not be loaded; the only model of a host is tried again and again."""
+        self._host.faulted(goal.spec.name, reason)
+        self._membership.publish(self._host.info)
+        self._orders.missed(goal, reason)
+        return not self._settings.models
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        """It cannot do what it was told."""
+        self._orders.refused(member, reason)
+
+    def heard(self, member: Pooled, message: ToController) -> None:
+        """News from a worker."""
+        match message:
+            case Fenced(worker):
+                self._leave_behind(worker)
+            case Done():
+                self._orders.done(member)
+
+    # Commands
+
+    def _take_in(self, entry: str, command: Command) -> None:
+        self._commands.put((entry, command))
+        self._pool.bell.ring()
+
+    def _obey_all(self) -> None:
+        while not self._commands.empty():
+            self._orders.obey(*self._commands.get())
+
+    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
+        try:
+            self._scripts.acknowledge(entry, what)
+        except redis.RedisError as fault:
+            log.warning("command %s stays without an answer: %s", entry, fault)

@@ -1,4 +1,4 @@
-"""The heart of a worker process: assignments in, engine steps, events out."""
+"""The time in which a worker process holds a model: assignments in, engine steps, events out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ from typing import Protocol
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.wire import Assignment
 from worker.engines import Engine, Faulted
-from worker.messages import Drain, Drained, Fenced, Serve, Stop, ToController
+from worker.messages import (
+    Drain,
+    Drained,
+    Fenced,
+    Profile,
+    Reset,
+    Serve,
+    Sleep,
+    Stop,
+    ToController,
+    ToProcess,
+    Unload,
+    Wake,
+)
 from worker.outcomes import Expired, Outcome, Run
-from worker.publisher import Publisher
-from worker.reader import LaneReader
 
 log = logging.getLogger("tokenyard.worker.loop")
 
@@ -48,27 +59,36 @@ class LeaseLost:
     worker: str
 
 
-Item = Delivery | Stale | LeaseLost | Serve | Drain | Stop
+Item = Delivery | Stale | LeaseLost | ToProcess
 
 
-@dataclass(slots=True)
-class Term:
-    """One incarnation's time in office: its lane and its right to publish."""
+class Term(Protocol):
+    """One incarnation's time in office: where its work comes from, and its right to publish."""
 
-    worker: str
-    reader: LaneReader
-    publisher: Publisher
-    clock_ms: float = 0.0  # the server's clock less ours
+    @property
+    def worker(self) -> str:
+        """The incarnation."""
+
+    @property
+    def clock_ms(self) -> float:
+        """By how much the clock that deadlines go by is ahead of ours."""
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """What has been taken and is not answered yet, by lane entry."""
+
+    @property
+    def attempts(self) -> int:
+        """Tries to publish: a sign of life while nobody can be reached."""
 
     def start(self) -> None:
         """Begin reading and publishing."""
-        self.publisher.start()
-        self.reader.start()
+
+    def put(self, events: Sequence[Outcome]) -> None:
+        """Publish the events of one step; waits while too many wait already."""
 
     def end(self) -> None:
         """Let go of the lane; idempotent."""
-        self.reader.stop()
-        self.publisher.stop()
 
 
 class Terms(Protocol):
@@ -78,35 +98,52 @@ class Terms(Protocol):
         """The term of ``worker``, not started; what it hears goes into the loop's inbox."""
 
 
+class Caretaker(Protocol):
+    """What is done to an engine beside giving it requests."""
+
+    def __call__(self, command: Sleep | Wake | Reset | Profile) -> None:
+        """Do it and tell the controller."""
+
+
 class EngineLoop:
     """Runs the engine in the calling thread; everything reaches it through its inbox."""
 
-    def __init__(self, engine: Engine, terms: Terms, tell: Callable[[ToController], None]) -> None:
-        self.inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: queue.SimpleQueue[Item],
+        terms: Terms,
+        care: Caretaker,
+        tell: Callable[[ToController], None],
+    ) -> None:
+        self.inbox = inbox
         self.steps = 0
+        self.is_stopped = False  # told to end the process, not only the engine
         self._engine = engine
         self._terms = terms
+        self._care = care
         self._tell = tell
+        self._names = {"", engine.info.model, *engine.info.adapters}
         self._term: Term | None = None
         self._deadlines: list[tuple[float, str]] = []  # heap of unix ms by our clock, lane entry
         self._draining = False
-        self._stopped = False
+        self._is_over = False
 
     @property
     def progress(self) -> int:
         """Grows while the worker is alive: engine steps, and tries to reach Redis."""
         term = self._term
-        return self.steps + (term.publisher.attempts if term else 0)
+        return self.steps + (term.attempts if term else 0)
 
     @property
     def unfinished(self) -> int:
         """Requests that have been taken and not yet been answered."""
         term = self._term
-        return len(term.publisher.runs) if term else 0
+        return len(term.runs) if term else 0
 
     def run(self) -> None:
-        """Work until `Stop`."""
-        while not self._stopped:
+        """Work until the model has to go."""
+        while not self._is_over:
             self.run_once()
         self._end_term()
 
@@ -136,7 +173,7 @@ class EngineLoop:
                 self._admit(item)
             case Stale(worker, entry):
                 if self._term and self._is_current(worker):
-                    self._term.publisher.runs.pop(entry, None)
+                    self._term.runs.pop(entry, None)
                     self._engine.abort([entry])
             case LeaseLost(worker):
                 if self._is_current(worker):
@@ -148,8 +185,19 @@ class EngineLoop:
                 self._term.start()
             case Drain():
                 self._draining = True
-            case Stop():
-                self._stopped = True
+            case Sleep() | Wake() | Reset() | Profile():
+                self._tend(item)
+            case Unload() | Stop():
+                self._is_over = True
+                self.is_stopped = isinstance(item, Stop)
+            case _:
+                log.error("%s makes no sense while a model is held", item)
+
+    def _tend(self, command: Sleep | Wake | Reset | Profile) -> None:
+        if isinstance(command, Sleep):
+            self._draining = False
+            self._end_term()
+        self._care(command)
 
     def _is_current(self, worker: str) -> bool:
         return self._term is not None and self._term.worker == worker
@@ -159,17 +207,21 @@ class EngineLoop:
         if term is None or term.worker != delivery.worker:
             return
         assignment = delivery.assignment
-        term.publisher.runs[assignment.entry] = Run(assignment, time.monotonic())
+        term.runs[assignment.entry] = Run(assignment, time.monotonic())
         self._note_deadline(term, assignment)
         try:
             if assignment.fault:
                 raise InvalidRequest("request", assignment.fault)
+            if assignment.request.model not in self._names:
+                fault = f"{assignment.request.model} is not served here"  # goes back to the yard
+                self._give([Faulted(assignment.entry, Code.INFERENCE_ERROR, fault)])
+                return
             self._engine.add(assignment)
-        except InvalidRequest as fault:
-            self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(fault))])
+        except InvalidRequest as refused:
+            self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
     def _note_deadline(self, term: Term, assignment: Assignment) -> None:
-        deadline_ms, runs = assignment.request.deadline_ms, term.publisher.runs
+        deadline_ms, runs = assignment.request.deadline_ms, term.runs
         if deadline_ms is None:
             return
         if len(self._deadlines) > LEAST_CLEARED + 2 * len(runs):  # of most that have ended since
@@ -181,7 +233,7 @@ class EngineLoop:
         """End the requests whose deadlines have passed, with what has been made of them."""
         while self._deadlines and self._deadlines[0][0] <= time.time() * 1000:
             _, entry = heapq.heappop(self._deadlines)
-            if self._term and entry in self._term.publisher.runs:
+            if self._term and entry in self._term.runs:
                 made = self._engine.take_out(entry)
                 has_begun = made is not None and any(one.tokens for one in made.choices)
                 where = "running" if has_begun else "on the worker's lane"
@@ -189,7 +241,7 @@ class EngineLoop:
 
     def _give(self, events: Sequence[Outcome]) -> None:
         if self._term and events:
-            self._term.publisher.put(events)
+            self._term.put(events)
 
     def _end_term(self) -> None:
         """Drop what the current incarnation holds: it is another's to finish."""
@@ -198,4 +250,4 @@ class EngineLoop:
         if term is None:
             return
         term.end()
-        self._engine.abort(list(term.publisher.runs))
+        self._engine.abort(list(term.runs))

@@ -6,6 +6,7 @@ engine nor a slow start of another process can let one lapse.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.scripts import Renewed, Scripts, Why
-from tokenyard.worker_info import WorkerInfo, encode_worker
+from tokenyard.worker_info import HostInfo, WorkerInfo, encode_worker
 
 log = logging.getLogger("tokenyard.worker.membership")
 
@@ -27,6 +28,7 @@ class Membership:
         self._lease_ms = lease_ms
         self._on_lost = on_lost
         self._entries: dict[str, WorkerInfo] = {}
+        self._host: HostInfo | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -37,11 +39,22 @@ class Membership:
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more; idempotent."""
+        """Renew no more, and withdraw what this host may load; idempotent."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
+        host, self._host = self._host, None
+        if host:
+            # What stays in the yard nobody will believe without a worker of this host.
+            with contextlib.suppress(redis.RedisError):
+                self._scripts.withdraw_host(host.name)
+
+    def publish(self, host: HostInfo) -> None:
+        """Say what this host may load, now and with each renewal."""
+        with self._lock:
+            self._host = host
+        self._wake.set()
 
     def join(self, entry: WorkerInfo) -> str:
         """Register a worker; its name with incarnation. Raises `redis.RedisError`."""
@@ -75,15 +88,17 @@ class Membership:
     def renew(self) -> None:
         """Renew all leases once. Raises `redis.RedisError`."""
         with self._lock:
-            entries = list(self._entries.items())
-        if not entries:
-            return
+            entries, host = list(self._entries.items()), self._host
         packed = [(worker, encode_worker(entry)) for worker, entry in entries]
-        codes = self._scripts.renew(self._lease_ms, packed)
+        codes = self._scripts.renew(self._lease_ms, packed) if packed else []
         for (worker, _), code in zip(entries, codes, strict=True):
             if code is Renewed.LOST:
                 self.forget(worker)
                 self._on_lost(worker)
+        if host:
+            # A server without memory refuses this; the leases come first.
+            with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+                self._scripts.publish_host(host)
 
     def _run(self) -> None:
         backoff, failures = ExponentialWithJitterBackoff(cap=1.0, base=0.05), 0

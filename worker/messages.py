@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tokenyard.replies import Reply
+from tokenyard.wire import Assignment
 from worker.engines import EngineInfo, Group, Memory
 from worker.models import ModelSpec
 
@@ -66,6 +68,20 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class Give:
+    """To the process, where there is no yard: a request."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """To the process, where there is no yard: forget the request of this lane entry."""
+
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """To the process: stop now; what is unfinished is handed back."""
 
@@ -92,6 +108,11 @@ class Asleep:
 
     seconds: float
     memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """To the controller: the engine is reset, or its profiler has started or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +149,14 @@ class Failed:
     reason: str
 
 
-ToProcess = Load | Attach | Serve | Drain | Unload | Sleep | Wake | Reset | Profile | Stop
-ToController = Warm | Ready | Asleep | Refusal | Beat | Fenced | Drained | Failed
+@dataclass(frozen=True, slots=True)
+class Made:
+    """To the controller, where there is no yard: replies, by lane entry."""
+
+    replies: Sequence[tuple[str, Reply]]
+
+
+ToProcess = (
+    Load | Attach | Serve | Drain | Unload | Sleep | Wake | Reset | Profile | Give | Abort | Stop
+)
+ToController = Warm | Ready | Asleep | Done | Refusal | Beat | Fenced | Drained | Failed | Made

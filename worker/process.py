@@ -1,45 +1,58 @@
-"""A worker process: one engine, kept warm, that serves the lane its controller names."""
+"""A worker process: warm from its start to its end, with one model after the other."""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-import redis
 from setproctitle import setproctitle
 
-from tokenyard.connection import BLOCK_MARGIN_S, open_connection
-from tokenyard.keys import Keys
-from tokenyard.scripts import Scripts
 from tokenyard.settings import WorkerSettings
-from worker.engines import Engine
-from worker.engines.loading import load_engine, prepare_environment
-from worker.loop import Delivery, EngineLoop, LeaseLost, Stale, Term
-from worker.messages import Beat, Failed, Ready, ToController, ToProcess
-from worker.publisher import Publisher
-from worker.reader import LaneReader
+from worker.care import Care
+from worker.engines import Backend, Engine, Group
+from worker.engines.loading import make_backend, prepare_environment
+from worker.local_term import LOCAL, PipeTerm
+from worker.loop import Delivery, EngineLoop, Item, Stale, Term
+from worker.messages import (
+    Abort,
+    Attach,
+    Beat,
+    Failed,
+    Give,
+    Load,
+    Ready,
+    Refusal,
+    Stop,
+    ToController,
+    ToProcess,
+    Warm,
+)
+from worker.models import ModelSpec
+from worker.term import YardTerms
 
 log = logging.getLogger("tokenyard.worker.process")
 
 BEAT_S = 1.0
 
 
-def main(settings: WorkerSettings, slot: int, pipe: Connection) -> None:
-    """Entry point of the spawned process; it imports no torch before the device is chosen."""
+def main(settings: WorkerSettings, device: int, pipe: Connection) -> None:
+    """Entry point of the process; it touches no device before this one is chosen."""
     # The controller decides when to stop; a Ctrl-C in the terminal reaches it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    setproctitle(f"tokenyard worker {settings.yard} slot {slot}")
+    setproctitle(f"tokenyard worker {settings.yard} device {device}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     threading.excepthook = _end_process
-    prepare_environment(settings, slot)
+    prepare_environment(settings, device)
     try:
-        WorkerProcess(settings, slot, pipe).run()
+        WorkerProcess(settings, device, pipe).run()
     except Exception as fault:
         log.exception("worker process ends")
         pipe.send(Failed(f"{type(fault).__name__}: {fault}"))
@@ -53,49 +66,82 @@ def _end_process(fault: threading.ExceptHookArgs) -> None:
 
 
 class WorkerProcess:
-    """Wires engine, loop and pipe together."""
+    """Warms up, and then holds what its controller says."""
 
-    def __init__(self, settings: WorkerSettings, slot: int, pipe: Connection) -> None:
+    def __init__(self, settings: WorkerSettings, device: int, pipe: Connection) -> None:
         self._settings = settings
-        self._slot = slot
+        self._device = device
         self._pipe = pipe
         self._pipe_lock = threading.Lock()
-        self._keys = Keys(settings.yard)
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._loop: EngineLoop | None = None
 
     def run(self) -> None:
-        """Load the engine, then serve until told to stop."""
-        threading.Thread(target=self._die_with_controller, name="orphan", daemon=True).start()
-        engine = load_engine(self._settings)
-        self._loop = EngineLoop(engine, self._term(engine), self._tell)
-        self._tell(Ready(engine.info))
-        threading.Thread(target=self._listen, name="pipe", daemon=True).start()
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        self._loop.run()
-        engine.close()
-        log.info("slot %d stops", self._slot)
+        """Warm up, then obey until told to stop."""
+        for target in (self._die_with_controller, self._listen, self._beat):
+            threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
+        backend = make_backend(self._settings, self._device)
+        phases_s = backend.warm_up()
+        self._tell(Warm(backend.memory(), phases_s))
+        while self._obey(backend, self._inbox.get()):
+            pass
+        log.info("device %d: process stops", self._device)
 
-    def _term(self, engine: Engine) -> _TermFactory:
-        return _TermFactory(self._settings, self._keys, engine)
+    def _obey(self, backend: Backend, command: Item) -> bool:
+        """Do as told while no model is held; whether the process goes on."""
+        match command:
+            case Load(spec, group):
+                return self._hold(backend, spec, group)
+            case Attach(group):
+                began = time.perf_counter()
+                backend.attend(group)
+                self._tell(Warm(backend.memory(), {"attached": time.perf_counter() - began}))
+            case Stop():
+                return False
+            case _:  # of a model that is gone
+                log.debug("%s comes too late", command)
+        return True
+
+    def _hold(self, backend: Backend, spec: ModelSpec, group: Group | None) -> bool:
+        """Load a model and serve it until it has to go; whether the process goes on."""
+        try:
+            engine = backend.load(spec, group)
+        except Exception as fault:
+            log.exception("%s cannot be loaded", spec.name)
+            self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
+            return True
+        care = Care(engine, backend, self._tell)
+        terms = _Terms(self._settings, spec, engine, self._tell)
+        self._loop = loop = EngineLoop(engine, self._inbox, terms, care, self._tell)
+        self._tell(Ready(engine.info, backend.memory()))
+        loop.run()
+        self._loop = None
+        began = time.perf_counter()
+        engine.close()
+        if not loop.is_stopped:
+            self._tell(Warm(backend.memory(), {"unload": time.perf_counter() - began}))
+        return not loop.is_stopped
 
     def _tell(self, message: ToController) -> None:
         with self._pipe_lock:
             self._pipe.send(message)
 
     def _listen(self) -> None:
-        """Commands from the controller, straight into the loop's inbox."""
+        """Commands from the controller, straight into the inbox."""
         while True:
             try:
                 command: ToProcess = self._pipe.recv()
             except (EOFError, OSError):  # the controller has died; `_die_with_controller` sees it
                 return
-            self._loop.inbox.put(command)
+            self._inbox.put(_as_item(command))
 
     def _beat(self) -> None:
         """Tell once a second how far the loop has come, so that a hang is seen."""
         while True:
             time.sleep(BEAT_S)
+            loop = self._loop
             try:
-                self._tell(Beat(self._loop.progress, self._loop.unfinished))
+                self._tell(Beat(loop.progress, loop.unfinished) if loop else Beat(0, 0))
             except OSError:
                 return
 
@@ -108,45 +154,31 @@ class WorkerProcess:
             os._exit(1)
 
 
-class _TermFactory:
-    """Makes the threads of one incarnation, each with a connection of its own."""
+def _as_item(command: ToProcess) -> Item:
+    """What came over the pipe in place of a lane is taken as if it came over one."""
+    match command:
+        case Give(assignment):
+            return Delivery(LOCAL, assignment)
+        case Abort(entry):
+            return Stale(LOCAL, entry)
+    return command
 
-    def __init__(self, settings: WorkerSettings, keys: Keys, engine: Engine) -> None:
-        self._settings = settings
-        self._keys = keys
+
+class _Terms:
+    """Makes the terms of one engine: for the yard, or for the controller alone."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        spec: ModelSpec,
+        engine: Engine,
+        tell: Callable[[ToController], None],
+    ) -> None:
+        self._in_yard = YardTerms(settings, spec, engine.info)
         self._engine = engine
+        self._tell = tell
 
     def __call__(self, worker: str, loop: EngineLoop) -> Term:
-        settings = self._settings
-        scripts = Scripts(self._connect(), self._keys, reply_maxlen=settings.reply_maxlen)
-        publisher = Publisher(
-            scripts,
-            worker,
-            self._engine.info,
-            on_stale=lambda entry: loop.inbox.put(Stale(worker, entry)),
-            on_lost=lambda: loop.inbox.put(LeaseLost(worker)),
-        )
-        reader = LaneReader(
-            self._connect(),
-            self._keys,
-            worker,
-            lambda assignment: loop.inbox.put(Delivery(worker, assignment)),
-            lambda entry: loop.inbox.put(Stale(worker, entry)),
-            settings.block_ms,
-        )
-        return Term(worker, reader, publisher, self._clock_ms())
-
-    def _clock_ms(self) -> float:
-        """How far the server's clock, which deadlines go by, is ahead of ours."""
-        try:
-            with self._connect() as connection:
-                now: tuple[int, int] = connection.time()
-        except redis.RedisError as fault:
-            log.warning("the server's clock is not known, ours is taken: %s", fault)
-            return 0.0
-        return now[0] * 1000 + now[1] / 1000 - time.time() * 1000
-
-    def _connect(self) -> redis.Redis:
-        """The callers try again themselves: they know when to give up."""
-        timeout_s = self._settings.block_ms / 1000 + BLOCK_MARGIN_S
-        return open_connection(self._settings.redis_url, timeout_s=timeout_s, retries=0)
+        if worker == LOCAL:
+            return PipeTerm(self._engine.info, self._tell)
+        return self._in_yard(worker, loop)

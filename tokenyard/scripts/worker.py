@@ -10,6 +10,7 @@ from tokenyard.scripts.answers import HandedBack, Publication, Published, Renewe
 from tokenyard.scripts.calls import Arg, Caller, codes
 from tokenyard.scripts.destinations import Groups, by_destination
 from tokenyard.wire import Assignment
+from tokenyard.worker_info import HostInfo, encode_host
 
 #: Answer of `WorkerScripts.retire` for a worker that the yard does not know.
 RETIRE_UNKNOWN: Final = -1
@@ -42,6 +43,14 @@ class WorkerScripts(Caller):
         keys += [self.keys.departed, self.keys.quarantine]
         left: int = self._run("retire", keys, [worker, why, reason])
         return left
+
+    def publish_host(self, host: HostInfo) -> None:
+        """Say what a host may load; a plain command, which a server without memory refuses."""
+        self._connection.hset(self.keys.hosts, host.name, encode_host(host))
+
+    def withdraw_host(self, name: str) -> None:
+        """A host may load nothing any more."""
+        self._connection.hdel(self.keys.hosts, name)
 
     def hand_back(
         self, worker: str, assignment: Assignment, pause_ms: int, fault: str

@@ -1,0 +1,184 @@
+"""Commands from the yard: what each means for the pool, and when it has been obeyed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tokenyard.commands import Acknowledgement, Command, Verb
+from worker.allocation import Goal
+from worker.messages import Profile, Reset
+from worker.models import ModelSpec
+from worker.pool import Pool
+from worker.pooled import Pooled, State
+
+log = logging.getLogger("tokenyard.worker.control")
+
+#: By the state that a process comes into: what it has obeyed by that.
+_OBEYED: dict[State, Verb] = {State.WARM: "unload", State.ASLEEP: "sleep"}
+
+
+class Impossible(Exception):
+    """A command that cannot be obeyed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A command that has been begun."""
+
+    entry: str
+    worker: str
+    verb: Verb
+    whom: Goal | str  # the goal that it set, or the name of the process that has to do it
+
+
+class Orders:
+    """Obeys commands, and says of each what came of it, by ``acknowledge(entry, what)``."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        catalog: Mapping[str, ModelSpec],
+        acknowledge: Callable[[str, Acknowledgement], None],
+    ) -> None:
+        self._pool = pool
+        self._catalog = catalog
+        self._acknowledge = acknowledge
+        self._pending: list[Pending] = []
+
+    def obey(self, entry: str, command: Command) -> None:
+        """Begin what is commanded, if it is meant for a worker of this host."""
+        for member in self._pool.members:
+            if member.worker == command.worker:
+                log.info("%s: %s %s: %s", command.worker, command.verb, command.model, command.why)
+                self._begin(entry, command, member)
+
+    def _begin(self, entry: str, command: Command, member: Pooled) -> None:
+        try:
+            whom = self._do(command, member)
+        except Impossible as fault:
+            log.warning("%s: %s: %s", command.worker, command.verb, fault)
+            self._say(entry, command.worker, str(fault))
+            return
+        if whom is None:
+            self._say(entry, command.worker, "")
+        else:
+            self._pending.append(Pending(entry, command.worker, command.verb, whom))
+
+    def _do(self, command: Command, member: Pooled) -> Goal | str | None:
+        """Whom the command now waits for; None where it has been obeyed already."""
+        match command.verb:
+            case "load":
+                return self._load(command, member)
+            case "wake":
+                return self._wake(member)
+            case "unload":
+                return self._unload(member)
+            case "sleep":
+                return self._sleep(command, member)
+            case "reset" | "profile":
+                return self._tell(command, member)
+            case "stop":
+                self._pool.recycle(member)
+                return member.name
+
+    def _load(self, command: Command, member: Pooled) -> Goal | None:
+        spec = self._catalog.get(command.model)
+        if spec is None:
+            raise Impossible(f"{command.model!r} does not stand in the models file of this host")
+        devices = self._devices(spec, command, member)
+        return self._aim(spec, devices)
+
+    def _devices(self, spec: ModelSpec, command: Command, member: Pooled) -> list[int]:
+        """Those of the command, else the worker's and those with the next numbers."""
+        count = len(self._pool.goals)
+        following = [(member.device + rank) % count for rank in range(min(spec.ranks, count))]
+        devices = command.devices or following
+        if len(set(devices)) != spec.ranks or not set(devices) <= self._pool.goals.keys():
+            raise Impossible(f"{spec.name} takes {spec.ranks} of this host's {count} devices")
+        return devices
+
+    def _aim(self, spec: ModelSpec, devices: list[int]) -> Goal | None:
+        goal = self._pool.goals[devices[0]]
+        if goal is None or goal.spec is not spec or goal.devices != tuple(devices):
+            goal = self._pool.aim(spec, devices)
+            self._forget_replaced()
+        holder = self._pool.holder(devices[0])
+        is_there = holder and holder.state is State.READY and holder.spec is spec
+        return None if is_there else goal
+
+    def _forget_replaced(self) -> None:
+        """Goals that are no goals any more will not be reached."""
+        goals = set(self._pool.goals.values())
+        self._settle(
+            lambda one: isinstance(one.whom, Goal) and one.whom not in goals,
+            "another command came first",
+        )
+
+    def _wake(self, member: Pooled) -> Goal | None:
+        if member.spec is None or member.state not in (State.ASLEEP, State.READY):
+            raise Impossible(f"it does not sleep, it is {member.state.value}")
+        return self._aim(member.spec, [member.device])
+
+    def _unload(self, member: Pooled) -> str | None:
+        if member.state in (State.WARM, State.WARMING):
+            return None
+        if member.state is State.ASLEEP:
+            self._pool.give_way(member)
+        else:
+            self._pool.aim(None, member.group.devices if member.group else [member.device])
+            self._forget_replaced()
+        return member.name
+
+    def _sleep(self, command: Command, member: Pooled) -> str | None:
+        if member.state is State.ASLEEP:
+            return None
+        if member.state is not State.READY or member.group:
+            raise Impossible(f"only a ready worker of one device can sleep, not {member!r}")
+        self._pool.put_to_sleep(member, command.level)
+        self._forget_replaced()
+        return member.name
+
+    def _tell(self, command: Command, member: Pooled) -> str:
+        if member.state is not State.READY:
+            raise Impossible(f"it is not ready, it is {member.state.value}")
+        member.send(Reset() if command.verb == "reset" else Profile(command.start))
+        return member.name
+
+    # What came of them
+
+    def reached(self, goal: Goal) -> None:
+        """Devices hold what they should."""
+        self._settle(lambda one: one.whom is goal)
+
+    def missed(self, goal: Goal, reason: str) -> None:
+        """A model cannot be loaded."""
+        self._settle(lambda one: one.whom is goal, reason)
+
+    def changed(self, member: Pooled) -> None:
+        """A process has come into another state."""
+        verb = _OBEYED.get(member.state)
+        self._settle(lambda one: one.whom == member.name and one.verb == verb)
+
+    def done(self, member: Pooled) -> None:
+        """A process has done something that changes no state."""
+        self._settle(lambda one: one.whom == member.name and one.verb in ("reset", "profile"))
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        """A process cannot do something."""
+        self._settle(lambda one: one.whom == member.name, reason)
+
+    def died(self, member: Pooled, reason: str) -> None:
+        """A process has ended, which is what some were told to do."""
+        self._settle(lambda one: one.whom == member.name and one.verb == "stop")
+        self._settle(lambda one: one.whom == member.name, f"the process died: {reason}")
+
+    def _settle(self, is_meant: Callable[[Pending], bool], reason: str = "") -> None:
+        settled = [one for one in self._pending if is_meant(one)]
+        self._pending = [one for one in self._pending if one not in settled]
+        for one in settled:
+            self._say(one.entry, one.worker, reason)
+
+    def _say(self, entry: str, worker: str, reason: str) -> None:
+        self._acknowledge(entry, Acknowledgement(worker=worker, done=not reason, reason=reason))

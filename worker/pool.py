@@ -1,0 +1,349 @@
+"""The pool of a host: keeps its processes alive and brings its devices to their goals.
+
+It knows nothing of Redis. Whoever owns it is told what happens, and is asked before a model goes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Protocol
+
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tokenyard.bell import Bell
+from tokenyard.scripts import Why
+from tokenyard.settings import WorkerSettings
+from worker.allocation import GiveWay, Goal, Release, Replace, Rules, Step, TakeUp, next_steps
+from worker.engines import Group
+from worker.engines.host import prepare_host
+from worker.messages import (
+    Asleep,
+    Beat,
+    Drained,
+    Failed,
+    Ready,
+    Refusal,
+    Stop,
+    ToController,
+    Warm,
+)
+from worker.models import ModelSpec
+from worker.pooled import Pooled, State, preload
+
+log = logging.getLogger("tokenyard.worker.pool")
+
+TICK_S = 0.5
+#: Time for a process that was told to stop to do so before it is killed.
+STOP_S = 5.0
+
+
+class Owner(Protocol):
+    """Who is told what happens in a pool."""
+
+    def changed(self, member: Pooled) -> None:
+        """It has come into another state."""
+
+    def serves(self, member: Pooled) -> None:
+        """Its engine is up: it may be given work."""
+
+    def gives_way(self, member: Pooled) -> None:
+        """It is about to let go of its model: what it has left must be somebody else's."""
+
+    def died(self, member: Pooled, why: Why, reason: str) -> None:
+        """Its process is dead: what it had must be somebody else's at once."""
+
+    def failed(self, goal: Goal, reason: str) -> bool:
+        """A model could not be loaded; whether the pool shall go on trying."""
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        """It cannot do something that has nothing to do with a goal."""
+
+    def heard(self, member: Pooled, message: ToController) -> None:
+        """It said something that is not the pool's business."""
+
+
+class Pool:
+    """The processes of one host."""
+
+    def __init__(self, settings: WorkerSettings, owner: Owner) -> None:
+        self.members = _members(settings)
+        self.goals: dict[int, Goal | None] = dict.fromkeys(range(settings.slots))
+        #: Interrupts the wait for the processes.
+        self.bell = Bell()
+        self._settings = settings
+        self._owner = owner
+        self._rules = Rules(settings.sleepers, settings.leak_tolerance)
+        self._looked_at = time.monotonic()  # when the processes were last judged
+        self._retry_at: dict[int, float] = {}  # by device, after a load that failed
+        self._faults: Counter[Goal] = Counter()  # in a row
+        self._backoff = ExponentialWithJitterBackoff(
+            cap=settings.max_backoff_s, base=settings.backoff_s
+        )
+        self._groups = itertools.count()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> None:
+        """Prepare the host; `run_once` starts the processes."""
+        self._folder = tempfile.TemporaryDirectory(prefix="tokenyard-")
+        preload(prepare_host(self._settings))
+
+    def run_once(self) -> None:
+        """One turn: start what is due, move on, hear what happened."""
+        self._start_due()
+        self._move_on()
+        self.hear(self._until_due())
+        self._watch()
+
+    # Goals
+
+    def aim(self, spec: ModelSpec | None, devices: Sequence[int]) -> Goal | None:
+        """Devices should hold this model from now on, together; or none; the new goal.
+
+        A group that loses one of its devices is given up as a whole.
+        """
+        for device in devices:
+            old = self.goals[device]
+            for each in old.devices if old else ():
+                self.goals[each] = None
+        goal = Goal(spec, tuple(devices)) if spec else None
+        for device in devices:
+            self.goals[device] = goal
+            self._retry_at.pop(device, None)
+        self.bell.ring()
+        return goal
+
+    def put_to_sleep(self, member: Pooled, level: int) -> None:
+        """Its engine should let go of the device, and nothing else take it."""
+        self.aim(None, [member.device])
+        member.sleep_level = level
+
+    def recycle(self, member: Pooled) -> None:
+        """Its process should end once it has nothing to do, and a new one start."""
+        member.is_doomed = True
+        self.bell.ring()
+
+    def give_way(self, member: Pooled, *, sleeps: bool = False) -> None:
+        """Let go of its model, or of the device only; what is still running goes back."""
+        self._owner.gives_way(member)
+        level = member.sleep_level or (member.spec.sleep_level if member.spec else 0)
+        if sleeps and level:
+            member.fall_asleep(level)
+        else:
+            member.unload()
+        self._owner.changed(member)
+
+    def holder(self, device: int) -> Pooled | None:
+        """The process that takes up a device."""
+        awake = (one for one in self.members if one.device == device and one.is_awake)
+        return next(awake, None)
+
+    def _move_on(self) -> None:
+        """Take the next steps towards the goals, but for models that have just failed to load."""
+        now = time.monotonic()
+        self._retry_at = {device: at for device, at in self._retry_at.items() if at > now}
+        for step in next_steps(self.members, self.goals, self._rules):
+            if not (isinstance(step, TakeUp) and self._retry_at.keys() & step.goal.devices):
+                self._take(step)
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case Release(member):
+                member.drain()
+                self._owner.changed(member)
+            case GiveWay(member, sleeps):
+                self.give_way(member, sleeps=sleeps)
+            case TakeUp(members, goal):
+                self._take_up(members, goal)
+            case Replace(member):
+                if not member.is_doomed:
+                    log.warning(
+                        "%s kept %.1f %% of its warm memory", member.name, 100 * member.leak
+                    )
+                member.replace()
+
+    def _take_up(self, members: Sequence[Pooled], goal: Goal) -> None:
+        leader, *followers = members
+        if leader.state is State.ASLEEP:
+            leader.wake()
+        elif followers:
+            self._form(leader, followers, goal)
+        else:
+            leader.load(goal.spec)
+        for member in members:
+            self._owner.changed(member)
+
+    def _form(self, leader: Pooled, followers: Sequence[Pooled], goal: Goal) -> None:
+        if self._folder is None:
+            raise RuntimeError("the pool has not been started")
+        address = str(Path(self._folder.name) / f"group-{next(self._groups)}")
+        for rank, member in enumerate(followers, start=1):
+            member.attach(goal.spec, Group(address, rank, goal.devices))
+        leader.load(goal.spec, Group(address, 0, goal.devices))
+
+    # Processes
+
+    def _start_due(self) -> None:
+        for member in self.members:
+            if member.state is State.DOWN and time.monotonic() >= member.start_at:
+                member.start()
+                self._owner.changed(member)
+
+    def _until_due(self) -> float:
+        """Seconds until something has to be started or tried again, at most one tick."""
+        due = [one.start_at for one in self.members if one.state is State.DOWN]
+        due += self._retry_at.values()
+        return min(TICK_S, max(0.0, min(due, default=math.inf) - time.monotonic()))
+
+    def hear(self, timeout_s: float) -> None:
+        """Wait for a message, a death or the bell, at most so long, and act on it."""
+        pipes = [member.pipe for member in self.members if member.pipe is not None]
+        deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
+        heard = wait([*pipes, *deaths, self.bell.fileno()], timeout=timeout_s)
+        if self.bell.fileno() in heard:
+            self.bell.hear()
+        for member in self.members:
+            for message in member.receive():
+                self._heed(member, message)
+        for sentinel, member in deaths.items():
+            if sentinel in heard:
+                self._mourn(member)
+
+    def _heed(self, member: Pooled, message: ToController) -> None:
+        match message:
+            case Warm():
+                member.warm(message)
+                self._owner.changed(member)
+            case Ready(info):
+                member.ready(message)
+                self._faults.clear()
+                log.info("%s: engine %s is up with %s", member.name, info.engine, info.model)
+                self._owner.serves(member)
+            case Asleep():
+                member.asleep(message)
+                self._owner.changed(member)
+            case Refusal(reason):
+                self._refused(member, reason)
+            case Beat():
+                member.note_beat(message)
+            case Drained():
+                member.drained()
+            case Failed(reason):
+                log.error("%s: %s", member.name, reason)
+                member.last_words = reason
+            case _:
+                self._owner.heard(member, message)
+
+    def _refused(self, member: Pooled, reason: str) -> None:
+        """A model that cannot be loaded is given up; one that cannot sleep is unloaded."""
+        log.error("%s: %s", member.name, reason)
+        was_loading, goal = member.state is State.LOADING, self.goals[member.device]
+        was_sleeping = member.state is State.UNLOADING
+        member.refused()
+        if was_sleeping:
+            member.unload()
+        self._owner.changed(member)
+        if was_loading and goal:
+            self._give_up(goal, reason)
+        elif not was_sleeping:
+            self._owner.refused(member, reason)
+
+    def _give_up(self, goal: Goal, reason: str) -> None:
+        if self._owner.failed(goal, reason):
+            self._faults[goal] += 1
+            pause_s = self._backoff.compute(self._faults[goal])
+            self._retry_at.update(dict.fromkeys(goal.devices, time.monotonic() + pause_s))
+        else:
+            self.aim(None, goal.devices)
+
+    def _mourn(self, member: Pooled) -> None:
+        """A process has died: its work is given up before anything else."""
+        why, reason = member.departure()
+        goal = self.goals[member.device]
+        was_loading = member.state is State.LOADING and member.spec is not None
+        self._owner.died(member, why, reason)
+        self._end_group(member, why, reason)
+        member.bury()
+        pause = max(0.0, member.start_at - time.monotonic())
+        log.warning("%s: process died (%s); next in %.1f s", member.name, reason, pause)
+        self._owner.changed(member)
+        if was_loading and goal and why == "crashed":
+            self._give_up(goal, f"the process died while it loaded: {reason}")
+
+    def _end_group(self, member: Pooled, why: Why, reason: str) -> None:
+        """One rank is gone, so the others wait for it in vain."""
+        if member.group is None:
+            return
+        for other in self.members:
+            is_mate = other.group is not None and other.group.address == member.group.address
+            if is_mate and other is not member:
+                other.end = other.end or why
+                other.last_words = other.last_words or f"rank {member.group.rank}: {reason}"
+                other.kill()
+
+    def _watch(self) -> None:
+        """Kill what hangs."""
+        now = time.monotonic()
+        unheard_s, self._looked_at = now - self._looked_at - TICK_S, now
+        for member in self.members:
+            # A host that was suspended must not find all its engines hanging.
+            if unheard_s > TICK_S:
+                member.excuse(unheard_s)
+            if member.fault:
+                log.error("%s: killed: %s", member.name, member.fault)
+                member.last_words = member.fault
+                member.kill()
+
+    # The end
+
+    def drain(self, is_hurried: Callable[[], bool]) -> None:
+        """Let running requests finish, for at most the grace, unless it is hurried."""
+        until = time.monotonic() + self._settings.grace_s
+        for member in self.members:
+            if member.state is State.READY:
+                member.drain()
+                self._owner.changed(member)
+        while not is_hurried() and time.monotonic() < until and self._is_draining():
+            self.hear(TICK_S)
+            self._watch()
+
+    def _is_draining(self) -> bool:
+        return any(member.state is State.DRAINING for member in self.members)
+
+    def stop(self) -> None:
+        """Stop the processes; what they have left is given up; idempotent."""
+        for member in self.members:
+            member.send(Stop())
+            if member.state not in (State.READY, State.DRAINING, State.DRAINED, State.WARM):
+                member.kill()
+        until = time.monotonic() + STOP_S
+        for member in self.members:
+            if member.process is not None:
+                member.process.join(max(0.0, until - time.monotonic()))
+                member.kill()
+                self._owner.died(member, "left", "stopped")
+                member.bury()
+            member.stopped()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+        self.bell.close()
+
+
+def _members(settings: WorkerSettings) -> list[Pooled]:
+    """One process for each device, those for engines that sleep, and the spares."""
+    devices = [*range(settings.slots)] * (1 + settings.sleepers)
+    devices += [number % settings.slots for number in range(settings.spares)]
+    if len(devices) == 1:
+        return [Pooled(settings, settings.name, 0)]
+    return [
+        Pooled(settings, f"{settings.name}-{number}", device)
+        for number, device in enumerate(devices)
+    ]

@@ -1,0 +1,345 @@
+"""One process of the pool: where it is in its life, and its standing in the yard.
+
+A `Pooled` decides nothing about models or Redis: the pool tells it what to do, and it says what
+state it is in. It is started by the host's fork-server, which has imported the engine and holds
+no device, so no CUDA context is ever inherited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tokenyard.scripts import Why
+from tokenyard.settings import WorkerSettings
+from worker.engines import EngineInfo, Group, Memory
+from worker.messages import (
+    Asleep,
+    Attach,
+    Beat,
+    Drain,
+    Load,
+    Ready,
+    Sleep,
+    ToController,
+    ToProcess,
+    Unload,
+    Wake,
+    Warm,
+)
+from worker.models import ModelSpec
+from worker.process import main
+
+log = logging.getLogger("tokenyard.worker.pool")
+
+#: A process that lived so long before it died starts the count of failures anew.
+HEALTHY_S = 60.0
+#: So many deaths in a row are a crash loop: it is shown as failed while the longest pause lasts.
+CRASH_LOOP = 5
+#: Signals that come from outside the process, such as the kernel's when memory runs out.
+KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+_server = multiprocessing.get_context("forkserver")
+
+
+class State(enum.Enum):
+    """Life of a process."""
+
+    DOWN = "down"  # none runs; started again when the pause is over
+    WARMING = "warming"  # runs, and pays what needs no model
+    WARM = "warm"  # holds no model
+    LOADING = "loading"  # a model comes, from its files or from sleep
+    READY = "ready"  # the engine is up
+    DRAINING = "draining"  # finishes what it has
+    DRAINED = "drained"  # has nothing left
+    ASLEEP = "asleep"  # the engine has let go of the device
+    UNLOADING = "unloading"  # the model goes, or falls asleep
+    ATTACHED = "attached"  # lent to the leader of a group
+    STOPPED = "stopped"  # ended for good
+
+
+#: Something is on the device, comes or goes.
+AWAKE = frozenset(
+    {
+        State.LOADING,
+        State.READY,
+        State.DRAINING,
+        State.DRAINED,
+        State.UNLOADING,
+        State.ATTACHED,
+    }
+)
+#: States in which nothing is to be heard from a process for a bounded time only.
+_CHANGING = frozenset({State.WARMING, State.LOADING, State.UNLOADING})
+_SERVING = frozenset({State.READY, State.DRAINING})
+
+
+def preload(modules: Iterable[str]) -> None:
+    """What the fork-server imports before its first process; set the environment before."""
+    _server.set_forkserver_preload(list(modules))
+
+
+class Pooled:
+    """One process of the pool."""
+
+    def __init__(self, settings: WorkerSettings, name: str, device: int) -> None:
+        self.name = name
+        self.device = device
+        self.state = State.DOWN
+        self.worker = ""  # its name in the yard, with incarnation, while it has one
+        self.spec: ModelSpec | None = None  # what it holds, or is about to
+        self.group: Group | None = None
+        self.engine: EngineInfo | None = None
+        self.process: BaseProcess | None = None
+        self.pipe: Connection | None = None
+        self.start_at = 0.0  # monotonic
+        self.since = time.time()  # when it came into its state
+        self.used = 0.0  # monotonic; when it last had work, or began to hold its model
+        self.phases_s: Mapping[str, float] = {}  # of the last change of state that took time
+        self.memory: Memory | None = None
+        self.baseline: Memory | None = None  # when it was warm for the first time
+        self.last_words = ""  # what the process said of its end, or why it was killed
+        self.end: Why | None = None  # how its end counts where that is known better
+        self.sleep_level = 0  # at which it is to sleep when it gives way; 0: as its model says
+        self.is_doomed = False  # its process is to end once it has nothing to do
+        self._settings = settings
+        self._backoff = ExponentialWithJitterBackoff(
+            cap=settings.max_backoff_s, base=settings.backoff_s
+        )
+        self._failures = 0
+        self._started = 0.0
+        self._drain_since = 0.0
+        self._beat = Beat(0, 0)
+        self._moved = 0.0  # when progress was last seen, or had no reason to be
+
+    def __repr__(self) -> str:
+        model = f" {self.spec.name}" if self.spec else ""
+        return f"<{self.name} {self.state.value}{model}>"
+
+    # What the pool tells it to do
+
+    def start(self) -> None:
+        """Start a process; it warms up."""
+        self.pipe, theirs = _server.Pipe()
+        self.process = _server.Process(
+            target=main, args=(self._settings, self.device, theirs), name=self.name
+        )
+        self.process.start()
+        theirs.close()
+        self._started = time.monotonic()
+        self._enter(State.WARMING)
+        log.info("%s: process %s starts", self.name, self.process.pid)
+
+    def load(self, spec: ModelSpec, group: Group | None = None) -> None:
+        """Make an engine; as the leader of a group where one is given."""
+        self.spec, self.group = spec, group
+        self.send(Load(spec, group))
+        self._enter(State.LOADING)
+
+    def attach(self, spec: ModelSpec, group: Group) -> None:
+        """Lend the process to the leader of a group."""
+        self.spec, self.group = spec, group
+        self.send(Attach(group))
+        self._enter(State.ATTACHED)
+
+    def drain(self) -> None:
+        """Finish what runs and take no more."""
+        self.send(Drain())
+        self._enter(State.DRAINING)
+
+    def unload(self) -> None:
+        """Let go of the model."""
+        self.send(Unload())
+        self._enter(State.UNLOADING)
+
+    def fall_asleep(self, level: int) -> None:
+        """Let go of the device, not of the model."""
+        self.send(Sleep(level))
+        self._enter(State.UNLOADING)
+
+    def wake(self) -> None:
+        """Take the device again."""
+        self.send(Wake())
+        self._enter(State.LOADING)
+
+    def send(self, command: ToProcess) -> None:
+        """Tell the process; one that is gone is noticed by its sentinel."""
+        if self.pipe is None:
+            return
+        try:
+            self.pipe.send(command)
+        except OSError:
+            log.debug("%s: pipe is gone", self.name)
+
+    def kill(self) -> None:
+        """End the process at once; its sentinel tells the rest."""
+        if self.process is not None:
+            self.process.kill()
+
+    # What it says
+
+    def receive(self) -> list[ToController]:
+        """What the process has said since."""
+        messages: list[ToController] = []
+        try:
+            while self.pipe is not None and self.pipe.poll():
+                messages.append(self.pipe.recv())
+        except (EOFError, OSError):
+            self.pipe = None
+        return messages
+
+    def warm(self, message: Warm) -> None:
+        """It holds no model (any more)."""
+        self.memory, self.phases_s = message.memory, message.phases_s
+        self.baseline = self.baseline or message.memory
+        self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
+        self._enter(State.WARM)
+
+    def ready(self, message: Ready) -> None:
+        """The engine is up."""
+        self.engine, self.memory = message.info, message.memory
+        self.phases_s = message.info.phases_s
+        self.sleep_level = 0
+        self.used = time.monotonic()
+        self._enter(State.READY)
+
+    def asleep(self, message: Asleep) -> None:
+        """The engine sleeps."""
+        self.memory, self.phases_s = message.memory, {"sleep": message.seconds}
+        self._enter(State.ASLEEP)
+
+    def drained(self) -> None:
+        """Nothing is left to do."""
+        if self.state is State.DRAINING:
+            self._enter(State.DRAINED)
+
+    def refused(self) -> None:
+        """What was asked cannot be done: it is as it was before."""
+        if self.state is State.LOADING:
+            self.spec, self.group, self.engine = None, None, None
+            self._enter(State.WARM)
+        elif self.state is State.UNLOADING:
+            self._enter(State.DRAINED)
+
+    def note_beat(self, beat: Beat) -> None:
+        """The process is alive; whether it also gets on is seen from ``beat``."""
+        if beat.progress != self._beat.progress or not beat.unfinished:
+            self._moved = time.monotonic()
+        if beat.unfinished:
+            self.used = time.monotonic()
+        self._beat = beat
+
+    def excuse(self, seconds: float) -> None:
+        """Time in which nobody listened to the process does not count against it."""
+        self._moved = min(time.monotonic(), self._moved + seconds)
+
+    # What is known of it
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 where none runs."""
+        return (self.process.pid or 0) if self.process else 0
+
+    @property
+    def lived_s(self) -> float:
+        """Since its process was started."""
+        return time.monotonic() - self._started
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it takes up its device."""
+        return self.state in AWAKE
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it has been draining for longer than it may."""
+        drained_s = time.monotonic() - self._drain_since
+        return self.state is State.DRAINING and drained_s > self._settings.drain_timeout_s
+
+    @property
+    def leak(self) -> float:
+        """What was left behind by the models it has held, as a part of its warm memory."""
+        if self.state is not State.WARM or not self.memory or not self.baseline:
+            return 0.0
+        return self.memory.scarce / max(1, self.baseline.scarce) - 1.0
+
+    @property
+    def is_in_crash_loop(self) -> bool:
+        """Whether it dies again and again."""
+        return self.state is State.DOWN and self._failures >= CRASH_LOOP
+
+    @property
+    def fault(self) -> str:
+        """Why the process should be killed, or "" while it should not."""
+        quiet_s = time.monotonic() - self._moved
+        if self.state in _CHANGING and quiet_s > self._settings.start_timeout_s:
+            return f"still {self.state.value} after {quiet_s:.0f} s"
+        if self.state in _SERVING and quiet_s > self._settings.hang_timeout_s:
+            return f"no progress for {quiet_s:.0f} s while {self._beat.unfinished} requests wait"
+        return ""
+
+    # Its end
+
+    def departure(self) -> tuple[Why, str]:
+        """How the process, which is dead, ended: by itself or by a hand from outside."""
+        status = None
+        if self.process is not None:
+            self.process.join()
+            status = self.process.exitcode
+        words = f": {self.last_words}" if self.last_words else ""
+        if status is None or status >= 0:
+            return self.end or "crashed", f"exit status {status}{words}"
+        name = signal.Signals(-status).name
+        from_outside = -status in KILLS and not self.last_words
+        return self.end or ("lost" if from_outside else "crashed"), f"ended by {name}{words}"
+
+    def bury(self) -> int | None:
+        """The process is dead: clean up and plan the next start; its exit status, if it had one."""
+        status = None
+        if self.process is not None:
+            self.process.join()
+            status = self.process.exitcode
+            # A fork-server that was killed makes its processes look dead that are not.
+            with contextlib.suppress(ProcessLookupError):
+                if status == 255:
+                    os.kill(self.pid, signal.SIGKILL)
+            self.process.close()
+        if self.pipe is not None:
+            self.pipe.close()
+        self._failures = 1 if self.lived_s > HEALTHY_S else self._failures + 1
+        self.process, self.pipe, self.engine, self.worker = None, None, None, ""
+        self.spec, self.group, self.baseline, self.memory = None, None, None, None
+        self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
+        self._enter(State.DOWN)
+        self.start_at = time.monotonic() + self._backoff.compute(self._failures)
+        return status
+
+    def replace(self) -> None:
+        """The process is to be replaced, without a pause: it has done nothing wrong but leak."""
+        self._failures = 0
+        self.last_words = "replaced"
+        self.end = "left"
+        self.kill()
+
+    def stopped(self) -> None:
+        """Nothing more will be started."""
+        self._enter(State.STOPPED)
+
+    def _enter(self, state: State) -> None:
+        if state is State.DRAINING:
+            self._drain_since = time.monotonic()
+        if state is not self.state:
+            self.since = time.time()
+        self.state = state
+        self._moved = time.monotonic()
+        self._beat = Beat(0, 0)
