@@ -1,14 +1,31 @@
 """The models that a host may load: what an engine is told of each, and the file that lists them.
 
-docs/models.md describes the file.
+docs/models.md describes the file. Its keys are the fields of `ModelSpec` and `AdapterSpec`, and
+their types say what may stand there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from tokenyard.errors import SettingsError
+from tokenyard.wire import SamplingParams
+
+Location = Annotated[str, Meta(min_length=1)]
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0.0)]
+#: The ranks that vLLM makes room for.
+LoraRank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +33,7 @@ class AdapterSpec:
     """A LoRA adapter; requests use its name as they use a model's."""
 
     name: str
-    path: str  # a folder, or a Hugging Face name
+    path: Location  # a folder, or a Hugging Face name
     revision: str = ""
 
 
@@ -25,32 +42,78 @@ class ModelSpec:
     """A model that an engine is to serve, and how; what is left out is the engine's choice."""
 
     name: str  # that requests use
-    path: str  # a folder, or a name that vLLM can resolve
+    path: Location  # a folder, or a name that vLLM can resolve
     revision: str = ""
-    dtype: str = "auto"
+    dtype: Annotated[str, Meta(pattern="^(auto|half|float16|bfloat16|float|float32)$")] = "auto"
     quantization: str = ""
-    max_model_len: int | None = None  # tokens, prompt and output together
-    max_num_seqs: int = 64  # requests that run at once
+    max_model_len: Count | None = None  # tokens, prompt and output together
+    max_num_seqs: Count = 64  # requests that run at once
     enforce_eager: bool = False  # no compilation: starts sooner, and small models run as fast
-    kv_cache_gib: float = 0.0  # 0: what the device has left
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
+    kv_cache_gib: Amount = 0.0  # 0: what the device has left
+    tensor_parallel_size: Count = 1
+    pipeline_parallel_size: Count = 1
     trust_remote_code: bool = False
     adapters: tuple[AdapterSpec, ...] = ()
-    max_lora_rank: int = 16
+    max_lora_rank: LoraRank = 16
     sampling: Mapping[str, Any] = field(default_factory=dict)  # where a request says nothing
-    sleep_level: int = 1  # how deep it sleeps where a host keeps sleepers; 0: it is unloaded
+    # How deep it sleeps where a host keeps sleepers; 0: it is unloaded.
+    sleep_level: Annotated[int, Meta(ge=0, le=2)] = 1
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # more of vLLM's EngineArgs
-    pin: int = 0  # workers in the yard that always hold it
-    max_model_wait_s: float = 0.0  # longest wait of a request for its turn; 0: the yard's default
+    pin: Annotated[int, Meta(ge=0)] = 0  # workers in the yard that always hold it
+    max_model_wait_s: Amount = 0.0  # longest wait of a request for its turn; 0: the yard's default
+
+    @property
+    def brings_ray(self) -> bool:
+        """Whether vLLM's own Ray executor finds its devices, on other hosts too."""
+        return self.engine_args.get(_EXECUTOR) == _RAY
 
     @property
     def ranks(self) -> int:
-        """Devices that it takes."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Devices of its host that it is given; those that Ray finds are not ours to give."""
+        return 1 if self.brings_ray else self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 Catalog = Mapping[str, ModelSpec]
+
+MAX_NAME_BYTES: Final = 200
+_TABLES: Final = ("defaults", "models")
+_EXECUTOR: Final = "distributed_executor_backend"
+_RAY: Final = "ray"
+
+Kinds = Mapping[str, Any]
+_KEYS: Final[Kinds] = {
+    key: kind
+    for key, kind in get_type_hints(ModelSpec, include_extras=True).items()
+    if key != "name"
+}
+#: What must be said of each model by itself. Code from elsewhere is never trusted wholesale.
+_OF_ONE_MODEL: Final = {"path", "revision", "adapters", "trust_remote_code"}
+_DEFAULT_KEYS: Final[Kinds] = {key: kind for key, kind in _KEYS.items() if key not in _OF_ONE_MODEL}
+_ADAPTER_KEYS: Final[Kinds] = {
+    key: kind
+    for key, kind in get_type_hints(AdapterSpec, include_extras=True).items()
+    if key != "name"
+}
+#: They say what a reply holds, and its reader must know that beforehand.
+_OF_THE_REQUEST: Final = {"n", "detokenize"}
+_SAMPLING_KEYS: Final[Kinds] = {
+    key: kind
+    for key, kind in get_type_hints(SamplingParams, include_extras=True).items()
+    if key not in _OF_THE_REQUEST
+}
+#: Engine arguments that are said elsewhere in the file, and where.
+_SAID_ELSEWHERE: Final = {
+    **{key: f"give the model's own key {key} instead" for key in _KEYS},
+    "model": "give the model's own key path instead",
+    "kv_cache_memory_bytes": "give the model's own key kv_cache_gib instead",
+    "enable_sleep_mode": "give the model's own key sleep_level instead",
+    "enable_lora": "list adapters instead",
+    "served_model_name": "requests use the name of the table",
+}
+
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_URL: Final = re.compile(r"[a-z0-9]+://")
 
 
 def read_models(path: Path) -> dict[str, ModelSpec]:
@@ -58,4 +121,202 @@ def read_models(path: Path) -> dict[str, ModelSpec]:
 
     Raises `tokenyard.errors.SettingsError` with every fault of the file.
     """
-    raise NotImplementedError
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise SettingsError([f"{path}: cannot be read: {fault.strerror}"]) from fault
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise SettingsError([f"{path}: is not TOML: {fault}"]) from fault
+    reading = _Reading(path.parent)
+    found = reading.models(tables)
+    if reading.faults:
+        raise SettingsError([f"{path}: {fault}" for fault in reading.faults])
+    return found
+
+
+class _Reading:
+    """One reading of a file: it goes on behind each fault and keeps them all.
+
+    ``at`` is always a place in the file, as TOML writes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self.faults: list[str] = []
+
+    def models(self, tables: Mapping[str, Any]) -> dict[str, ModelSpec]:
+        """All models; not to be used where there are faults."""
+        for key, value in tables.items():
+            if key not in _TABLES:
+                self._unknown(_dotted("", key), key, value, _TABLES)
+        defaults = self._values("defaults", tables.get("defaults", {}), _DEFAULT_KEYS)
+        listed = self._table("models", tables.get("models", {}))
+        if not listed:
+            self._fault("models", "list at least one: a table [models.<name>] with a path")
+        found = {name: self._model(name, table, defaults) for name, table in listed.items()}
+        self._check_names(found)
+        return found
+
+    def _model(self, name: str, table: Any, defaults: Mapping[str, Any]) -> ModelSpec:
+        at = _dotted("models", name)
+        own = self._values(at, table, _KEYS)
+        merged = {
+            key: {**defaults.get(key, {}), **own.get(key, {})}
+            for key in ("sampling", "engine_args")
+        }
+        path = self._path(at, table, own)
+        spec = ModelSpec(**{**defaults, **own, **merged, "name": name, "path": path})
+        self._check_sampling(at, spec.sampling)
+        for adapter in spec.adapters:
+            self._check_adapter(at, adapter, spec.max_lora_rank)
+        return spec
+
+    def _values(self, at: str, table: Any, kinds: Kinds) -> dict[str, Any]:
+        """What is right in a table, by key."""
+        found: dict[str, Any] = {}
+        for key, value in self._table(at, table).items():
+            place = _dotted(at, key)
+            if key not in kinds:
+                self._unknown(place, key, value, kinds)
+            elif key == "sampling":
+                found[key] = self._values(place, value, _SAMPLING_KEYS)
+            elif key == "engine_args":
+                found[key] = self._engine_args(place, value)
+            elif key == "adapters":
+                found[key] = self._adapters(place, value)
+            elif problem := _problem(value, kinds[key]):
+                self._fault(place, problem)
+            else:
+                found[key] = value
+        return found
+
+    def _engine_args(self, at: str, table: Any) -> dict[str, Any]:
+        given = dict(self._table(at, table))
+        for key, value in given.items():
+            place = _dotted(at, key)
+            if key in _SAID_ELSEWHERE:
+                self._fault(place, _SAID_ELSEWHERE[key])
+            elif key == _EXECUTOR and value != _RAY:
+                self._fault(place, f'leave it out, or say "{_RAY}" for a model beyond one host')
+            elif problem := _problem(value, Any):
+                self._fault(place, problem)
+        return given
+
+    def _adapters(self, at: str, table: Any) -> tuple[AdapterSpec, ...]:
+        found = []
+        for name, given in self._table(at, table).items():
+            place = _dotted(at, name)
+            own = self._values(place, given, _ADAPTER_KEYS)
+            path = self._path(place, given, own)
+            found.append(AdapterSpec(**{**own, "name": name, "path": path}))
+        return tuple(found)
+
+    def _path(self, at: str, table: Any, own: Mapping[str, Any]) -> str:
+        """Where a model or an adapter is: an absolute path, or a name for vLLM to resolve."""
+        place, path = f"{at}.path", str(own.get("path", ""))
+        if isinstance(table, Mapping) and "path" not in table:
+            self._fault(place, "is missing: give a folder, or a Hugging Face name")
+        if not path or _URL.match(path):
+            return path
+        try:
+            found = self._folder / Path(path).expanduser()
+        except RuntimeError:  # ~somebody
+            self._fault(place, f"nobody's home is at {path}")
+            return path
+        if found.exists():
+            return str(found)
+        if path[0] in "/.~" or not _HUB_NAME.fullmatch(path):
+            self._fault(place, f"there is nothing at {found}")
+        return path
+
+    def _check_names(self, found: Mapping[str, ModelSpec]) -> None:
+        """Requests use the names of models and adapters alike, so each stands for one thing."""
+        taken: dict[str, str] = {}
+        for name, spec in found.items():
+            at = _dotted("models", name)
+            adapters = [(each.name, _dotted(f"{at}.adapters", each.name)) for each in spec.adapters]
+            for each, place in [(name, at), *adapters]:
+                if not _is_usable(each):
+                    self._fault(place, f"name it with 1 to {MAX_NAME_BYTES} printable bytes")
+                if taken.setdefault(each, place) != place:
+                    self._fault(place, f"{taken[each]} has this name too; give it another")
+
+    def _check_sampling(self, at: str, sampling: Mapping[str, Any]) -> None:
+        most = sampling.get("max_tokens", SamplingParams().max_tokens)
+        if sampling.get("min_tokens", 0) > most:
+            self._fault(f"{at}.sampling.min_tokens", f"must not exceed max_tokens, which is {most}")
+
+    def _check_adapter(self, at: str, adapter: AdapterSpec, room: int) -> None:
+        """What is in a folder must be an adapter, and of a rank that fits."""
+        place = _dotted(f"{at}.adapters", adapter.name)
+        folder = Path(adapter.path)
+        if not folder.is_absolute():  # missing, which is told already, or not on this host yet
+            return
+        try:
+            rank = _config_decoder.decode((folder / "adapter_config.json").read_bytes()).r
+        except OSError:
+            self._fault(f"{place}.path", f"{folder} is no adapter: no adapter_config.json there")
+        except msgspec.MsgspecError as fault:
+            self._fault(f"{place}.path", f"{folder}/adapter_config.json cannot be used: {fault}")
+        else:
+            if rank > room:
+                self._fault(place, f"has rank {rank}: raise max_lora_rank, which is {room}")
+
+    def _table(self, at: str, value: Any) -> Mapping[str, Any]:
+        if isinstance(value, Mapping):
+            return value
+        self._fault(at, "must be a table")
+        return {}
+
+    def _unknown(self, at: str, key: str, value: Any, known: Iterable[str]) -> None:
+        near = difflib.get_close_matches(key, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else _advice(key, value, known)
+        self._fault(at, f"is not known; {advice}")
+
+    def _fault(self, at: str, message: str) -> None:
+        self.faults.append(f"{at}: {message}")
+
+
+class _AdapterConfig(msgspec.Struct):
+    """What of PEFT's adapter_config.json concerns us."""
+
+    r: Count
+
+
+_config_decoder = msgspec.json.Decoder(_AdapterConfig)
+
+
+def _dotted(at: str, key: str) -> str:
+    """A key in a table, as TOML writes it."""
+    written = key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+    return f"{at}.{written}" if at else written
+
+
+def _is_usable(name: str) -> bool:
+    return name.isprintable() and name == name.strip() and 0 < len(name.encode()) <= MAX_NAME_BYTES
+
+
+def _problem(value: Any, kind: Any) -> str:
+    """What is wrong with a value; empty where nothing is."""
+    try:
+        msgspec.convert(value, kind, str_keys=True)
+        json.dumps(value, allow_nan=False)
+    except msgspec.ValidationError as fault:
+        is_choice = get_origin(kind) is Literal
+        return f"{fault}; use {', '.join(map(str, get_args(kind)))}" if is_choice else str(fault)
+    except (TypeError, ValueError):  # a date; infinity
+        return "use text, finite numbers, true, false, lists and tables only"
+    return ""
+
+
+def _advice(key: str, value: Any, known: Iterable[str]) -> str:
+    """What to do about a key that resembles none."""
+    if known is _SAMPLING_KEYS and key in _OF_THE_REQUEST:
+        return "only a request itself can say it"
+    if known is _DEFAULT_KEYS and key in _OF_ONE_MODEL:
+        return "say it of each model that needs it"
+    if known is _KEYS and isinstance(value, Mapping):
+        return "a name with a dot or a slash stands in quotation marks"
+    if known is _KEYS or known is _DEFAULT_KEYS:
+        return "more of vLLM's arguments go into engine_args"
+    return f"use {', '.join(known)}"
