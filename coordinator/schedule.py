@@ -1,17 +1,22 @@
 """A record of who was given what, that can be replayed and compared.
 
-One JSON object a line: the number of the decision, the request, its attempt's number among the
-decisions for it, and the worker by name (incarnations differ between runs).
+One JSON object a line, the worker by name (incarnations differ between runs). Most say which worker
+was given a request; those with ``place`` say which was told to hold which model, and why. The two
+are numbered apart: when models are placed is a matter of time, and the order of requests is not.
+A replay follows the requests alone.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import msgspec
 from msgspec import Struct
+
+from tokenyard.commands import Command
 
 
 class Decision(Struct, frozen=True):
@@ -23,22 +28,46 @@ class Decision(Struct, frozen=True):
     worker: str
 
 
+class Placing(Struct, frozen=True, omit_defaults=True):
+    """One command of the placement."""
+
+    n: int
+    place: str  # the verb
+    worker: str
+    model: str
+    why: str
+    devices: list[int] = msgspec.field(default_factory=list)  # of a group
+
+
+class _Kind(Struct, frozen=True):
+    """What tells the lines apart."""
+
+    place: str | None = None
+
+
 class ScheduleWriter:
     """Appends decisions to a file, each flushed at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
-        self._n = 0
+        self._decisions = itertools.count()
+        self._placings = itertools.count()
 
     def write(self, client: str, request_id: str, worker: str) -> None:
         """Record one assignment, in the order of dispatch."""
+        self._append(Decision(next(self._decisions), client, request_id, worker))
+
+    def write_placing(self, command: Command, worker: str) -> None:
+        """Record that a worker, given by name, was commanded to hold a model."""
+        n, devices = next(self._placings), command.devices
+        self._append(Placing(n, command.verb, worker, command.model, command.why, devices))
+
+    def _append(self, line: Decision | Placing) -> None:
         if self._file is None:
             self._file = self._path.open("wb")
-        line = msgspec.json.encode(Decision(self._n, client, request_id, worker))
-        self._file.write(line + b"\n")
+        self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
-        self._n += 1
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -48,11 +77,26 @@ class ScheduleWriter:
 
 
 def read_schedule(path: Path) -> Iterator[Decision]:
-    """The decisions of a recorded schedule, in order."""
+    """Who was given which request, in order."""
     decoder = msgspec.json.Decoder(Decision)
+    for line, kind in _lines(path):
+        if kind.place is None:
+            yield decoder.decode(line)
+
+
+def read_placings(path: Path) -> Iterator[Placing]:
+    """Who was told to hold which model, in order."""
+    decoder = msgspec.json.Decoder(Placing)
+    for line, kind in _lines(path):
+        if kind.place is not None:
+            yield decoder.decode(line)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, _Kind]]:
+    decoder = msgspec.json.Decoder(_Kind)
     with path.open("rb") as lines:
         for line in lines:
-            yield decoder.decode(line)
+            yield line, decoder.decode(line)
 
 
 class Replay:

@@ -1,0 +1,136 @@
+"""Carries the placement out: looks at the yard, decides, commands, and remembers what it said."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from coordinator.demand import Demand
+from coordinator.devices import SERVING, Worker
+from coordinator.dispatcher import Deposed
+from coordinator.placement import Order, Placement, Situation, place
+from coordinator.roster import Member, Roster
+from coordinator.schedule import ScheduleWriter
+from tokenyard.commands import Command
+from tokenyard.scripts import Scripts
+from tokenyard.settings import CoordinatorSettings
+
+log = logging.getLogger("tokenyard.coordinator.placer")
+
+#: Pause between two decisions where nothing has happened that cannot wait.
+PAUSE_S: Final = 0.05
+
+
+class Queue(Protocol):
+    """What knows the requests that wait: the dispatcher."""
+
+    def demands(self) -> list[Demand]:
+        """What waits for each model."""
+
+    def fail_model(self, token: str, model: str, reason: str) -> None:
+        """Answer all requests that wait for a model that cannot be had."""
+
+
+class Placer:
+    """Has models loaded where requests wait for them.
+
+    What it remembers is a convenience. A successor sees in the roster which models come and go,
+    and at worst gives a command twice, which changes nothing, or has a model loaded once more
+    than needed.
+    """
+
+    def __init__(
+        self,
+        scripts: Scripts,
+        roster: Roster,
+        queue: Queue,
+        settings: CoordinatorSettings,
+        record: ScheduleWriter | None = None,
+    ) -> None:
+        self._scripts = scripts
+        self._roster = roster
+        self._queue = queue
+        self._settings = settings
+        self._record = record
+        #: For how long the next turn may be waited for: what waits may have to be placed by then.
+        self.patience_s = math.inf
+        self._token = ""  # of the term in which the orders were given
+        self._orders: Sequence[Order] = ()
+        self._worked_ms: dict[str, float] = {}  # by worker: when it was last seen at work
+        self._due = 0.0  # monotonic
+        self._members: dict[str, Member] | None = None  # the roster as it was decided by
+        self._cold: set[str] = set()  # models that requests waited for and nobody held then
+
+    def run_once(self, token: str) -> None:
+        """Decide, if there may be something new to decide, and command.
+
+        Raises `Deposed` where the yard has another leader. Where no host says what it may load
+        there is nothing to place.
+        """
+        if self._settings.static or not self._roster.hosts:
+            return
+        self._begin_term(token)
+        self._note_work()
+        demands = self._queue.demands()
+        self.patience_s = PAUSE_S if demands else math.inf
+        if self._is_due(demands):
+            placement = place(self._situation(demands))
+            self._carry_out(token, placement)
+
+    def _begin_term(self, token: str) -> None:
+        """Another may have led meanwhile, and commanded otherwise."""
+        if token != self._token:
+            self._token, self._orders = token, ()
+
+    def _note_work(self) -> None:
+        now_ms, before = self._roster.server_ms(), self._worked_ms
+        self._worked_ms = {
+            worker: now_ms if member.load else before.get(worker, 0.0)
+            for worker, member in self._roster.members.items()
+        }
+
+    def _is_due(self, demands: Sequence[Demand]) -> bool:
+        """Whether the pause is over, the roster was read anew, or a new model is asked for."""
+        members = self._roster.members
+        served = {one.info.model for one in members.values() if one.info.state in SERVING}
+        before, self._cold = self._cold, {one.model for one in demands} - served
+        is_news = self._members is not members or self._cold - before
+        if not is_news and time.monotonic() < self._due:
+            return False
+        self._due = time.monotonic() + PAUSE_S
+        self._members = members
+        return True
+
+    def _situation(self, demands: Sequence[Demand]) -> Situation:
+        members = self._roster.members.items()
+        return Situation(
+            demands=demands,
+            workers=[
+                Worker(worker, member.info, member.load, self._worked_ms.get(worker, 0.0))
+                for worker, member in members
+                if member.lease_ms > 0
+            ],
+            hosts=self._roster.hosts,
+            now_ms=self._roster.server_ms(),
+            max_model_wait_s=self._settings.max_model_wait_s,
+            orders=self._orders,
+        )
+
+    def _carry_out(self, token: str, placement: Placement) -> None:
+        for command in placement.commands:
+            self._command(token, command)
+        self._orders = placement.orders
+        for model, reason in placement.hopeless.items():
+            log.warning("%s cannot be loaded: %s", model, reason)
+            self._queue.fail_model(token, model, reason)
+
+    def _command(self, token: str, command: Command) -> None:
+        if self._scripts.command(command, token) is None:
+            raise Deposed
+        log.info("%s is to load %s: %s", command.worker, command.model, command.why)
+        if self._record:
+            name = self._roster.members[command.worker].info.name
+            self._record.write_placing(command, name)

@@ -1,0 +1,73 @@
+"""How things stand while models are placed: what is seen, and what has been given since."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from coordinator.demand import Demand
+from coordinator.devices import DeviceId, Holder, Survey
+from coordinator.needs import Catalog, Supply
+
+
+class Standing:
+    """Answers what the rules ask of models, devices and their holders."""
+
+    def __init__(
+        self, survey: Survey, demands: Iterable[Demand], catalog: Catalog, now_ms: float
+    ) -> None:
+        self.devices = {device.id: device for device in survey.devices}
+        self.holders = survey.holders
+        self.demands = {one.model: one for one in demands if one.requests > 0}
+        self.catalog = catalog
+        self.now_ms = now_ms
+        #: Devices that have been given to a model, now or by an order that is under way.
+        self.taken: set[DeviceId] = set()
+        #: By model: workers that serve it, are about to, or have been ordered.
+        self.serving = Counter(holder.model for holder in self.holders if holder.serves)
+
+    def give(self, model: str, devices: Iterable[DeviceId]) -> None:
+        """Count devices as the model's, and what gives way there as gone."""
+        given = set(devices)
+        for holder in self.holders:
+            if holder.serves and holder.devices & given:
+                self.serving[holder.model] -= 1
+        self.taken |= given
+        self.serving[model] += 1
+
+    def supplies(self) -> Mapping[str, Supply]:
+        """Who holds the models."""
+        limits: Counter[str] = Counter()
+        for holder in self.holders:
+            if holder.is_ready:
+                limit = holder.leader.info.lane_limit
+                limits[holder.model] = max(limit, limits[holder.model])
+        return {model: Supply(count, limits[model]) for model, count in self.serving.items()}
+
+    def kept(self) -> Mapping[str, int]:
+        """How many devices of each controller belong to pinned models, and to nobody else."""
+        pinned = (one for one in self.holders if one.serves and self.is_pinned(one))
+        return Counter(controller for holder in pinned for controller, _ in holder.devices)
+
+    def wants(self, model: str) -> int:
+        """How many requests wait for a model."""
+        demand = self.demands.get(model)
+        return demand.requests if demand else 0
+
+    def is_idle(self, holder: Holder) -> bool:
+        """Whether nobody wants it now."""
+        return not holder.leader.load and not self.wants(holder.model)
+
+    def is_pinned(self, holder: Holder) -> bool:
+        """Whether its model would have too few workers without it."""
+        return self.serving[holder.model] <= self.catalog.pin(holder.model)
+
+    def has_swapped(self, holder: Holder, model: str) -> bool:
+        """Whether its devices have changed their model within the wait that ``model`` bears."""
+        return self.now_ms - holder.swapped_ms < 1000 * self.catalog.max_wait_s(model)
+
+    def has_paid(self, holder: Holder) -> bool:
+        """Whether it has been ready for at least as long as it was loaded."""
+        info = holder.leader.info
+        load_s = self.catalog.load_s(holder.model, info.controller)
+        return self.now_ms - info.since_ms >= 1000 * load_s
