@@ -17,7 +17,7 @@ from setproctitle import setproctitle
 from tokenyard.settings import WorkerSettings
 from worker.care import Care
 from worker.engines import Backend, Engine, Group
-from worker.engines.loading import make_backend, prepare_environment
+from worker.engines.loading import make_backend
 from worker.local_term import LOCAL, PipeTerm
 from worker.loop import Delivery, EngineLoop, Item, Stale, Term
 from worker.messages import (
@@ -50,7 +50,6 @@ def main(settings: WorkerSettings, device: int, pipe: Connection) -> None:
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     threading.excepthook = _end_process
-    prepare_environment(settings, device)
     try:
         WorkerProcess(settings, device, pipe).run()
     except Exception as fault:
