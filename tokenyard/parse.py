@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -35,17 +36,23 @@ _COUNT = re.compile(rb"[0-9]{1,9}")
 #: The place of a fault in what msgspec says of it.
 _PATH = re.compile(r"`\$([^`]*)`")
 
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
 _params_decoder = msgspec.json.Decoder(SamplingParams)
 _messages_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
 
 
-def parse_request(fields: Mapping[bytes, bytes]) -> Request | Refused | Unanswerable:
+def parse_request(
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
+) -> Request | Refused | Unanswerable:
     """Read an entry that anybody may have written; never raises.
 
     An entry whose id and client are sound is a `Request`, or `Refused` with the reason; any
-    other is `Unanswerable`.
+    other is `Unanswerable`. ``defaults`` are sampling parameters, as JSON would have them, for
+    a request that says nothing of them.
     """
     try:
         request_id, client = _parse_address(fields)
@@ -54,7 +61,7 @@ def parse_request(fields: Mapping[bytes, bytes]) -> Request | Refused | Unanswer
     reply_to = ""
     try:
         reply_to = _parse_reply_to(fields, client)
-        return _parse_body(fields, request_id, client, reply_to)
+        return _parse_body(fields, request_id, client, reply_to, defaults)
     except InvalidRequest as fault:
         return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(fault))
 
@@ -77,7 +84,11 @@ def _parse_reply_to(fields: Mapping[bytes, bytes], client: str) -> str:
 
 
 def _parse_body(
-    fields: Mapping[bytes, bytes], request_id: str, client: str, reply_to: str
+    fields: Mapping[bytes, bytes],
+    request_id: str,
+    client: str,
+    reply_to: str,
+    defaults: Mapping[str, Any],
 ) -> Request:
     if len(fields) > MAX_FIELDS and len(fields.keys() - SYSTEM_FIELDS) > MAX_FIELDS:
         raise InvalidRequest("entry", f"has more than {MAX_FIELDS} fields")
@@ -96,7 +107,7 @@ def _parse_body(
         prompt=_prompt(fields) if given == ["prompt"] else None,
         messages=_messages(fields) if given == ["messages"] else None,
         model=_text(fields, "model"),
-        params=_params(fields),
+        params=_params(fields, defaults),
         stream=_flag(fields, "stream"),
         reply_to=reply_to,
         priority=_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
@@ -108,12 +119,15 @@ def _parse_body(
     )
 
 
-def parse_assignment(entry: str, fields: Mapping[bytes, bytes]) -> Assignment | None:
+def parse_assignment(
+    entry: str, fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
+) -> Assignment | None:
     """Read a lane entry; None where nobody could be answered for it, so that it is no assignment.
 
     A request that the coordinator passed and this version cannot read has its `Assignment.fault`.
+    ``defaults`` are the model's sampling parameters, as in `parse_request`.
     """
-    request = parse_request(fields)
+    request = parse_request(fields, defaults)
     fault = ""
     sid = fields.get(b"sid", b"").decode(errors="replace")
     attempt, crashes = fields.get(b"attempt", b""), fields.get(b"crashes", b"0")
@@ -179,7 +193,10 @@ def _json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) 
         raise InvalidRequest(name, f"is not the JSON expected: {fault}") from None
 
 
-def _params(fields: Mapping[bytes, bytes]) -> SamplingParams:
+def _params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> SamplingParams:
+    if defaults:
+        given = _json(fields, "params", _members_decoder, {})
+        fields = {b"params": msgspec.json.encode({**defaults, **given})}
     params: SamplingParams = _json(fields, "params", _params_decoder, SamplingParams())
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequest("params.min_tokens", "must not exceed max_tokens")

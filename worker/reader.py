@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
@@ -23,7 +23,8 @@ COUNT = 256
 class LaneReader:
     """Hands each assignment on a lane to ``deliver``, once, in order.
 
-    ``cancel`` is given the entries of those that were cancelled since.
+    ``cancel`` is given the entries of those that were cancelled since. ``sampling`` holds the
+    parameters that the model takes where a request says nothing.
 
     The lane belongs to one incarnation, so a plain read behind the last entry seen is enough;
     the entries stay until their results are published.
@@ -37,6 +38,7 @@ class LaneReader:
         deliver: Callable[[Assignment], None],
         cancel: Callable[[str], None],
         block_ms: int,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self._connection = connection
         self._lane = keys.lane(worker)
@@ -45,6 +47,7 @@ class LaneReader:
         self._deliver = deliver
         self._cancel = cancel
         self._block_ms = block_ms
+        self._sampling = sampling or {}
         self._last = "0"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"reader-{worker}", daemon=True)
@@ -87,7 +90,7 @@ class LaneReader:
             self._cancel(cancelled.decode(errors="replace"))
             self._remove(entry)
             return
-        assignment = parse_assignment(entry, fields)
+        assignment = parse_assignment(entry, fields, self._sampling)
         if assignment is None:
             log.error("entry %s of %s is no assignment; removed", entry, self._lane)
             self._remove(entry)

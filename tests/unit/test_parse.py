@@ -289,3 +289,87 @@ def test_nothing_on_a_lane_makes_its_reader_raise(fields: dict[bytes, bytes]) ->
     found = parse_assignment("5-0", fields)
 
     assert found is None or isinstance(found, Assignment)
+
+
+DEFAULTS = {"temperature": 0, "max_tokens": 64, "stop": ["\n"], "logit_bias": {"5": -1.0}}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (None, SamplingParams(temperature=0, max_tokens=64, stop=["\n"], logit_bias={5: -1.0})),
+        (b"{}", SamplingParams(temperature=0, max_tokens=64, stop=["\n"], logit_bias={5: -1.0})),
+        (
+            b'{"temperature":0.5,"logit_bias":{"6":1}}',
+            SamplingParams(temperature=0.5, max_tokens=64, stop=["\n"], logit_bias={6: 1.0}),
+        ),
+        (
+            b'{"max_tokens":null,"stop":null,"logit_bias":null}',
+            SamplingParams(temperature=0, max_tokens=None),
+        ),
+        # What the wire takes for a request that says nothing, said by the request.
+        (
+            b'{"max_tokens":16,"temperature":1,"stop":[],"logit_bias":{}}',
+            SamplingParams(max_tokens=16, temperature=1, stop=[], logit_bias={}),
+        ),
+    ],
+)
+def test_a_model_says_what_a_request_leaves_out(
+    said: bytes | None, expected: SamplingParams
+) -> None:
+    fields = ASSIGNED if said is None else ASSIGNED | {b"params": said}
+
+    found = parse_assignment("5-0", fields, DEFAULTS)
+
+    assert found is not None
+    assert (found.fault, found.request.params) == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (b"{", "params: is not the JSON expected"),
+        (b"[]", "params: Expected `object`, got `array`"),
+        (b'{"flavour":1}', "params: Object contains unknown field `flavour`"),
+        (b'{"top_p":0}', "params.top_p: Expected `float` > 0.0"),
+        (b'{"stop":"\\ud800"}', "params: is not the JSON expected"),
+        (b'{"\\ud800":1}', "params: is not the JSON expected"),
+        (b'{"stop":' + b"[" * 100_000, "params: is not the JSON expected"),
+        (b'{"min_tokens":65}', "params.min_tokens: must not exceed max_tokens"),
+    ],
+)
+def test_what_is_wrong_is_so_beside_defaults_too(said: bytes, fault: str) -> None:
+    found = parse_assignment("5-0", ASSIGNED | {b"params": said}, DEFAULTS)
+
+    assert found is not None
+    assert found.fault.startswith(fault)
+
+
+def test_defaults_are_no_further_field() -> None:
+    """A request of as many fields as may be, and none of them ``params``, stays good."""
+    most = {f"x{i}".encode(): b"" for i in range(MAX_FIELDS - len(GOOD))}
+
+    found = parse_assignment("5-0", ASSIGNED | most, DEFAULTS)
+
+    assert found is not None
+    assert found.fault == ""
+
+
+@given(st.dictionaries(FIELD_NAMES | st.binary(max_size=10), VALUES, max_size=12))
+def test_nothing_on_a_lane_makes_its_reader_raise_beside_defaults(
+    fields: dict[bytes, bytes],
+) -> None:
+    found = parse_assignment("5-0", fields, DEFAULTS)
+
+    assert found is None or isinstance(found, Assignment)
+
+
+@given(VALUES)
+def test_defaults_refuse_nothing_that_would_be_good_without_them(params: bytes) -> None:
+    fields = ASSIGNED | {b"params": params}
+    plain = parse_assignment("5-0", fields)
+    found = parse_assignment("5-0", fields, {"temperature": 0.0, "top_k": 1})
+
+    assert plain is not None
+    assert found is not None
+    assert bool(found.fault) == bool(plain.fault)
