@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import msgspec
 import redis
 
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass, Keys
-from tokenyard.worker_info import WorkerInfo, WorkerState, decode_worker
+from tokenyard.worker_info import HostInfo, WorkerInfo, WorkerState, decode_host, decode_worker
 
 #: What the roster says, or what became of the lease, or that the entry cannot be read.
 SeenState = WorkerState | Literal["lost", "left", "unreadable"]
@@ -54,6 +55,7 @@ class YardView:
     workers: Sequence[WorkerView]
     models: dict[str, int]  # ready workers by model
     handshake: dict[str, str]  # what clients learn: protocol version, limits, counters
+    hosts: Sequence[HostInfo] = ()  # what each host may load
 
     @property
     def ready_workers(self) -> int:
@@ -78,9 +80,10 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
     pipeline.zrange(keys.leases, 0, -1, withscores=True)
     pipeline.time()
     pipeline.xlen(keys.dead)
+    pipeline.hvals(keys.hosts)
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
-    leader, leader_ms, handshake, roster, leases, now, dead, *waiting = pipeline.execute()
+    leader, leader_ms, handshake, roster, leases, now, dead, hosts, *waiting = pipeline.execute()
     now_ms = now[0] * 1000 + now[1] // 1000
     ends = {_text(worker): int(score) for worker, score in leases}
     entries = {_text(worker): packed for worker, packed in roster.items()}
@@ -98,6 +101,7 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
         workers=workers,
         models=_models(workers),
         handshake=_texts(handshake),
+        hosts=_hosts(hosts, workers),
     )
 
 
@@ -148,6 +152,16 @@ def _leader_view(packed: bytes | None, lease_ms: int) -> LeaderView | None:
         return None
     epoch, _, name = _text(packed).partition(":")
     return LeaderView(name, int(epoch) if epoch.isdigit() else 0, max(0, lease_ms))
+
+
+def _hosts(packed: Sequence[bytes], workers: Sequence[WorkerView]) -> list[HostInfo]:
+    """The hosts that have a worker; an entry that a dead host has left says nothing."""
+    alive = {worker.info.controller for worker in workers if worker.info and worker.lease_ms}
+    found = []
+    for entry in packed:
+        with contextlib.suppress(msgspec.MsgspecError):
+            found.append(decode_host(entry))
+    return sorted((host for host in found if host.name in alive), key=lambda host: host.name)
 
 
 def _models(workers: Sequence[WorkerView]) -> dict[str, int]:

@@ -14,8 +14,9 @@ from tokenyard.cli.reach import url_of
 from tokenyard.connection import open_connection, public_url, translated
 from tokenyard.keys import Keys
 from tokenyard.program import Exit, PlainCommand, YardChoice
+from tokenyard.worker_info import HostInfo, WorkerInfo
 
-ABOUT: Final = """Show a yard: who leads, what waits, what each worker does.
+ABOUT: Final = """Show a yard: who leads, what waits, what each worker holds and how long that took.
 
 The exit status is 3 where no coordinator leads, so that a script can ask whether the yard works.
 
@@ -52,6 +53,8 @@ def _print(console: Console, view: YardView, url: str) -> None:
     summary.add_row("Dead letters", str(view.dead))
     models = ", ".join(f"{model} ({count} workers)" for model, count in view.models.items())
     summary.add_row("Models", models or "none: no worker is ready")
+    for host in view.hosts:
+        summary.add_row("Loadable", _loadable(host))
     console.print(summary)
     if view.workers:
         console.print(_worker_table(view))
@@ -65,8 +68,16 @@ def _leader(view: YardView) -> str:
     )
 
 
+def _loadable(host: HostInfo) -> str:
+    """What a host may load, and what it could not."""
+    return f"{host.name}: " + ", ".join(
+        f"{model.name} (cannot be loaded: {model.fault})" if model.fault else model.name
+        for model in host.models
+    )
+
+
 def _worker_table(view: YardView) -> Table:
-    table = Table("Worker", "State", "Model", "Engine", "Host", "Pid", "Lane", "Lease")
+    table = Table("Worker", "Device", "State", "Model", "Pid", "Lane", "Lease", "Memory", "Took")
     for worker in view.workers:
         table.add_row(*_worker_row(worker), style=None if worker.is_ready else "dim")
     return table
@@ -76,16 +87,32 @@ def _worker_row(worker: WorkerView) -> tuple[str, ...]:
     info = worker.info
     lease = f"{worker.lease_ms / 1000:.0f} s" if worker.lease_ms else "-"
     if info is None:
-        return (worker.worker, worker.state, "-", "-", "-", "-", str(worker.lane), lease)
-    engine = f"{info.engine} {info.engine_version}".strip()
-    lane = f"{worker.lane} of {info.lane_limit}"
+        return (worker.worker, "-", worker.state, "-", "-", str(worker.lane), lease, "-", "-")
     return (
         worker.worker,
+        f"{info.host} {info.device}",
         worker.state,
-        info.model,
-        engine,
-        info.host,
+        _held(info),
         str(info.pid),
-        lane,
+        f"{worker.lane} of {info.lane_limit}" if info.state == "ready" else str(worker.lane),
         lease,
+        f"{info.memory_bytes / 2**20:,.0f} MiB" if info.memory_bytes else "-",
+        _phases(info),
     )
+
+
+def _held(info: WorkerInfo) -> str:
+    """The model that it holds, what it serves beside, and with whom."""
+    parts = [info.model or "-"]
+    if info.adapters:
+        parts.append(f"with {', '.join(info.adapters)}")
+    if info.group:
+        parts.append(f"on {len(info.group)} devices, led by {info.group[0]}")
+    return " ".join(parts)
+
+
+def _phases(info: WorkerInfo) -> str:
+    """How long it took to come into this state, phase by phase."""
+    took = [f"{phase} {seconds:.2f}" for phase, seconds in info.phases_s.items()]
+    total = sum(info.phases_s.values())
+    return f"{total:.2f} s ({', '.join(took)})" if took else "-"

@@ -44,9 +44,12 @@ class LocalPlan:
     redis_url: str  # "" for an embedded broker
     data_dir: Path  # of the embedded broker; log files in any case
     port: int = 0  # of the embedded broker; 0: a free one
-    workers: int
+    workers: int  # devices, each with one awake process
     engine: EngineName
     model: str
+    models: Path | None = None  # a models file in place of one model
+    spares: int = 0
+    sleepers: int = 0
     # Prefix of the workers' names, by which ours are told from those of an earlier run.
     name: str = field(default_factory=lambda: default_name("worker"))
     grace_s: float = 30.0  # running requests may finish for so long
@@ -108,7 +111,7 @@ class LocalYard:
         yield Child(_WORKER, controller, logs / "worker.log", env, stop_s)
 
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
-        """Wait until a coordinator leads and all our workers are ready.
+        """Wait until a coordinator leads and all our workers are ready, or warm.
 
         ``tell`` gets, at each look, whether one leads and how many are ready.
 
@@ -118,7 +121,7 @@ class LocalYard:
         while True:
             self.watch()
             view = self.view()
-            ready = sum(self._is_ours(worker) for worker in view.workers if worker.is_ready)
+            ready = sum(self._is_up(worker) for worker in view.workers)
             tell(view.leader is not None, ready)
             if view.leader and ready >= self._plan.workers:
                 return
@@ -129,6 +132,11 @@ class LocalYard:
                     + self._children[-1].last_words()
                 )
             time.sleep(_POLL_S)
+
+    def _is_up(self, worker: WorkerView) -> bool:
+        """Whether it may serve, or load whatever is asked for."""
+        may_load = self._plan.models is not None and worker.state == "warm"
+        return self._is_ours(worker) and (worker.is_ready or may_load)
 
     def _is_ours(self, worker: WorkerView) -> bool:
         return worker.worker.startswith(self._plan.name)
@@ -195,6 +203,9 @@ def _worker_arguments(plan: LocalPlan) -> list[str]:
     given: Mapping[str, str] = {
         "name": plan.name,
         "model": plan.model,
+        "models": str(plan.models or ""),
+        "spares": str(plan.spares),
+        "sleepers": str(plan.sleepers),
         "engine": plan.engine,
         "slots": str(plan.workers),
         "grace-s": str(plan.grace_s),

@@ -31,7 +31,8 @@ first, a second Ctrl-C stops at once.
 \b
 Examples:
   tokenyard up
-  tokenyard up --model ./my-model --workers 1
+  tokenyard up --model ./my-model --slots 1
+  tokenyard up --models models.toml --slots 2 --spares 1     several models, loaded on demand
   tokenyard --redis-url redis://localhost:6379 up
   tokenyard up --engine simulated     answers are made up; needs no model and no vLLM
 
@@ -44,7 +45,27 @@ TOKENYARD_COORDINATOR_<OPTION>: see `tokenyard worker --help`, `tokenyard coordi
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Run a whole yard on this machine.")
 @click.option(
-    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes."
+    "--slots",
+    "--workers",
+    "workers",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="Devices (on a CPU: shares of its cores), each with one worker that is awake.",
+)
+@click.option(
+    "--spares",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Warm processes beside those, to stand in for one that dies.",
+)
+@click.option(
+    "--sleepers",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Engines that may sleep on each device beside the one that is awake.",
 )
 @click.option(
     "--engine",
@@ -56,6 +77,11 @@ TOKENYARD_COORDINATOR_<OPTION>: see `tokenyard worker --help`, `tokenyard coordi
 @click.option(
     "--model",
     help="Model folder or Hugging Face name.  [default: the adder of a checkout]",
+)
+@click.option(
+    "--models",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File that lists the models that may be loaded (docs/models.md).",
 )
 @click.option(
     "--data-dir",
@@ -91,8 +117,11 @@ TOKENYARD_COORDINATOR_<OPTION>: see `tokenyard worker --help`, `tokenyard coordi
 def up(
     choice: YardChoice,
     workers: int,
+    spares: int,
+    sleepers: int,
     engine: EngineName,
     model: str | None,
+    models: Path | None,
     data_dir: Path | None,
     port: int,
     grace_s: float,
@@ -100,8 +129,10 @@ def up(
     as_json: bool,
 ) -> None:
     """Start, wait until it answers, watch, stop."""
-    example = engine == "vllm" and not model
-    if engine == "vllm":
+    if model and models:
+        raise click.UsageError("give either --model or --models")
+    example = engine == "vllm" and not model and not models
+    if engine == "vllm" and not models:
         model = _existing(model or str(example_model("adder")))
     plan = LocalPlan(
         yard=choice.yard,
@@ -111,6 +142,9 @@ def up(
         workers=workers,
         engine=engine,
         model=model or "",
+        models=models.resolve() if models else None,
+        spares=spares,
+        sleepers=sleepers,
         grace_s=grace_s,
         start_timeout_s=start_timeout_s,
         enforce_eager=example,
@@ -159,7 +193,7 @@ class Foreground:
 
     def _start(self) -> None:
         plan = self._plan
-        what = plan.model or "no model"
+        what = str(plan.models or plan.model or "no model")
         self._console.print(f"Starting {plan.workers} workers, engine {plan.engine}, {what}.")
         if plan.engine == "simulated":
             self._console.print("Engine simulated: its answers are made up.")
@@ -189,13 +223,14 @@ def how_to_try(plan: LocalPlan, url: str) -> str:
         options += f" --redis-url {public_url(url)}"
     redis_cli = f"redis-cli -u {public_url(url)}"
     params = """'{"max_tokens":8,"temperature":0}'"""
+    question = 'submit "12+34="' if plan.models is None else 'submit --model NAME "12+34="'
     return f"""
 The yard {plan.yard!r} is up at {public_url(url)}
 Logs are in {plan.data_dir / "logs"}
 
 Try it in another terminal:
 
-  tokenyard{options} submit "12+34="
+  tokenyard{options} {question}
 
 or with nothing but redis-cli:
 
