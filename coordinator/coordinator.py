@@ -20,6 +20,7 @@ from coordinator.history import Limits
 from coordinator.intake import Intake
 from coordinator.judge import Judge
 from coordinator.leadership import Leadership
+from coordinator.models import Models
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
@@ -66,8 +67,13 @@ class Coordinator:
         self._roster = Roster(self._connection, self._keys)
         self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
         self._rescuer = Rescuer(self._connection, self._scripts, self._keys)
-        self._intake = Intake(self._connection, self._keys, settings.max_batch)
-        self._models: set[str] = set()
+        self._intake = Intake(
+            self._connection,
+            self._keys,
+            max_batch=settings.max_batch,
+            most_held=settings.max_num_queued_reqs,
+        )
+        self._models = Models()
         self._selection = Selection(settings)
         self._dispatcher = Dispatcher(
             self._scripts,
@@ -81,7 +87,7 @@ class Coordinator:
                     max_lost_alone=settings.max_lost_alone,
                     max_faults=settings.max_faults,
                 ),
-                models=lambda: self._models,
+                models=self._models,
             ),
             self._selection,
             max_batch=settings.max_batch,
@@ -186,24 +192,27 @@ class Coordinator:
         if self._prepared_for == token:
             return
         self._publish_handshake()
-        self._read_again()
+        self._intake.read_again()
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
 
-    def _read_again(self) -> None:
-        """Judge anew what was read before and still waits."""
-        self._intake.forget()
-        self._dispatcher.take_in(self._leadership.token, self._intake.read_pending())
+    def _recall_models(self) -> None:
+        """Models that an earlier leader knew stay known."""
+        names, adapters = self._connection.hmget(self._keys.info, "models", "adapters")
+        self._models.recall(
+            msgspec.json.decode(names or b"[]", type=list[str]),
+            msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
+        )
 
     def _publish_handshake(self) -> None:
-        known = self._connection.hget(self._keys.info, "models")
-        self._models |= set(msgspec.json.decode(known, type=list[str]) if known else ())
+        self._recall_models()
         info: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": self._settings.name,
-            "models": msgspec.json.encode(sorted(self._models)),
-            "default_model": next(iter(self._models)) if len(self._models) == 1 else "",
+            "models": msgspec.json.encode(self._models.names),
+            "adapters": msgspec.json.encode(self._models.adapters),
+            "default_model": self._models.only,
             "max_num_queued_reqs": self._settings.max_num_queued_reqs,
             "max_num_queued_tokens": self._settings.max_num_queued_tokens,
             "max_request_bytes": self._settings.max_request_bytes,
@@ -215,24 +224,23 @@ class Coordinator:
     def _follow_roster(self) -> None:
         if not self._roster.refresh():
             return
-        if not self._roster.models() <= self._models:
-            self._models |= self._roster.models()
+        self._roster.forget_hosts()
+        if self._models.learn(self._roster.bases()):
             self._publish_handshake()
-            self._read_again()
-        elif self._intake.has_strays():
-            self._read_again()
+            self._intake.read_again()  # to judge it anew
         elif self._dispatcher.rate.measure(time.monotonic()):
             self._publish_handshake()
+        self._intake.compare()
         self._muster()
 
     def _muster(self) -> None:
         """Begin to dispatch once the expected workers are there."""
-        lanes = self._roster.lanes()
-        if self._complete or len({lane.name for lane in lanes}) < self._settings.expect_workers:
+        joined = self._roster.joined()
+        if self._complete or len(joined) < self._settings.expect_workers:
             return
         self._complete = True
-        self._selection.muster(lanes)
-        log.info("%d workers have joined", len(lanes))
+        self._selection.muster(self._roster.lanes())
+        log.info("%d workers have joined", len(joined))
 
     def _rescue(self) -> None:
         lost = self._roster.lost

@@ -5,15 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
-from coordinator.intake import Entry, Event, Intake, Waiting
+from coordinator import refusals
+from coordinator.demand import Demand
+from coordinator.intake import Entry, Event, Intake
 from coordinator.judge import Judge
-from coordinator.plan import Placed, Plan, Planner
+from coordinator.plan import Placed, make_plan
+from coordinator.policies import Lane
 from coordinator.rate import Rate
-from coordinator.refusals import late
 from coordinator.roster import Roster
 from coordinator.selection import Selection
+from coordinator.streams import position
+from coordinator.waiting import Waiting, prompt_tokens, without_payload
+from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
@@ -41,11 +48,13 @@ class Dispatcher:
     ) -> None:
         self._scripts = scripts
         self._intake = intake
+        self._held = intake.held
         self._roster = roster
         self._judge = judge
         self._selection = selection
         self._max_batch = max_batch
-        self._turn = 0
+        self._turns: Counter[str] = Counter()  # by model, those that placed something
+        self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
         self.rate = Rate()
@@ -53,42 +62,72 @@ class Dispatcher:
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
         """One turn: read, then place, so that what is placed is the first of all that waits.
 
-        It waits for something to read unless there is more to place. Raises `Deposed` where the
+        It waits for something to read unless there is more to do. Raises `Deposed` where the
         yard has another leader.
         """
         room = self._room() if may_place else 0
-        entries, events = self._intake.read(room, min(block_ms, self._patience_ms))
+        patience_ms = min(block_ms, self._patience_ms)
+        entries, events = self._intake.read(room, patience_ms, everything=self._is_varied())
         self._heed(events)
         self.take_in(token, entries)
+        self._drop_gone()
         self._patience_ms = block_ms
         # What came with the news that the roster has changed is placed by the new one; at the
         # second such turn in a row by the one at hand, for there may be news all the time.
         self._defers = may_place and self._roster.is_stale and not self._defers
         if may_place and not self._defers:
-            self._act_on(token, self._make_plan())
-        if self._roster.is_stale:
+            self._place(token)
+        if self._roster.is_stale or self._intake.is_auditing:
             self._patience_ms = 0
 
-    def _act_on(self, token: str, plan: Plan) -> None:
-        """Carry a plan out, and see how long the next turn may wait for something to read."""
-        for waiting in plan.late:
-            self.refuse(token, waiting, late(waiting.request, "waiting in the intake"))
-        moved = self._hand_over(token, plan.placed)
-        self.rate.note(busy=self._intake.holds_any)
-        if moved and self._intake.holds_any:
+    def _is_varied(self) -> bool:
+        """Whether requests for one model could hide those for another behind them.
+
+        A model that is asked for and that nobody serves counts, too.
+        """
+        return len(self._roster.servable | self._held.models) > 1
+
+    def _place(self, token: str) -> None:
+        """Answer what is late, hand over what has a lane, and see how long the next may wait."""
+        self._held.advance(self._roster.server_ms())
+        for waiting in self._held.late(self._max_batch):
+            where = "waiting in the intake"
+            self.refuse(token, waiting, refusals.late(waiting.request, where))
+        moved = self._hand_over(token, self._make_plan())
+        is_busy = any(lane.model in self._held.models for lane in self._roster.lanes())
+        self.rate.note(busy=is_busy)
+        if self._held.late(1) or (moved and is_busy):
             self._patience_ms = 0
-        elif plan.next_ms is not None:
-            left_ms = plan.next_ms - self._roster.server_ms()
+        elif self._held.next_ms is not None:
+            left_ms = self._held.next_ms - self._roster.server_ms()
             self._patience_ms = max(1, min(self._patience_ms, math.ceil(left_ms)))
+
+    def demands(self) -> list[Demand]:
+        """What waits and could run if its model had a worker; of what pauses, nothing counts."""
+        return self._held.demands(self._roster.server_ms())
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether `demands` counts all that waits, but for what comes at this moment."""
+        return not self._intake.is_behind
+
+    def fail_model(self, token: str, model: str, reason: str) -> None:
+        """Answer requests for a model that cannot be had, at most a batch in a turn."""
+        queue = self._held.queue(model)
+        for waiting in list(islice(queue or (), self._max_batch)):
+            message = f"model: {model}: {reason}"
+            refused = refusals.refuse(waiting.request, Code.MODEL_UNAVAILABLE, message)
+            self.refuse(token, waiting, refused)
+        if model in self._held.models:
+            self._patience_ms = 0
 
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
         """Judge entries: hold the valid, answer the invalid, bury what cannot be answered."""
         for entry in entries:
-            self._patience_ms = 0  # there may be something to place
             verdict = self._judge.judge(entry.intake, entry.fields)
             match verdict:
                 case Request():
-                    self._intake.hold(self._waiting(entry, verdict))
+                    self._held.add(self._waiting(entry, verdict))
                 case Refused():
                     self.answer(token, entry, verdict)
                 case Unanswerable(reason):
@@ -98,20 +137,40 @@ class Dispatcher:
 
     def _waiting(self, entry: Entry, request: Request) -> Waiting:
         history = self._judge.history(entry.intake, entry.fields)
-        published = entry.fields.get(b"published", b"") if entry.intake == "retry" else b""
-        suspect = self._judge.is_suspect(history)
-        return Waiting(entry.intake, entry.id, request, history, suspect, published)
+        # Clients may choose the ids of entries; nothing has waited for less than no time.
+        since_ms = min(float(position(entry.id)[0]), self._roster.server_ms())
+        return Waiting(
+            entry.intake,
+            entry.id,
+            without_payload(request),
+            self._judge.model_of(request),
+            prompt_tokens(request, entry.fields),
+            since_ms,
+            history,
+            self._judge.is_suspect(history),
+            _published(entry),
+        )
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
-        """Give an entry its result without running it."""
-        published = entry.fields.get(b"published", b"") if entry.intake == "retry" else b""
-        self._answer(token, entry.intake, entry.id, refused, published)
+        """Give an entry its result without running it; it may be held or not."""
+        waiting = self._held.get(entry.intake, entry.id)
+        if waiting:
+            self._drop(waiting)
+        self._answer(token, entry.intake, entry.id, refused, _published(entry))
 
     def refuse(self, token: str, waiting: Waiting, refused: Refused) -> None:
         """Give a request that is held its result without running it."""
-        self._intake.held[waiting.intake].remove(waiting)
+        self._drop(waiting)
         self._answer(token, waiting.intake, waiting.entry, refused, waiting.published)
+
+    def _drop(self, waiting: Waiting) -> None:
+        """Hold a request no more that was not given to a worker."""
+        self._held.remove(waiting)
         self._selection.settle(waiting, None)
+
+    def _drop_gone(self) -> None:
+        for waiting in self._intake.gone():
+            self._drop(waiting)
 
     def _answer(
         self, token: str, intake: IntakeClass, entry: str, refused: Refused, published: bytes
@@ -136,21 +195,39 @@ class Dispatcher:
             else:
                 self._roster.mark_stale()
 
-    def _make_plan(self) -> Plan:
-        """Choose lanes for what is held, in order; nothing is changed yet."""
-        planner = Planner(
-            self._roster.lanes(),
-            model_of=lambda waiting: self._judge.model_of(waiting.request),
-            choose=self._selection.choose,
-            now_ms=self._roster.server_ms(),
-            most=self._max_batch,
-            strict_order=self._selection.strict_order,
-        )
-        plan = planner.make(self._intake.in_order(self._turn))
-        # Only turns that place something count: of others there may be one after each of these,
-        # and the fair turn would always fall on them.
-        self._turn += bool(plan.placed)
-        return plan
+    def _make_plan(self) -> list[Placed]:
+        """Choose lanes for what is held, at most a batch; nothing is changed yet."""
+        placed: list[Placed] = []
+        for model, lanes in self._open_models():
+            queue = self._held.queue(model)
+            if queue is None or len(placed) >= self._max_batch:
+                continue
+            chosen = make_plan(
+                queue.suspects,
+                queue.others(self._turns[model]),
+                lanes,
+                choose=self._selection.choose,
+                most=self._max_batch - len(placed),
+            )
+            # Only turns that place something count: of others there may be one after each of
+            # these, and the fair turn would always fall on them.
+            self._turns[model] += bool(chosen)
+            placed += chosen
+        return placed
+
+    def _open_models(self) -> Iterator[tuple[str, list[Lane]]]:
+        """The lanes of each model that has room; the models take turns in being the first.
+
+        Else those before would take the whole batch, turn for turn.
+        """
+        by_model: dict[str, list[Lane]] = {}
+        for lane in self._roster.lanes():
+            by_model.setdefault(lane.model, []).append(lane)
+        names = sorted(m for m, lanes in by_model.items() if any(lane.is_open for lane in lanes))
+        names.sort(key=lambda name: name <= self._first)
+        self._first = names[0] if names else ""
+        for name in names:
+            yield name, by_model[name]
 
     def _hand_over(self, token: str, placed: Sequence[Placed]) -> bool:
         """Carry the choices out; whether there were any."""
@@ -182,7 +259,7 @@ class Dispatcher:
             if code in stay:
                 self._roster.mark_stale()
                 continue
-            self._intake.held[item.waiting.intake].remove(item.waiting)
+            self._held.remove(item.waiting)
             dispatched = code is Dispatched.DISPATCHED
             if dispatched:
                 self._roster.add_load(item.lane.worker, alone=item.alone)
@@ -193,3 +270,8 @@ class Dispatcher:
 def _expect_leader(leads: bool) -> None:
     if not leads:
         raise Deposed
+
+
+def _published(entry: Entry) -> bytes:
+    """Tokens that the readers of a retry have seen, packed."""
+    return entry.fields.get(b"published", b"") if entry.intake == "retry" else b""

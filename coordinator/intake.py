@@ -1,30 +1,28 @@
-"""Reading the intake: waiting requests in the order in which they should be served.
+"""Reading the intake.
 
 Entries are read through the consumer group, so that what was read and not yet handed over stays
-pending there and a successor reads it again. What cannot be placed yet is held here, in memory,
-bounded; it stays in the intake until `dispatch` moves it.
+pending there and a successor reads it again. What cannot be placed yet is held in memory,
+bounded (`coordinator.held`); it stays in the intake until `dispatch` moves it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
-from coordinator.history import FRESH, History
+from coordinator.audit import PAGE, Audit
+from coordinator.held import Held
+from coordinator.waiting import Waiting
 from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
-from tokenyard.wire import Request
-
-#: Every so many placements the classes are served from the lowest up, so that a steady stream
-#: of high priority cannot starve the rest.
-FAIR_TURN = 16
 
 #: Requests of each class that are read ahead where no lane has room, so that the first of every
 #: class is known when a place becomes free, and bad input is answered meanwhile.
 LOOK_AHEAD = 16
+
+_Fields = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Entry:
 
     intake: IntakeClass
     id: str
-    fields: Mapping[bytes, bytes]
+    fields: _Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,108 +39,117 @@ class Event:
     """A wake-up as it was read."""
 
     id: str
-    fields: Mapping[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A valid request that waits for a lane."""
-
-    intake: IntakeClass
-    entry: str
-    request: Request
-    history: History = FRESH
-    is_suspect: bool = False  # must run alone
-    published: bytes = b""  # packed tokens that its readers have seen
+    fields: _Fields
 
 
 class Intake:
-    """Reads entries and holds the requests among them until they are placed."""
+    """Reads entries, and sees that what is held is what is pending."""
 
-    def __init__(self, connection: redis.Redis, keys: Keys, most_held: int) -> None:
-        self.held: dict[IntakeClass, deque[Waiting]] = {name: deque() for name in INTAKE_CLASSES}
+    def __init__(
+        self, connection: redis.Redis, keys: Keys, *, max_batch: int, most_held: int
+    ) -> None:
+        self.held = Held()
         self._connection = connection
         self._keys = keys
+        self._max_batch = max_batch
         self._most_held = most_held
-        self._streams: dict[bytes, IntakeClass] = {
+        self._names: dict[bytes, IntakeClass] = {
             keys.intake(name).encode(): name for name in INTAKE_CLASSES
         }
+        # Classes of which not all is read that was pending when we began, and behind which entry
+        # to go on.
+        self._behind: dict[IntakeClass, str] = {}
+        self._audits: dict[IntakeClass, Audit] = {}
+        self.is_behind = False  # whether it reads on, since more may wait than is held
 
-    def read(self, room: int, block_ms: int) -> tuple[list[Entry], list[Event]]:
-        """New entries, about ``room`` of each class, and events; waits for either.
+    def read(
+        self, room: int, block_ms: int, *, everything: bool
+    ) -> tuple[list[Entry], list[Event]]:
+        """Entries of each class and events; waits for either.
 
-        Events are acknowledged at once: they only wake, and whoever takes over reads the yard
-        anew.
+        About ``room`` of each class; with ``everything`` a batch of each, turn by turn, until
+        all that waits is held or the bound is reached. What was pending when a term began is
+        read before anything new of its class. Events are acknowledged at once: they only wake,
+        and whoever takes over reads the yard anew.
         """
-        count = min(max(LOOK_AHEAD, room), self._most_held)
-        wanted = [name for name, held in self.held.items() if len(held) < count]
-        streams: dict[Any, Any] = {self._keys.intake(name): ">" for name in wanted}
+        count, wanted = self._wants(room, everything=everything)
+        streams: dict[Any, Any] = {
+            self._keys.intake(name): self._behind.get(name, ">") for name in wanted
+        }
         streams[self._keys.events] = ">"
         answer: Any = self._connection.xreadgroup(
             GROUP, CONSUMER, streams, count=count, block=block_ms or None
         )
-        return self._sort(answer or [])
+        entries, events = self._sort(answer or [], count)
+        goes_on = len(entries) >= count or any(name in self._behind for name in wanted)
+        self.is_behind = everything and goes_on
+        return entries, events
 
-    def read_pending(self) -> list[Entry]:
-        """What an earlier leader, or this one before it lost its connection, had read."""
-        pending: list[Entry] = []
-        for stream in self._streams:
-            after = b"0"
-            while True:
-                answer: Any = self._connection.xreadgroup(
-                    GROUP, CONSUMER, {stream: after}, count=self._most_held
-                )
-                entries, _ = self._sort(answer or [])
-                if not entries:
-                    break
-                pending += entries
-                after = entries[-1].id.encode()
-        return pending
-
-    def has_strays(self) -> bool:
-        """Whether more has been read than is held here.
-
-        A leader that is deposed while it reads takes entries that it may not move any more.
-        They are pending like those held here, and nobody would be given them again.
-        """
-        pipeline = self._connection.pipeline(transaction=False)
-        for name in self.held:
-            pipeline.xpending(self._keys.intake(name), GROUP)
-        held = [len(held) for held in self.held.values()]
-        return [summary["pending"] for summary in pipeline.execute()] != held
+    def _wants(self, room: int, *, everything: bool) -> tuple[int, list[IntakeClass]]:
+        """How many entries to read, at most, and of which classes."""
+        if everything and len(self.held) < self._most_held:
+            return self._max_batch, list(INTAKE_CLASSES)
+        count = min(max(LOOK_AHEAD, room), self._max_batch)
+        return count, [name for name in INTAKE_CLASSES if self.held.count(name) < count]
 
     def _sort(
-        self, answer: Sequence[tuple[bytes, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]]
+        self, answer: Sequence[tuple[bytes, Sequence[tuple[bytes, _Fields]]]], count: int
     ) -> tuple[list[Entry], list[Event]]:
         entries: list[Entry] = []
         events: list[Event] = []
         for stream, items in answer:
-            name = self._streams.get(stream)
+            name = self._names.get(stream)
             if name is None:
                 self._connection.xack(self._keys.events, GROUP, *(item[0] for item in items))
                 events += [Event(item.decode(), fields or {}) for item, fields in items]
-            else:
-                entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
+                continue
+            entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
+            if len(items) < count:
+                self._behind.pop(name, None)
+            elif name in self._behind:
+                self._behind[name] = entries[-1].id
         return entries, events
 
+    def read_again(self) -> None:
+        """Drop what is held: it is pending, and read from there."""
+        self.held.clear()
+        self._audits.clear()
+        self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
+        self.is_behind = True
+
     @property
-    def holds_any(self) -> bool:
-        """Whether any request is held."""
-        return any(self.held.values())
+    def is_auditing(self) -> bool:
+        """Whether what is held is being compared with what is pending."""
+        return bool(self._audits)
 
-    def hold(self, waiting: Waiting) -> None:
-        """Keep a request until it is placed."""
-        self.held[waiting.intake].append(waiting)
+    def compare(self) -> None:
+        """Count what is pending, and set right what differs from what is held.
 
-    def forget(self) -> None:
-        """Drop all that is held; it stays in the intake."""
-        for held in self.held.values():
-            held.clear()
+        A leader that is deposed while it reads takes entries that it may not move any more.
+        They are pending like those held here, and nobody would be given them again. On the other
+        hand, what is cancelled is pending no more.
+        """
+        names = [name for name in INTAKE_CLASSES if name not in self._behind]
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in names:
+            pipeline.xpending(self._keys.intake(name), GROUP)
+        for name, summary in zip(names, pipeline.execute(), strict=True):
+            pending, held = summary["pending"], self.held.count(name)
+            if pending > held:
+                self.read_again()
+                return
+            if pending < held and name not in self._audits:
+                self._audits[name] = Audit(self.held.ids(name))
 
-    def in_order(self, turn: int) -> Iterator[Waiting]:
-        """What is held, in the order in which it should be placed at this turn."""
-        classes = list(self.held)
-        if turn % FAIR_TURN == FAIR_TURN - 1:
-            classes = [classes[0], *reversed(classes[1:])]
-        for name in classes:
-            yield from self.held[name]
+    def gone(self) -> list[Waiting]:
+        """Requests found to wait no more, though they are held: a page of each audit."""
+        found: list[Waiting | None] = []
+        for name, audit in list(self._audits.items()):
+            page: Any = self._connection.xpending_range(
+                self._keys.intake(name), GROUP, min=audit.after, max="+", count=PAGE
+            )
+            pending = [item["message_id"].decode() for item in page]
+            found += [self.held.get(name, entry) for entry in audit.compare(pending)]
+            if audit.is_over:
+                del self._audits[name]
+        return [waiting for waiting in found if waiting]

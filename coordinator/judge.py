@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 
 from coordinator.history import FRESH, History, Limits, read_history
+from coordinator.models import Models
 from coordinator.refusals import refuse
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
@@ -16,11 +16,9 @@ Verdict = Request | Refused | Unanswerable
 
 
 class Judge:
-    """Judges entries; pure but for the set of models, which the yard's workers determine."""
+    """Judges entries; pure but for the models, which the yard's workers and hosts determine."""
 
-    def __init__(
-        self, *, max_request_bytes: int, limits: Limits, models: Callable[[], AbstractSet[str]]
-    ) -> None:
+    def __init__(self, *, max_request_bytes: int, limits: Limits, models: Models) -> None:
         self._max_request_bytes = max_request_bytes
         self._limits = limits
         self._models = models
@@ -34,9 +32,9 @@ class Judge:
         if size > self._max_request_bytes:
             message = f"request: {size} bytes, more than {self._max_request_bytes}"
             return refuse(verdict, Code.INVALID_REQUEST, message)
-        models = self._models()
-        if models and not self._is_served(verdict, models):
-            message = f"model: {verdict.model or 'none given'}; served: {', '.join(sorted(models))}"
+        if not self.model_of(verdict) and self._models.names:
+            served = ", ".join(self._models.names)
+            message = f"model: {verdict.model or 'none given'}; served: {served}"
             return refuse(verdict, Code.MODEL_UNAVAILABLE, message)
         problem = self.history(intake, fields).verdict(self._limits, verdict.params.n)
         return verdict if problem is None else refuse(verdict, *problem, is_dead=True)
@@ -53,12 +51,8 @@ class Judge:
         return history.is_suspect(self._limits)
 
     def model_of(self, request: Request) -> str:
-        """The model that a request means: the one it names, else the yard's only one."""
-        models = self._models()
-        return request.model or (next(iter(models)) if len(models) == 1 else "")
-
-    def _is_served(self, request: Request, models: AbstractSet[str]) -> bool:
-        return self.model_of(request) in models
+        """The base model that serves a request; "" where the yard does not know it."""
+        return self._models.base_of(request.model)
 
 
 def _size(intake: IntakeClass, fields: Mapping[bytes, bytes]) -> int:

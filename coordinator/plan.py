@@ -1,16 +1,17 @@
-"""Who goes where in this turn: a pure decision over what waits and the lanes.
+"""Who goes where in this turn: a pure decision over what waits for a model and its lanes.
 
-Suspects (`coordinator.history`) run alone: for the first of each model the emptiest lanes are kept
-free until they have run dry, and nothing else may come onto them while the suspects are there.
+Models do not compete for lanes, so each has a plan of its own. Suspects (`coordinator.history`)
+run alone: for the first of each model the emptiest lanes are kept free until they have run dry,
+and nothing else may come onto them while the suspects are there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from coordinator.intake import Waiting
 from coordinator.policies import Lane
+from coordinator.waiting import Waiting
 
 #: Chooses among the lanes of a request's model; None: it has to wait.
 Choose = Callable[[Waiting, Sequence[Lane]], Lane | None]
@@ -25,94 +26,50 @@ class Placed:
     alone: bool = False
 
 
-@dataclass(slots=True)
-class Plan:
-    """What to do in this turn."""
+def make_plan(
+    suspects: Iterable[Waiting],
+    others: Iterable[Waiting],
+    lanes: Sequence[Lane],
+    *,
+    choose: Choose,
+    most: int,
+) -> list[Placed]:
+    """Choose lanes for requests, given in the order in which they should be served.
 
-    placed: list[Placed] = field(default_factory=list)
-    late: list[Waiting] = field(default_factory=list)  # past their deadlines
-    next_ms: float | None = None  # when a pause or a deadline is over next
+    ``lanes`` are those of their model. Of the requests no more are looked at than are placed,
+    and one: the first that has to wait holds back those behind it.
+    """
+    alone, left = _place_suspects(suspects, lanes)
+    return alone + _place_others(others, left, choose, most - len(alone))
 
 
-class Planner:
-    """Makes the plan of one turn."""
+def _place_suspects(
+    suspects: Iterable[Waiting], lanes: Sequence[Lane]
+) -> tuple[list[Placed], list[Lane]]:
+    """Keep lanes free for suspects, at most half of them; what is placed, and the lanes left."""
+    placed: list[Placed] = []
+    left = list(lanes)
+    kept = sum(lane.is_quarantined for lane in lanes)
+    for waiting in suspects:
+        free = [lane for lane in left if not lane.is_quarantined]
+        if not free or kept >= max(1, len(lanes) // 2):
+            break
+        lane = min(free, key=lambda one: one.load)
+        left.remove(lane)
+        kept += 1
+        if lane.load == 0:
+            placed.append(Placed(waiting, lane, alone=True))
+    return placed, left
 
-    def __init__(
-        self,
-        lanes: Iterable[Lane],
-        *,
-        model_of: Callable[[Waiting], str],
-        choose: Choose,
-        now_ms: float,
-        most: int,
-        strict_order: bool,
-    ) -> None:
-        self._lanes: dict[str, list[Lane]] = {}
-        for lane in lanes:
-            self._lanes.setdefault(lane.model, []).append(lane)
-        self._model_of = model_of
-        self._choose = choose
-        self._now_ms = now_ms
-        self._most = most
-        self._strict_order = strict_order
-        self._plan = Plan()
 
-    def make(self, held: Iterable[Waiting]) -> Plan:
-        """Choose lanes for requests, given in the order in which they should be served."""
-        ready = [waiting for waiting in held if self._is_ready(waiting)]
-        self._place_suspects(waiting for waiting in ready if waiting.is_suspect)
-        self._place_others(waiting for waiting in ready if not waiting.is_suspect)
-        return self._plan
-
-    def _is_ready(self, waiting: Waiting) -> bool:
-        """Whether it may be placed now; notes what is late and what pauses."""
-        deadline_ms, not_before_ms = waiting.request.deadline_ms, waiting.history.not_before_ms
-        if deadline_ms is not None and deadline_ms <= self._now_ms:
-            self._plan.late.append(waiting)
-            return False
-        if deadline_ms is not None:
-            self._wake_at(deadline_ms)
-        if not_before_ms > self._now_ms:
-            self._wake_at(not_before_ms)
-            return False
-        return True
-
-    def _wake_at(self, at_ms: float) -> None:
-        self._plan.next_ms = min(self._plan.next_ms or at_ms, at_ms)
-
-    def _place_suspects(self, suspects: Iterable[Waiting]) -> None:
-        """Keep lanes free for suspects, at most half of those of each model."""
-        totals = {model: len(lanes) for model, lanes in self._lanes.items()}
-        kept = {
-            model: sum(lane.is_quarantined for lane in lanes)
-            for model, lanes in self._lanes.items()
-        }
-        for waiting in suspects:
-            model = self._model_of(waiting)
-            lanes = self._lanes.get(model, [])
-            free = [lane for lane in lanes if not lane.is_quarantined]
-            if not free or kept[model] >= max(1, totals[model] // 2):
-                continue
-            lane = min(free, key=lambda one: one.load)
-            lanes.remove(lane)
-            kept[model] += 1
-            if lane.load == 0:
-                self._plan.placed.append(Placed(waiting, lane, alone=True))
-
-    def _place_others(self, others: Iterable[Waiting]) -> None:
-        shut: set[str] = set()  # models that have no room in this turn
-        for waiting in others:
-            if len(self._plan.placed) >= self._most:
-                return
-            model = self._model_of(waiting)
-            lanes = self._lanes.get(model)
-            if model in shut:
-                continue
-            lane = self._choose(waiting, lanes) if lanes else None
-            if lanes is None or lane is None:
-                shut.add(model)
-                if self._strict_order:
-                    return
-                continue
-            lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1)
-            self._plan.placed.append(Placed(waiting, lane))
+def _place_others(
+    others: Iterable[Waiting], lanes: list[Lane], choose: Choose, most: int
+) -> list[Placed]:
+    placed: list[Placed] = []
+    for waiting in others:
+        lane = choose(waiting, lanes) if lanes and len(placed) < most else None
+        if lane is None:
+            break
+        lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1)
+        placed.append(Placed(waiting, lane))
+    return placed

@@ -1,4 +1,4 @@
-"""The workers alive now and how full their lanes are.
+"""The workers alive now, how full their lanes are, and what their hosts may load.
 
 Nothing here is the truth: that is in Redis. The loads are a cache, kept by counting what was
 dispatched and freed and set right once a second; `dispatch` has the last word on a full lane.
@@ -7,17 +7,23 @@ dispatched and freed and set right once a second; `dispatch` has the last word o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import redis
 
 from coordinator.policies import Lane
+from coordinator.streams import position
 from tokenyard.keys import Keys
-from tokenyard.worker_info import WorkerInfo, decode_worker
+from tokenyard.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
+
+T = TypeVar("T")
 
 REFRESH_S = 1.0
+#: The entry of a host is deleted when no worker has named it for so long.
+HOST_GONE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -30,17 +36,25 @@ class Member:
     is_quarantined: bool = False
 
     @property
+    def has_lease(self) -> bool:
+        """Whether it is alive, as far as is known."""
+        return self.lease_ms > 0
+
+    @property
     def may_serve(self) -> bool:
         """Whether requests may be given to it."""
-        return self.lease_ms > 0 and self.info.state == "ready"
+        return self.has_lease and self.info.state == "ready" and bool(self.info.model)
 
 
 class Roster:
-    """Reads the roster and the lanes' lengths."""
+    """Reads the roster, the hosts, and the lanes' lengths."""
 
     def __init__(self, connection: redis.Redis, keys: Keys) -> None:
         self.members: dict[str, Member] = {}
+        self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
+        self.servable: set[str] = set()  # base models that living workers hold or may load
+        self._unnamed: dict[bytes, float] = {}  # hosts that no worker names, monotonic since when
         self._connection = connection
         self._keys = keys
         self._due = 0.0
@@ -68,20 +82,40 @@ class Roster:
         pipeline.hgetall(self._keys.workers)
         pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
         pipeline.hkeys(self._keys.quarantine)
+        pipeline.hgetall(self._keys.hosts)
         pipeline.time()
-        entries, leases, alone, (seconds, micros) = pipeline.execute()
+        entries, leases, alone, hosts, (seconds, micros) = pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
         self._clock = now_ms - time.monotonic() * 1000
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]
         self.members = {
             worker: Member(info, ends[worker], is_quarantined=worker.encode() in alone)
-            for worker, info in _decode(entries).items()
+            for worker, info in _decode(entries, decode_worker)
             if worker in ends
         }
+        self._take_hosts(hosts)
         self._read_loads()
         self._due = time.monotonic() + REFRESH_S
         return True
+
+    def _take_hosts(self, entries: Mapping[bytes, bytes]) -> None:
+        """Keep the hosts that a living worker names, and note since when others are not named."""
+        named = {m.info.controller for m in self.members.values() if m.has_lease}
+        self.hosts = {name: host for name, host in _decode(entries, decode_host) if name in named}
+        held = {m.info.model for m in self.members.values() if m.has_lease and m.info.model}
+        self.servable = held | {one.name for host in self.hosts.values() for one in host.models}
+        now, known = time.monotonic(), {name.encode() for name in named}
+        self._unnamed = {
+            name: self._unnamed.get(name, now) for name in entries if name not in known
+        }
+
+    def forget_hosts(self) -> None:
+        """Delete the entries of hosts that are gone; only the leader should."""
+        until = time.monotonic() - HOST_GONE_S
+        gone = [name for name, since in self._unnamed.items() if since <= until]
+        if gone:
+            self._connection.hdel(self._keys.hosts, *gone)
 
     def _read_loads(self) -> None:
         # No transaction: a server without memory refuses them. So the last event comes first: what
@@ -93,7 +127,7 @@ class Roster:
         last, *loads = pipeline.execute()
         for member, load in zip(self.members.values(), loads, strict=True):
             member.load = load
-        self._counted = _position(last[0][0].decode()) if last else (0, 0)
+        self._counted = position(last[0][0].decode()) if last else (0, 0)
 
     def add_load(self, worker: str, *, alone: bool = False) -> None:
         """Count an entry that came onto a lane; with ``alone`` no other may follow it."""
@@ -105,7 +139,7 @@ class Roster:
     def free(self, worker: str, count: int, event: str) -> None:
         """Count entries that left a lane, unless they had left it when the loads were read."""
         member = self.members.get(worker)
-        if member and _position(event) > self._counted:
+        if member and position(event) > self._counted:
             member.load = max(0, member.load - count)
         if member and member.is_quarantined:
             self.mark_stale()
@@ -119,23 +153,37 @@ class Roster:
         ]
         return sorted(lanes, key=lambda lane: (lane.name, lane.worker))
 
-    def models(self) -> set[str]:
-        """Names of the models that workers hold."""
-        return {member.info.model for member in self.members.values()}
+    def joined(self) -> set[str]:
+        """Names of the workers that are as far as they come without a request.
+
+        Where hosts may load several models, that is without any.
+        """
+        idle = ("warm", "asleep", "attached") if len(self.servable) > 1 else ("attached",)
+        return {
+            m.info.name
+            for m in self.members.values()
+            if m.may_serve or (m.has_lease and m.info.state in idle)
+        }
+
+    def bases(self) -> dict[str, str]:
+        """The base model of each name, a model's or an adapter's, that workers and hosts give.
+
+        The name of a model is never that of an adapter, whatever anybody says.
+        """
+        held = [m.info for m in self.members.values() if m.info.model]
+        offered = [model for host in self.hosts.values() for model in host.models]
+        adapters = [(name, info.model) for info in held for name in info.adapters]
+        adapters += [(name, model.name) for model in offered for name in model.adapters]
+        models = {info.model for info in held} | {model.name for model in offered}
+        return dict(sorted(adapters)) | {model: model for model in models}
 
 
-def _decode(entries: dict[bytes, bytes]) -> dict[str, WorkerInfo]:
-    """Roster entries by worker; one that cannot be read belongs to nobody we can use."""
-    decoded = {}
-    for worker, packed in entries.items():
+def _decode(
+    entries: Mapping[bytes, bytes], decode: Callable[[bytes], T]
+) -> Iterator[tuple[str, T]]:
+    """Entries of a hash by name; one that cannot be read belongs to nobody we can use."""
+    for name, packed in entries.items():
         try:
-            decoded[worker.decode()] = decode_worker(packed)
+            yield name.decode(), decode(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-    return decoded
-
-
-def _position(entry: str) -> tuple[int, int]:
-    """A stream entry's place in its stream."""
-    milliseconds, _, sequence = entry.partition("-")
-    return int(milliseconds), int(sequence)

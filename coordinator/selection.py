@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from coordinator.intake import Waiting
 from coordinator.policies import Lane, named, round_robin
 from coordinator.schedule import Replay, ScheduleWriter, read_schedule
+from coordinator.waiting import Waiting
 from tokenyard.keys import IntakeClass
 from tokenyard.settings import CoordinatorSettings
 
@@ -25,11 +25,6 @@ class Selection:
         self._crews: dict[str, list[str]] = {}
         self._turns: Counter[tuple[IntakeClass, str]] = Counter()
         self._due: dict[tuple[IntakeClass, str], str] = {}
-
-    @property
-    def strict_order(self) -> bool:
-        """Whether a request that has to wait holds back those behind it."""
-        return self._settings.deterministic or self._settings.replay is not None
 
     def start(self) -> None:
         """Read the schedule to follow, if there is one."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.intake import FAIR_TURN
+from coordinator.held import FAIR_TURN
 from coordinator.schedule import first_difference, read_schedule
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests

@@ -124,10 +124,10 @@ def turns(leading: Coordinator, seconds: float) -> int:
     count = 0
     inner: Any = leading._intake.read
 
-    def read(*args: Any) -> Any:
+    def read(*args: Any, **more: Any) -> Any:
         nonlocal count
         count += 1
-        return inner(*args)
+        return inner(*args, **more)
 
     until = time.monotonic() + seconds
     leading._intake.read = read  # type: ignore[method-assign]  # counts
@@ -162,7 +162,7 @@ class TestPatience:
         lanes.push(requests(1))
         lanes.wait_for_load(worker, 1)
         _push_retry(lanes, "suspect", suspected=1)
-        eventually(lambda: leading._intake.held["retry"])
+        eventually(lambda: leading._intake.held.count("retry"))
         lanes.push(requests(1, "other"))
 
         assert turns(leading, 1.0) < 20

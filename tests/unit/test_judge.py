@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.history import FRESH, Limits
 from coordinator.judge import Judge, Verdict
+from coordinator.models import Models
 from tests.support.builders import make_request
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.wire import Refused, Request, SamplingParams, Unanswerable, request_fields
@@ -17,13 +18,19 @@ from tokenyard.wire import Refused, Request, SamplingParams, Unanswerable, reque
 LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 
 
+def judge_of(*models: str, **adapters: str) -> Judge:
+    """One of a yard with these models, and adapters by name with their base models."""
+    known = Models()
+    known.learn({name: name for name in models} | adapters)
+    return Judge(max_request_bytes=1000, limits=LIMITS, models=known)
+
+
 def judge(
     fields: Mapping[bytes, bytes],
     intake: IntakeClass = "normal",
     models: tuple[str, ...] = ("adder",),
 ) -> Verdict:
-    judging = Judge(max_request_bytes=1000, limits=LIMITS, models=lambda: set(models))
-    return judging.judge(intake, fields)
+    return judge_of(*models).judge(intake, fields)
 
 
 def entry(request: Request | None = None, **more: bytes) -> dict[bytes, bytes]:
@@ -125,7 +132,7 @@ def test_forged_history_counts_nothing(forged: bytes) -> None:
 
 def test_only_retries_have_a_history() -> None:
     fields = entry(crashes=b"99", crashed_alone=b"1", not_before=b"9" * 13)
-    judging = Judge(max_request_bytes=1000, limits=LIMITS, models=set)
+    judging = judge_of()
 
     assert isinstance(judge(fields), Request)
     assert judging.history("normal", fields) == FRESH
@@ -155,11 +162,27 @@ def test_it_never_raises(fields: dict[bytes, bytes], intake: IntakeClass) -> Non
     assert isinstance(judge(fields, intake), Request | Refused | Unanswerable)
 
 
-def test_the_only_model_is_meant_where_none_is_named() -> None:
-    def one(*models: str) -> str:
-        judging = Judge(max_request_bytes=1, limits=LIMITS, models=lambda: set(models))
-        return judging.model_of(make_request())
+def test_adapters_are_served_by_their_base_model() -> None:
+    judging = judge_of("adder", "subtractor", roman="adder")
 
-    assert one("adder") == "adder"
-    assert one("adder", "subtractor") == ""
-    assert one() == ""
+    def model_of(name: str) -> str:
+        request = make_request(model=name)
+        verdict = judging.judge("normal", entry(request))
+        return judging.model_of(request) if isinstance(verdict, Request) else verdict.code
+
+    assert (model_of("roman"), model_of("adder")) == ("adder", "adder")
+    assert (model_of("subtractor"), model_of("greek")) == ("subtractor", "MODEL_UNAVAILABLE")
+
+
+def test_a_refusal_names_models_and_adapters() -> None:
+    verdict = judge_of("adder", roman="adder").judge("normal", entry(make_request(model="x")))
+
+    assert isinstance(verdict, Refused)
+    assert verdict.message == "model: x; served: adder, roman"
+
+
+def test_the_only_model_is_meant_where_none_is_named() -> None:
+    assert judge_of("adder").model_of(make_request()) == "adder"
+    assert judge_of("adder", roman="adder").model_of(make_request()) == "adder"
+    assert judge_of("adder", "subtractor").model_of(make_request()) == ""
+    assert judge_of().model_of(make_request()) == ""

@@ -1,59 +1,47 @@
-"""The plan of one turn: suspects alone, pauses, deadlines, order."""
+"""The plan of one turn for one model: suspects alone, the others in order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from coordinator.history import FRESH, History
-from coordinator.intake import Waiting
-from coordinator.plan import Plan, Planner
+from coordinator.plan import Placed, make_plan
 from coordinator.policies import Lane, round_robin
+from coordinator.waiting import Waiting
 from tests.support.builders import make_request
 
-NOW_MS = 1_000_000
+
+def lane(name: str, load: int = 0, *, limit: int = 4, alone: bool = False) -> Lane:
+    return Lane(f"{name}.1", name, "m", load, limit, is_quarantined=alone)
 
 
-def lane(
-    name: str, load: int = 0, *, model: str = "m", limit: int = 4, alone: bool = False
-) -> Lane:
-    return Lane(f"{name}.1", name, model, load, limit, is_quarantined=alone)
-
-
-def waiting(
-    name: str,
-    *,
-    suspect: bool = False,
-    model: str = "m",
-    deadline_ms: int | None = None,
-    not_before_ms: int = 0,
-) -> Waiting:
-    history = History(not_before_ms=not_before_ms) if not_before_ms else FRESH
-    request = make_request(name, model=model, deadline_ms=deadline_ms)
-    return Waiting("normal", name, request, history, suspect)
+def waiting(name: str) -> Waiting:
+    return Waiting("normal", name, make_request(name), "m")
 
 
 def plan(
-    held: Sequence[Waiting], lanes: Sequence[Lane], *, most: int = 100, strict_order: bool = False
-) -> Plan:
-    planner = Planner(
+    lanes: Sequence[Lane],
+    *,
+    suspects: Sequence[Waiting] = (),
+    others: Sequence[Waiting] | Iterator[Waiting] = (),
+    most: int = 100,
+) -> list[Placed]:
+    return make_plan(
+        suspects,
+        others,
         lanes,
-        model_of=lambda one: one.request.model,
         choose=lambda _, candidates: round_robin(candidates, ""),
-        now_ms=NOW_MS,
         most=most,
-        strict_order=strict_order,
     )
-    return planner.make(held)
 
 
-def placed(made: Plan) -> list[tuple[str, str, bool]]:
-    return [(item.waiting.request.id, item.lane.name, item.alone) for item in made.placed]
+def placed(made: list[Placed]) -> list[tuple[str, str, bool]]:
+    return [(item.waiting.request.id, item.lane.name, item.alone) for item in made]
 
 
 def suspects(count: int) -> list[Waiting]:
-    return [waiting(f"s{n}", suspect=True) for n in range(count)]
+    return [waiting(f"s{n}") for n in range(count)]
 
 
 def others(count: int) -> list[Waiting]:
@@ -62,19 +50,21 @@ def others(count: int) -> list[Waiting]:
 
 class TestSuspects:
     def test_alone_on_an_empty_lane(self) -> None:
-        made = plan([*others(1), *suspects(1)], [lane("a"), lane("b")])
+        made = plan([lane("a"), lane("b")], suspects=suspects(1), others=others(1))
 
         assert placed(made) == [("s0", "a", True), ("r0", "b", False)]
 
     def test_the_emptiest_lane_is_kept_free_until_it_has_run_dry(self) -> None:
-        made = plan([*suspects(1), *others(9)], [lane("a", 2), lane("b", 1), lane("c", 3)])
+        lanes = [lane("a", 2), lane("b", 1), lane("c", 3)]
+
+        made = plan(lanes, suspects=suspects(1), others=others(9))
 
         assert {name for _, name, _ in placed(made)} == {"a", "c"}
-        assert len(made.placed) == 3
+        assert len(made) == 3
 
     @pytest.mark.parametrize(("lanes", "kept"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)])
     def test_at_most_half_of_the_lanes(self, lanes: int, kept: int) -> None:
-        made = plan([*suspects(9), *others(99)], [lane(f"w{n}") for n in range(lanes)])
+        made = plan([lane(f"w{n}") for n in range(lanes)], suspects=suspects(9), others=others(99))
 
         assert sum(alone for _, _, alone in placed(made)) == kept
         assert sum(not alone for _, _, alone in placed(made)) == (lanes - kept) * 4
@@ -82,74 +72,50 @@ class TestSuspects:
     def test_those_that_run_already_are_part_of_that_half(self) -> None:
         lanes = [lane("a", 1, alone=True), lane("b", 1, alone=True), lane("c"), lane("d")]
 
-        made = plan([*suspects(2), *others(99)], lanes)
+        made = plan(lanes, suspects=suspects(2), others=others(99))
 
         assert {name for _, name, _ in placed(made)} == {"c", "d"}
         assert not any(alone for _, _, alone in placed(made))
 
     def test_nothing_comes_onto_a_quarantined_lane(self) -> None:
-        made = plan([*suspects(1), *others(3)], [lane("a", 1, alone=True)])
+        assert plan([lane("a", 1, alone=True)], suspects=suspects(1), others=others(3)) == []
 
-        assert made == Plan()
-
-    def test_each_model_has_its_own(self) -> None:
-        held = [waiting("x", suspect=True), waiting("y", suspect=True, model="n"), waiting("z")]
-
-        made = plan(held, [lane("a"), lane("b"), lane("c", model="n")])
-
-        assert placed(made) == [("x", "a", True), ("y", "c", True), ("z", "b", False)]
-
-    def test_without_a_lane_of_its_model_it_waits(self) -> None:
-        assert plan([waiting("x", suspect=True, model="n")], [lane("a")]).placed == []
-
-
-class TestTime:
-    def test_late_ones_are_not_placed(self) -> None:
-        late = waiting("late", deadline_ms=NOW_MS)
-        suspect = waiting("s", suspect=True, deadline_ms=NOW_MS - 1)
-
-        made = plan([late, suspect, waiting("r")], [lane("a")])
-
-        assert made.late == [late, suspect]
-        assert placed(made) == [("r", "a", False)]
-
-    def test_pauses_are_kept_and_the_first_end_is_known(self) -> None:
-        held = [waiting(f"r{n}", not_before_ms=NOW_MS + n) for n in (300, 1, 0, 20)]
-
-        made = plan(held, [lane("a")])
-
-        assert placed(made) == [("r0", "a", False)]
-        assert made.next_ms == NOW_MS + 1
-
-    def test_a_deadline_is_a_time_to_look_again(self) -> None:
-        held = [waiting("r", deadline_ms=NOW_MS + 50), waiting("s", not_before_ms=NOW_MS + 90)]
-
-        assert plan(held, []).next_ms == NOW_MS + 50
-
-    def test_a_deadline_ends_a_pause(self) -> None:
-        held = [waiting("r", deadline_ms=NOW_MS, not_before_ms=NOW_MS + 90)]
-
-        assert plan(held, [lane("a")]).late == held
-
-    def test_otherwise_there_is_no_such_time(self) -> None:
-        assert plan(others(3), []).next_ms is None
+    def test_without_a_lane_it_waits(self) -> None:
+        assert plan([], suspects=suspects(1), others=others(1)) == []
 
 
 class TestOthers:
     def test_no_more_than_the_lanes_hold(self) -> None:
-        made = plan(others(9), [lane("a", 3), lane("b", 2)])
+        made = plan([lane("a", 3), lane("b", 2)], others=others(9))
 
         assert placed(made) == [("r0", "a", False), ("r1", "b", False), ("r2", "b", False)]
 
     def test_no_more_than_a_batch(self) -> None:
-        assert len(plan(others(9), [lane("a", limit=99)], most=5).placed) == 5
+        assert len(plan([lane("a", limit=99)], others=others(9), most=5)) == 5
+        assert (
+            len(plan([lane(n) for n in "abc"], suspects=suspects(1), others=others(9), most=5)) == 5
+        )
 
-    def test_a_full_model_does_not_hold_back_another(self) -> None:
-        held = [waiting("x"), waiting("y", model="n")]
-        lanes = [lane("a", 4), lane("b", model="n")]
+    def test_no_more_is_looked_at_than_has_room(self) -> None:
+        # Given room for three and far more that waits
+        queue = iter(others(1000))
 
-        assert placed(plan(held, lanes)) == [("y", "b", False)]
-        assert plan(held, lanes, strict_order=True).placed == []
+        assert len(plan([lane("a", 1)], others=queue)) == 3
+        assert next(queue).request.id == "r4"
 
     def test_lanes_are_seen_as_they_fill(self) -> None:
-        assert [item.lane.load for item in plan(others(3), [lane("a")]).placed] == [0, 1, 2]
+        assert [item.lane.load for item in plan([lane("a")], others=others(3))] == [0, 1, 2]
+
+    def test_one_that_has_to_wait_holds_back_those_behind_it(self) -> None:
+        # Given a policy under which the second request belongs to a full lane
+        lanes = [lane("a"), lane("b", 4)]
+
+        made = make_plan(
+            [],
+            others(3),
+            lanes,
+            choose=lambda one, _: None if one.request.id == "r1" else lanes[0],
+            most=9,
+        )
+
+        assert placed(made) == [("r0", "a", False)]

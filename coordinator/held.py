@@ -1,0 +1,181 @@
+"""What was read from the intake and waits for a lane, by the model that serves it.
+
+However much is held, a turn costs what it places: nothing here walks over all of it but what
+compares it with Redis (`coordinator.audit`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, KeysView
+from itertools import islice
+
+from coordinator.demand import Demand
+from coordinator.timetable import Timetable
+from coordinator.waiting import Waiting
+from tokenyard.keys import INTAKE_CLASSES, IntakeClass
+
+#: Every so many placements the classes are served from the lowest up, so that a steady stream
+#: of high priority cannot starve the rest.
+FAIR_TURN = 16
+
+_Key = tuple[IntakeClass, str]
+
+
+class Queue:
+    """The requests for one model that could run now, each class in the order of arrival."""
+
+    def __init__(self) -> None:
+        # Ordered ones find their first as fast when thousands before it have left.
+        self._suspects: OrderedDict[str, Waiting] = OrderedDict()
+        self._others: dict[IntakeClass, OrderedDict[str, Waiting]] = {
+            name: OrderedDict() for name in INTAKE_CLASSES
+        }
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._suspects) + sum(len(others) for others in self._others.values())
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """All of it, suspects first."""
+        yield from self._suspects.values()
+        yield from self.others(0)
+
+    def add(self, waiting: Waiting) -> None:
+        """Put a request behind those of its class."""
+        self._of(waiting)[waiting.entry] = waiting
+        self.tokens += waiting.tokens
+
+    def discard(self, waiting: Waiting) -> None:
+        """Take a request out, if it is here."""
+        if self._of(waiting).pop(waiting.entry, None) is not None:
+            self.tokens -= waiting.tokens
+
+    def _of(self, waiting: Waiting) -> OrderedDict[str, Waiting]:
+        return self._suspects if waiting.is_suspect else self._others[waiting.intake]
+
+    @property
+    def suspects(self) -> Iterator[Waiting]:
+        """Those that must run alone, in order."""
+        yield from self._suspects.values()
+
+    def others(self, turn: int) -> Iterator[Waiting]:
+        """The rest, in the order in which it should be placed at this turn."""
+        classes = list(self._others)
+        if turn % FAIR_TURN == FAIR_TURN - 1:
+            classes = [classes[0], *reversed(classes[1:])]
+        for name in classes:
+            yield from self._others[name].values()
+
+    @property
+    def since_ms(self) -> float:
+        """When the oldest came in, about: the first of each class counts."""
+        boxes = (self._suspects, *self._others.values())
+        return min(next(iter(box.values())).since_ms for box in boxes if box)
+
+
+class Held:
+    """All requests that are held: in a queue, pausing, or late."""
+
+    def __init__(self) -> None:
+        self._entries: dict[IntakeClass, dict[str, Waiting]] = {n: {} for n in INTAKE_CLASSES}
+        self._queues: dict[str, Queue] = {}  # none is empty
+        self._pauses: Timetable[_Key] = Timetable()
+        self._deadlines: Timetable[_Key] = Timetable()
+        self._late: dict[_Key, Waiting] = {}
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._entries.values())
+
+    def count(self, name: IntakeClass) -> int:
+        """How many requests of a class are held."""
+        return len(self._entries[name])
+
+    def ids(self, name: IntakeClass) -> list[str]:
+        """The entries of a class that are held, in their order in the intake."""
+        return list(self._entries[name])
+
+    def get(self, name: IntakeClass, entry: str) -> Waiting | None:
+        """The request of that entry, if it is held."""
+        return self._entries[name].get(entry)
+
+    @property
+    def models(self) -> KeysView[str]:
+        """Models that requests wait for which could run now."""
+        return self._queues.keys()
+
+    def queue(self, model: str) -> Queue | None:
+        """What waits for that model and could run now."""
+        return self._queues.get(model)
+
+    def add(self, waiting: Waiting) -> None:
+        """Hold a request until it is placed or answered."""
+        self._entries[waiting.intake][waiting.entry] = waiting
+        key = (waiting.intake, waiting.entry)
+        if waiting.request.deadline_ms is not None:
+            self._deadlines.set(key, waiting.request.deadline_ms)
+        if waiting.history.not_before_ms:
+            self._pauses.set(key, waiting.history.not_before_ms)
+        else:
+            self._enqueue(waiting)
+
+    def remove(self, waiting: Waiting) -> None:
+        """Hold a request no more; nothing happens if it is not held."""
+        self._entries[waiting.intake].pop(waiting.entry, None)
+        key = (waiting.intake, waiting.entry)
+        self._deadlines.discard(key)
+        self._pauses.discard(key)
+        self._late.pop(key, None)
+        self._dequeue(waiting)
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        for entries in self._entries.values():
+            entries.clear()
+        self._queues.clear()
+        self._late.clear()
+        self._pauses, self._deadlines = Timetable(), Timetable()
+
+    def _enqueue(self, waiting: Waiting) -> None:
+        self._queues.setdefault(waiting.model, Queue()).add(waiting)
+
+    def _dequeue(self, waiting: Waiting) -> None:
+        queue = self._queues.get(waiting.model)
+        if queue is not None:
+            queue.discard(waiting)
+            if not queue:
+                del self._queues[waiting.model]
+
+    def advance(self, now_ms: float) -> None:
+        """Move what has become late out of the queues, and into them what has paused enough."""
+        for key in self._deadlines.take_due(now_ms):
+            waiting = self._entries[key[0]][key[1]]
+            self._pauses.discard(key)
+            self._dequeue(waiting)
+            self._late[key] = waiting
+        for key in self._pauses.take_due(now_ms):
+            self._enqueue(self._entries[key[0]][key[1]])
+
+    def late(self, most: int) -> list[Waiting]:
+        """Requests whose deadlines have passed, the earliest first."""
+        return list(islice(self._late.values(), most))
+
+    @property
+    def next_ms(self) -> float | None:
+        """When a pause or a deadline ends next; None where there is none."""
+        times = [at for at in (self._pauses.next_ms, self._deadlines.next_ms) if at is not None]
+        return min(times, default=None)
+
+    def demands(self, now_ms: float) -> list[Demand]:
+        """What could run now if it had a lane, by model; of models that the yard knows."""
+        self.advance(now_ms)
+        return [
+            Demand(
+                model,
+                requests=len(queue),
+                tokens=queue.tokens,
+                oldest_wait_s=max(0.0, now_ms - queue.since_ms) / 1000,
+            )
+            for model, queue in self._queues.items()
+            if model
+        ]

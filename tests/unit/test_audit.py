@@ -1,0 +1,40 @@
+"""What is held is compared with what is pending, page by page."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coordinator.audit
+from coordinator.audit import Audit
+
+PAGE = 3
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator.audit, "PAGE", PAGE)
+
+
+def entry(at: int) -> str:
+    return f"{at // 3 + 8}-{at % 3}"  # orders otherwise as text than as a place
+
+
+def audit(held: set[int], pending: set[int]) -> list[str]:
+    """What is found gone, asking as the intake does."""
+    auditing = Audit([entry(at) for at in sorted(held)])
+    gone: list[str] = []
+    ids = [entry(at) for at in sorted(pending)]
+    for _ in range(len(held) + len(pending) + 1):
+        if auditing.is_over:
+            return gone
+        after = auditing.after
+        first = 0 if after == "-" else ids.index(after.removeprefix("(")) + 1
+        gone += auditing.compare(ids[first : first + PAGE])
+    pytest.fail("it does not end")
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
+def test_what_is_held_and_not_pending(held: set[int], pending: set[int]) -> None:
+    assert audit(held, pending) == [entry(at) for at in sorted(held - pending)]

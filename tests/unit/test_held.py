@@ -1,0 +1,260 @@
+"""What is held: queues by model, pauses, deadlines, demand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.demand import Demand
+from coordinator.held import FAIR_TURN, Held
+from coordinator.history import FRESH, History
+from coordinator.waiting import Waiting, prompt_tokens, without_payload
+from tests.support.builders import make_request
+from tokenyard.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.wire import Request
+
+NOW_MS = 1_000_000.0
+
+
+def waiting(
+    name: str,
+    intake: IntakeClass = "normal",
+    *,
+    model: str = "m",
+    tokens: int = 3,
+    since_ms: float = NOW_MS,
+    suspect: bool = False,
+    deadline_ms: int | None = None,
+    not_before_ms: int = 0,
+) -> Waiting:
+    history = History(not_before_ms=not_before_ms) if not_before_ms else FRESH
+    request = without_payload(make_request(name, deadline_ms=deadline_ms))
+    return Waiting(intake, name, request, model, tokens, since_ms, history, suspect)
+
+
+def holding(*all_of: Waiting) -> Held:
+    held = Held()
+    for one in all_of:
+        held.add(one)
+    return held
+
+
+def names(held: Held, model: str = "m", turn: int = 0) -> list[str]:
+    queue = held.queue(model)
+    return [] if queue is None else [one.entry for one in queue.others(turn)]
+
+
+def late(held: Held) -> list[str]:
+    return [one.entry for one in held.late(99)]
+
+
+class TestOrder:
+    def test_classes_in_order_and_first_come_first_served(self) -> None:
+        held = holding(*(waiting(f"{c}{n}", c) for n in (1, 2) for c in reversed(INTAKE_CLASSES)))
+
+        assert names(held) == [f"{name}{number}" for name in INTAKE_CLASSES for number in (1, 2)]
+
+    def test_now_and_then_from_the_lowest_up(self) -> None:
+        held = holding(*(waiting(name, name) for name in INTAKE_CLASSES))
+
+        usual = list(INTAKE_CLASSES)
+        assert [names(held, turn=turn) for turn in range(FAIR_TURN - 1)] == [usual] * (
+            FAIR_TURN - 1
+        )
+        assert names(held, turn=FAIR_TURN - 1) == ["retry", "low", "normal", "high"]
+        assert names(held, turn=FAIR_TURN) == usual
+
+    def test_suspects_stand_by_themselves(self) -> None:
+        held = holding(waiting("r", "retry"), waiting("s", "retry", suspect=True))
+
+        queue = held.queue("m")
+        assert queue is not None
+        assert [one.entry for one in queue.suspects] == ["s"]
+        assert names(held) == ["r"]
+        assert [one.entry for one in queue] == ["s", "r"]
+
+    def test_each_model_has_a_queue(self) -> None:
+        one, two = waiting("a1", model="a"), waiting("b1", model="b")
+        held = holding(one, two, waiting("a2", model="a"))
+
+        assert (names(held, "a"), names(held, "b"), names(held, "c")) == (["a1", "a2"], ["b1"], [])
+        assert set(held.models) == {"a", "b"}
+        held.remove(two)
+        assert set(held.models) == {"a"}
+        assert held.queue("b") is None
+
+
+class TestTime:
+    def test_late_ones_leave_their_queue(self) -> None:
+        held = holding(
+            waiting("late", deadline_ms=int(NOW_MS)),
+            waiting("earlier", "low", deadline_ms=int(NOW_MS) - 1),
+            waiting("suspect", "retry", suspect=True, deadline_ms=int(NOW_MS) - 2),
+            waiting("soon", deadline_ms=int(NOW_MS) + 1),
+        )
+
+        held.advance(NOW_MS)
+
+        assert late(held) == ["suspect", "earlier", "late"]
+        assert names(held) == ["soon"]
+        assert len(held) == 4, "they are held until they are answered"
+        assert held.next_ms == NOW_MS + 1
+        assert [one.entry for one in held.late(2)] == ["suspect", "earlier"]
+
+    def test_pauses_are_kept(self) -> None:
+        pauses = (300, 1, 0, 20)
+        held = holding(*(waiting(f"r{n}", "retry", not_before_ms=int(NOW_MS) + n) for n in pauses))
+
+        held.advance(NOW_MS)
+        assert names(held) == ["r0"]
+        assert held.next_ms == NOW_MS + 1
+        held.advance(NOW_MS + 20)
+        assert names(held) == ["r0", "r1", "r20"]
+
+    def test_a_deadline_ends_a_pause(self) -> None:
+        now = int(NOW_MS)
+        held = holding(waiting("r", "retry", deadline_ms=now, not_before_ms=now + 90))
+
+        held.advance(NOW_MS)
+        held.advance(NOW_MS + 90)
+
+        assert (late(held), names(held), held.next_ms) == (["r"], [], None)
+
+    def test_otherwise_there_is_no_such_time(self) -> None:
+        assert holding(waiting("r")).next_ms is None
+
+    def test_what_is_removed_is_never_due(self) -> None:
+        now = int(NOW_MS)
+        gone = [waiting("a", deadline_ms=now), waiting("b", "retry", not_before_ms=now)]
+        overdue = waiting("c", deadline_ms=now - 1)
+        held = holding(*gone, overdue)
+        held.advance(NOW_MS - 1)
+
+        for one in [*gone, overdue, *gone]:
+            held.remove(one)
+        held.advance(NOW_MS)
+
+        assert (len(held), late(held), names(held), held.next_ms) == (0, [], [], None)
+
+
+class TestDemand:
+    def test_requests_tokens_and_the_oldest_of_each_model(self) -> None:
+        held = holding(
+            waiting("a1", model="a", tokens=10, since_ms=NOW_MS - 500),
+            waiting("a2", "high", model="a", tokens=5, since_ms=NOW_MS - 3000),
+            waiting("a3", "retry", model="a", tokens=1, since_ms=NOW_MS - 1000, suspect=True),
+            waiting("b1", model="b", tokens=7, since_ms=NOW_MS + 10),
+        )
+
+        assert held.demands(NOW_MS) == [Demand("a", 3, 16, 3.0), Demand("b", 1, 7, 0.0)]
+
+    def test_neither_what_pauses_nor_what_is_late_nor_what_has_left_counts(self) -> None:
+        now = int(NOW_MS)
+        left = waiting("left", tokens=100)
+        held = holding(
+            left,
+            waiting("stays", tokens=2),
+            waiting("pauses", "retry", tokens=4, not_before_ms=now + 1000),
+            waiting("late", tokens=8, deadline_ms=now),
+        )
+        held.remove(left)
+
+        assert held.demands(NOW_MS) == [Demand("m", 1, 2, 0.0)]
+        assert held.demands(NOW_MS + 1000) == [Demand("m", 2, 6, 1.0)]
+
+    def test_a_model_that_nobody_knows_yet_is_none(self) -> None:
+        assert holding(waiting("r", model="")).demands(NOW_MS) == []
+
+    def test_nothing_waits(self) -> None:
+        held = holding(waiting("r"))
+        held.clear()
+
+        assert (held.demands(NOW_MS), len(held), held.count("normal")) == ([], 0, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(INTAKE_CLASSES),
+            st.sampled_from("ab"),
+            st.integers(0, 30),
+            st.integers(0, 30) | st.none(),
+            st.booleans(),
+        )
+    ),
+    st.data(),
+)
+def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
+    # Given requests of all kinds, of which some leave at some time
+    everything = [
+        waiting(
+            f"{at}",
+            intake,
+            model=model,
+            not_before_ms=pause if intake == "retry" else 0,
+            deadline_ms=deadline,
+            suspect=suspect and intake == "retry",
+        )
+        for at, (intake, model, pause, deadline, suspect) in enumerate(items)
+    ]
+    held = holding(*everything)
+    stay = {one.entry: one for one in everything}
+    for now in range(0, 31, 5):
+        if stay:
+            held.remove(stay.pop(data.draw(st.sampled_from(list(stay)))))
+        held.advance(now)
+
+        # I expect each of the others to be where its time puts it, once.
+        deadlines = {name: one.request.deadline_ms for name, one in stay.items()}
+        overdue = {name for name, at in deadlines.items() if at is not None and at <= now}
+        pausing = {name for name, one in stay.items() if one.history.not_before_ms > now}
+        queued = [one.entry for model in held.models for one in held.queue(model) or ()]
+        assert set(late(held)) == overdue
+        assert sorted(queued) == sorted(stay.keys() - overdue - pausing)
+        assert len(held) == len(stay)
+        assert sum(one.requests for one in held.demands(now)) == len(queued)
+
+
+class TestLight:
+    def test_the_payload_is_left_behind(self) -> None:
+        request = make_request(
+            "r",
+            client="c",
+            reply_to="replies:c",
+            model="m",
+            deadline_ms=7,
+            result_ttl_s=9,
+            stream=True,
+            metadata={"a": 1},
+        )
+
+        light = without_payload(request)
+
+        assert light == Request(
+            id="r",
+            client="c",
+            reply_to="replies:c",
+            model="m",
+            deadline_ms=7,
+            result_ttl_s=9,
+            stream=True,
+        )
+        assert light.kind == request.kind
+
+    @pytest.mark.parametrize(
+        ("fields", "tokens"),
+        [
+            ({"tokens": [1, 2, 3]}, 3),
+            ({"prompt": "x" * 9}, 3),
+            ({"prompt": "€"}, 1),
+            ({"messages": [{"role": "user", "content": "x"}]}, 8),
+        ],
+    )
+    def test_tokens_of_a_prompt(self, fields: dict, tokens: int) -> None:
+        request = make_request("r", **fields)
+        raw = {b"prompt": (request.prompt or "").encode()}
+        if request.messages:
+            raw = {b"messages": b'[{"role":"user","content":"x"}]'}
+
+        assert prompt_tokens(request, raw) == tokens

@@ -1,0 +1,47 @@
+"""When something is due: against a plain mapping that is searched."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.timetable import MOST_STALE, Timetable
+
+KEYS = st.sampled_from("abcdef").map(lambda name: ("retry", name))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), KEYS, st.integers(0, 9)),
+        st.tuples(st.just("discard"), KEYS, st.none()),
+        st.tuples(st.just("due"), st.none(), st.integers(0, 9)),
+    )
+)
+
+
+@given(STEPS)
+def test_it_is_a_mapping_that_is_searched(steps: list) -> None:
+    timetable, model = Timetable(), {}
+    for step, key, at in steps:
+        if step == "set":
+            timetable.set(key, at)
+            model[key] = at
+        elif step == "discard":
+            timetable.discard(key)
+            model.pop(key, None)
+        else:
+            due = sorted((when, key) for key, when in model.items() if when <= at)
+            assert list(timetable.take_due(at)) == [key for _, key in due]
+            for _, gone in due:
+                del model[gone]
+        assert timetable.next_ms == min(model.values(), default=None)
+
+
+def test_what_is_taken_out_early_does_not_pile_up() -> None:
+    timetable: Timetable[tuple[str, str]] = Timetable()
+    timetable.set(("normal", "stays"), 9e15)
+
+    for number in range(10_000):
+        timetable.set(("normal", str(number)), 9e14)
+        timetable.discard(("normal", str(number)))
+
+    assert len(timetable._heap) <= 2 + MOST_STALE
+    assert timetable.next_ms == 9e15
