@@ -102,6 +102,9 @@ Item = Prompt | FullPrompt
 #: What msgspec says of a name that it does not know.
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 
+#: The parameters of who says nothing.
+_SILENT: Final = SamplingParams()
+
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
@@ -198,13 +201,17 @@ class Drafter:
         priority_class = options.get("priority_class", "normal")
         if priority_class not in PRIORITY_CLASSES:
             raise InvalidRequest("priority_class", f"use one of {', '.join(PRIORITY_CLASSES)}")
+        base = options.get("params", {})
+        params = _params(base, sampling)
+        # A base made of an object does not know what was said to it.
+        given = sampling if isinstance(base, SamplingParams) else {**base, **sampling}
         request = _checked(
             Request(
                 id=options.get("id", "?"),
                 client=self._client_id,
                 prompt="?",
                 model=options.get("model", ""),
-                params=_params(options.get("params", {}), sampling),
+                params=params,
                 stream=bool(options.get("stream")),
                 reply_to=f"replies:{self._client_id}",
                 priority=options.get("priority", 0),
@@ -213,6 +220,7 @@ class Drafter:
                 tenant=options.get("tenant", ""),
                 session=options.get("session", ""),
                 metadata=options.get("metadata", {}),
+                stated=_stated(params, given),
             )
         )
         refuse_late = bool(options.get("refuse_late"))
@@ -322,7 +330,7 @@ def _checked(request: Request) -> Request:
     }
     read = parse_request(wire)
     if isinstance(read, Request):
-        return read
+        return msgspec.structs.replace(read, stated=request.stated)
     reason = read.reason if isinstance(read, Unanswerable) else read.message
     name, _, message = reason.partition(": ")
     raise InvalidRequest(name, message)
@@ -344,6 +352,11 @@ def _params(
         raise InvalidRequest(field, message) from fault
     except TypeError as fault:
         raise InvalidRequest("params", str(fault)) from fault
+
+
+def _stated(params: SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
+    """What was given although it is the default, which would not travel otherwise."""
+    return tuple(name for name in given if getattr(params, name) == getattr(_SILENT, name))
 
 
 def _kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:

@@ -119,6 +119,9 @@ class Request(Struct, frozen=True, kw_only=True):
     tenant: str = ""
     session: str = ""
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    #: Parameters to be written though they are the defaults of the wire, so that those of a model
+    #: do not take their place. Not a field of its own.
+    stated: tuple[str, ...] = ()
 
     @property
     def wants_text(self) -> bool:
@@ -204,6 +207,9 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
     if request.messages is not None:
         fields["messages"] = _encode_json(request.messages)
     params = _encode_json(request.params)
+    if request.stated:
+        stated = {name: getattr(request.params, name) for name in request.stated}
+        params = _encode_json({**msgspec.to_builtins(request.params, str_keys=True), **stated})
     if params != b"{}":
         fields["params"] = params
     if request.stream:

@@ -90,6 +90,26 @@ def test_params_are_a_base_for_what_stands_beside_them() -> None:
     assert params == SamplingParams(top_k=5, temperature=0)
 
 
+@pytest.mark.parametrize("tokenizer", [None, Bytes()])
+@pytest.mark.parametrize("where", ["beside", "base", "object"])
+def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where: str) -> None:
+    """Else a model's own defaults would take the place of what the user asked for."""
+    said = {"max_tokens": 16, "temperature": 1.0, "top_k": 0, "stop": None, "ignore_eos": False}
+    more: dict[str, Any] = {"params": SamplingParams(seed=7)} if where == "object" else {}
+    options = {"params": said} if where == "base" else said | more
+
+    draft = Drafter("me", tokenizer).draft("x", options)
+
+    sent = msgspec.json.decode(request_fields(draft.request)["params"])
+    assert said.items() <= sent.items()
+    assert "top_p" not in sent
+    assert draft.size == wire_size(draft)
+
+
+def test_who_says_nothing_sends_nothing() -> None:
+    assert "params" not in request_fields(Drafter("me", None).draft("x", {}).request)
+
+
 def test_none_leaves_an_option_out() -> None:
     options = {"id": None, "model": None, "deadline_s": None, "max_tokens": None}
     request = Drafter("me", None).draft("x", options).request
