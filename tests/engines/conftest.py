@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from worker.engines import Engine
-from worker.models import ModelSpec
+from tests.engines.harness import spec_of
+from worker.engines import Backend, Engine
 from worker.engines.simulated import SimulatedEngine
-from worker.engines.vllm_environment import engine_environment, open_vllm, set_environment
+from worker.engines.vllm_backend import VllmBackend
+from worker.engines.vllm_environment import engine_environment, set_environment
 
-ADDER = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "adder"
+
+@pytest.fixture(scope="package")
+def warm_phases_s() -> dict[str, float]:
+    """How long the warm-up took, by phase; empty before it."""
+    return {}
 
 
-def adder_spec(**fields: object) -> ModelSpec:
-    """The adder, small and quick to start."""
-    values = {
-        "name": "adder",
-        "path": str(ADDER),
-        "dtype": "float32",
-        "max_num_seqs": 16,
-        "enforce_eager": True,
-        "kv_cache_gib": 0.25,
-    }
-    return ModelSpec(**(values | fields))
+@pytest.fixture(scope="package")
+def warm(warm_phases_s: dict[str, float]) -> Backend:
+    """The warm backend of this process; one engine of it may live at a time."""
+    set_environment(engine_environment(cpu=True))
+    # One thread: OpenMP's threads spin, and starve each other where tests share the cores.
+    backend = VllmBackend(cores=[min(os.sched_getaffinity(0))])
+    warm_phases_s |= backend.warm_up()
+    return backend
 
 
 @pytest.fixture(scope="package")
@@ -38,23 +40,32 @@ def opened() -> Iterator[dict[str, Engine]]:
 
 
 @pytest.fixture(scope="package")
-def open_engine(opened: dict[str, Engine]) -> Callable[[str], Engine]:
+def open_engine(
+    opened: dict[str, Engine], request: pytest.FixtureRequest
+) -> Callable[[str], Engine]:
     """The engine of a kind, started when first asked for."""
 
     def get(kind: str) -> Engine:
         if kind not in opened:
-            opened[kind] = _start(kind)
+            opened[kind] = _start(kind, request)
         return opened[kind]
 
     return get
 
 
-def _start(kind: str) -> Engine:
+@pytest.fixture
+def backend(warm: Backend, opened: dict[str, Engine]) -> Backend:
+    """The warm backend, without an engine."""
+    if "vllm" in opened:
+        opened.pop("vllm").close()
+    return warm
+
+
+def _start(kind: str, request: pytest.FixtureRequest) -> Engine:
     if kind == "simulated":
         return SimulatedEngine(max_model_len=64, vocab_size=1_000)
-    # One thread: OpenMP's threads spin, and starve each other where tests share the cores.
-    set_environment(engine_environment(cpu=True) | {"OMP_NUM_THREADS": "1"})
-    return open_vllm(adder_spec())
+    backend: Backend = request.getfixturevalue("warm")
+    return backend.load(spec_of("adder"))
 
 
 @pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])

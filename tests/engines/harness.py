@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.support.builders import make_assignment, make_request
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment, SamplingParams
 from worker.engines import Engine, Faulted, Finished, TokenDelta
+from worker.models import ModelSpec
 
+MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 PROMPT = [5, 6, 14, 7, 8, 16]  # "12+34=" to the adder
 MAX_STEPS = 2_000
+
+
+def spec_of(model: str, path: Path | None = None, **fields: Any) -> ModelSpec:
+    """A model of the examples, or one at ``path``, small and quick to start."""
+    named = {
+        "name": model,
+        "path": str(path or MODELS / model),
+        "dtype": "float32",
+        "max_num_seqs": 16,
+        "enforce_eager": True,
+    }
+    return ModelSpec(**named | fields)
 
 
 @dataclass
@@ -51,6 +66,7 @@ def ask(
     messages: list[dict[str, Any]] | None = None,
     stream: bool = False,
     published: Sequence[int] = (),
+    model: str = "",
     **params: Any,
 ) -> Assignment:
     """An assignment with these parameters; of the common prompt where none is given."""
@@ -62,6 +78,7 @@ def ask(
         prompt=prompt,
         messages=messages,
         stream=stream,
+        model=model,
         params=SamplingParams(**params),
     )
     return make_assignment(request, entry=key, published=published)

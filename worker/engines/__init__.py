@@ -5,7 +5,7 @@ Only this package and `worker.executor` may import vllm or torch. `simulated` im
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 

@@ -10,9 +10,9 @@ from tokenyard.wire import pack_tokens
 
 #: Places, and how the process ends there: as if killed from outside, or by a fault of its own.
 CRASH_POINTS: Final = {
-    "before_step": signal.SIGKILL,
-    "mid_stream": signal.SIGKILL,
-    "before_finish": signal.SIGKILL,
+    **dict.fromkeys(("before_step", "mid_stream", "before_finish"), signal.SIGKILL),
+    **dict.fromkeys(("warming", "loading", "attached", "unloading"), signal.SIGKILL),
+    **dict.fromkeys(("asleep", "waking"), signal.SIGKILL),
     "poison": signal.SIGSEGV,
 }
 #: Not a place to die: the engine fails to serve some requests.
@@ -27,10 +27,12 @@ class CrashPoint:
 
     Written ``<place>`` or ``<place>:<n>``; an empty text never kills. Places of the simulated
     engine are ``before_step``, ``mid_stream`` (a delta was made and not handed over),
-    ``before_finish`` (an answer was made and not handed over), all by SIGKILL as from outside, and
-    ``poison``: a step with a request in the batch whose prompt begins with `POISON`, which ends in
-    a SIGSEGV. With ``fault:<n>`` nothing dies: a request whose prompt begins with `FAULTY` fails
-    n times, a stream after its first tokens.
+    ``before_finish`` (an answer was made and not handed over); in the life of its process
+    ``warming``, ``loading``, ``attached`` (to the leader of a group), ``asleep`` (and nobody has
+    been told yet), ``waking``, ``unloading``; all by SIGKILL as from outside. And ``poison``: a
+    step with a request in the batch whose prompt begins with `POISON`, which ends in a SIGSEGV.
+    With ``fault:<n>`` nothing dies: a request whose prompt begins with `FAULTY` fails n times, a
+    stream after its first tokens.
     """
 
     def __init__(self, text: str) -> None:

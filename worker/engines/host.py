@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tokenyard.settings import WorkerSettings
-from worker.engines.loading import prepare_environment
+from worker.engines.loading import is_on_cpu, prepare_environment
+from worker.engines.vllm_environment import engine_modules
 
 
 def prepare_host(settings: WorkerSettings) -> list[str]:
@@ -14,4 +15,4 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
     prepare_environment(settings)
     if settings.engine == "simulated":
         return ["worker.engines.simulated"]
-    return ["worker.engines.vllm_engine"]
+    return engine_modules(cpu=is_on_cpu(settings))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
 from typing import Final
@@ -19,7 +19,14 @@ import tokenyard
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens, unpack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
+from worker.engines import (
+    EngineEvent,
+    EngineInfo,
+    Faulted,
+    Finished,
+    TokenDelta,
+    Unsupported,
+)
 from worker.engines.admission import (
     check_params,
     check_prompt,
@@ -63,11 +70,15 @@ class SimulatedEngine:
         speed: SpeedModel | None = None,
         vocab_size: int = 32_000,
         max_model_len: int = 8_192,
-        crash_point: str = "",
+        adapters: Sequence[str] = (),
+        crash_point: str | CrashPoint = "",
     ) -> None:
-        """``crash_point`` is read by `CrashPoint`, which raises `ValueError`."""
+        """``crash_point``, where it is a text, is read by `CrashPoint`: raises `ValueError`."""
         self._speed = speed or SpeedModel()
-        self._crash = CrashPoint(crash_point)
+        is_text = isinstance(crash_point, str)
+        self._crash = CrashPoint(crash_point) if is_text else crash_point
+        self._sleeps = False
+        self._is_open = True
         self._waiting: deque[_Generation] = deque()
         self._running: dict[str, _Generation] = {}
         self._free_at_s = 0.0  # monotonic time at which the simulated device is idle
@@ -79,6 +90,7 @@ class SimulatedEngine:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             slots=self._speed.max_num_seqs or UNLIMITED_SLOTS,
+            adapters=tuple(adapters),
         )
 
     @property
@@ -88,6 +100,8 @@ class SimulatedEngine:
 
     def add(self, assignment: Assignment) -> None:
         """Take a request in; see `worker.engines.Engine.add`."""
+        if self._sleeps:
+            raise RuntimeError("the engine sleeps; wake it first")
         check_resumable(assignment)
         generation = _start(assignment, self._info)
         prompt = _tokenize(assignment.request)
@@ -133,8 +147,35 @@ class SimulatedEngine:
             self._advance(generation, events)
         return events
 
+    def sleep(self, level: int) -> None:
+        """Refuse work until `wake`; see `worker.engines.Engine.sleep`."""
+        if level not in (1, 2):
+            raise Unsupported(f"there is no sleep level {level}, only 1 and 2")
+        if self.has_unfinished:
+            raise RuntimeError("requests are unfinished; finish or abort them before the sleep")
+        if self._sleeps:
+            raise Unsupported("the engine sleeps already")
+        self._sleeps = True
+        self._crash.passed("asleep")
+
+    def wake(self) -> None:
+        """Take work again."""
+        self._crash.passed("waking")
+        self._sleeps = False
+
+    def reset(self) -> None:
+        """There is no prefix cache to forget."""
+
+    def profile(self, *, start: bool) -> None:
+        """See `worker.engines.Engine.profile`."""
+        verb = "start" if start else "stop"
+        raise Unsupported(f"the simulated engine has no profiler to {verb}")
+
     def close(self) -> None:
         """Forget everything; idempotent."""
+        if self._is_open:
+            self._crash.passed("unloading")
+        self._is_open = False
         self._waiting.clear()
         self._running.clear()
 

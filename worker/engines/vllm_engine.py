@@ -1,29 +1,26 @@
 """vLLM in this process and this thread: `vllm.LLMEngine`, by its public API.
 
 Set the environment (`worker.engines.vllm_environment`) before importing this file: vLLM reads
-part of it while it is imported. Works with vLLM 0.26 to 0.32.
+part of it while it is imported. `VllmBackend` makes engines. Works with vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import torch
 import vllm
-from vllm import EngineArgs, LLMEngine
-from vllm import distributed as vllm_distributed
+from vllm import LLMEngine
+from vllm.distributed import cleanup_dist_env_and_memory
 
 from tokenyard.errors import Code
 from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, Finished
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
-from worker.engines.prompts import has_tokenizer, prompt_tokens
+from worker.engines.prompts import prompt_tokens
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
+from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_answers import (
     Answer,
     Asked,
@@ -33,15 +30,18 @@ from worker.engines.vllm_answers import (
     Streamed,
     Whole,
 )
+from worker.engines.vllm_arguments import engine_config, lora_requests
 from worker.engines.vllm_params import build_params, refusal
+from worker.engines.vllm_sleep import LEVELS, choose_sleep
+from worker.engines.warm_base import give_back, held_back
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+    from vllm.v1.executor.abstract import Executor
 
 logger = logging.getLogger("tokenyard.worker")
 
-_GIB: Final = 1024**3
 _WARM_UP: Final = "tokenyard-warm-up"
 
 
@@ -52,29 +52,38 @@ class VllmEngine:
     and where that is inexact, stands in `worker.engines.resume`.
     """
 
-    def __init__(self, spec: ModelSpec, *, import_s: float = 0.0) -> None:
-        """Load the model and run it once; ``import_s`` is what importing vLLM took.
+    def __init__(
+        self, spec: ModelSpec, *, device: int = 0, executor: type[Executor] | None = None
+    ) -> None:
+        """Load the model and run it once; see `engine_config` for the arguments.
 
-        Raises what vLLM raises where the model cannot be loaded.
+        Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
         """
-        self._phases_s = {"import": import_s}
+        self._stopwatch = Stopwatch()
         self._spec = spec
+        self._sleep = choose_sleep(spec)
+        self._asleep = 0  # the level
         self._answers: dict[str, Answer] = {}
         self._ready: list[EngineEvent] = []  # answers that need no step
-        with self._phase("config"):
-            arguments = _engine_args(spec)
-        with self._phase("engine"):
-            self._engine: LLMEngine | None = LLMEngine.from_engine_args(arguments)
-        model = self._engine.model_config
-        self._tokenizer: Any = (
-            None if arguments.skip_tokenizer_init else self._engine.get_tokenizer()
-        )
+        with self._stopwatch.phase("config"):
+            config = engine_config(spec, device, executor)
+            self._adapters = lora_requests(spec)
+        with self._stopwatch.phase("executor"):
+            self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
+                config, disable_log_stats=True
+            )
+        model = config.model_config
+        self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
         self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
         self._end_tokens = _end_tokens(model, self._tokenizer)
-        with self._phase("warm-up"):
+        if self._adapters:
+            with self._stopwatch.phase("adapters"):
+                self._add_adapters(self._engine)
+        with self._stopwatch.phase("warm-up"):
             self._warm_up(self._engine)
+        self._phases_s = _phases(self._stopwatch.phases_s, self._engine)
 
     @property
     def info(self) -> EngineInfo:
@@ -88,6 +97,7 @@ class VllmEngine:
             vocab_size=self._vocab_size,
             slots=self._spec.max_num_seqs,
             tokenizer="" if self._tokenizer is None else self._spec.path,
+            adapters=tuple(self._adapters),
             phases_s=dict(self._phases_s),
         )
 
@@ -151,6 +161,52 @@ class VllmEngine:
                     self._engine.abort_request([output.request_id])
         return events
 
+    def sleep(self, level: int) -> None:
+        """Let go of the device's memory; see `worker.engines.Engine.sleep`."""
+        engine = self._open()
+        if level not in LEVELS:
+            raise Unsupported(f"there is no sleep level {level}, only {LEVELS}")
+        if self._sleep is None:
+            raise Unsupported("this model was loaded with sleep_level 0; unload it instead")
+        if self.has_unfinished:
+            raise RuntimeError("requests are unfinished; finish or abort them before the sleep")
+        if self._asleep:
+            raise Unsupported(f"the engine sleeps already, at level {self._asleep}")
+        if level == max(LEVELS):
+            for number in engine.list_loras():
+                engine.remove_lora(number)
+        self._sleep.begin(engine, level)
+        self._asleep = level
+        engine.reset_prefix_cache()
+
+    def wake(self) -> None:
+        """Come back from sleep; a fault means that the engine is lost."""
+        engine = self._open()
+        if self._sleep is None or not self._asleep:
+            return
+        self._sleep.end(engine, self._asleep)
+        if self._asleep == max(LEVELS):
+            self._add_adapters(engine)
+        engine.reset_prefix_cache()
+        self._asleep = 0
+
+    def reset(self) -> None:
+        """Forget the prefix cache."""
+        self._open().reset_prefix_cache()
+
+    def profile(self, *, start: bool) -> None:
+        """Start or stop vLLM's profiler; raises `Unsupported` where the model's file names none."""
+        engine = self._open()
+        if not engine.vllm_config.profiler_config.profiler:
+            raise Unsupported(
+                "this model has no profiler; set engine_args.profiler_config = "
+                '{profiler = "torch", torch_profiler_dir = "/an/absolute/folder"} and reload it'
+            )
+        if start:
+            engine.start_profile()
+        else:
+            engine.stop_profile()
+
     def close(self) -> None:
         """Let go of the device; idempotent."""
         engine, self._engine = self._engine, None
@@ -158,14 +214,10 @@ class VllmEngine:
         self._ready.clear()
         if engine is None:
             return
-        engine.engine_core.shutdown()
-        del engine
-        leave: Any = vllm_distributed  # these two have no types
-        leave.destroy_model_parallel()
-        leave.destroy_distributed_environment()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        with held_back(has_kernels=True):
+            engine.engine_core.shutdown()
+            del engine
+            let_go()
 
     def _start(self, asked: Asked, way: Way) -> None:
         """Run a request from its first token."""
@@ -214,19 +266,21 @@ class VllmEngine:
         changes: dict[str, Any],
     ) -> None:
         """Hand a request to vLLM; raises `InvalidRequest` where vLLM refuses it."""
-        if self._engine is None:
-            raise RuntimeError("the engine is closed")
+        engine = self._open()
+        if self._asleep:
+            raise RuntimeError("the engine sleeps; wake it first")
         asked = answer.asked
         params = build_params(asked.params, streams=streams, detokenize=detokenize, **changes)
         try:
-            self._engine.add_request(
+            engine.add_request(
                 asked.key,
                 {"type": "token", "prompt_token_ids": tokens},
                 params,
+                lora_request=self._adapters.get(asked.assignment.request.model),
                 priority=asked.assignment.request.priority,
             )
         except Exception as fault:  # as in build_params: no common root in all versions
-            self._engine.abort_request([asked.key])  # it may be half in
+            engine.abort_request([asked.key])  # it may be half in
             raise refusal(fault, asked.params) from fault
         self._answers[asked.key] = answer
 
@@ -301,31 +355,34 @@ class VllmEngine:
         while engine.has_unfinished_requests():
             engine.step()
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._phases_s[name] = time.perf_counter() - started
+    def _add_adapters(self, engine: LLMEngine) -> None:
+        """Read all adapters, so that a broken one shows before a request asks for it."""
+        for request in self._adapters.values():
+            engine.add_lora(request)
+
+    def _open(self) -> LLMEngine:
+        if self._engine is None:
+            raise RuntimeError("the engine is closed")
+        return self._engine
 
 
-def _engine_args(spec: ModelSpec) -> EngineArgs:
-    """Arguments of vLLM; those in ``spec.engine_args`` win."""
-    named: dict[str, Any] = {
-        "model": spec.path,
-        "revision": spec.revision or None,
-        "dtype": spec.dtype,
-        "max_model_len": spec.max_model_len,
-        "max_num_seqs": spec.max_num_seqs,
-        "enforce_eager": spec.enforce_eager,
-        "skip_tokenizer_init": not has_tokenizer(spec.path),
-        "distributed_executor_backend": "uni",
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "scheduling_policy": "priority",  # a request's priority acts inside the engine too
-    }
-    if spec.kv_cache_gib:
-        named["kv_cache_memory_bytes"] = int(spec.kv_cache_gib * _GIB)
-    return EngineArgs(**named | dict(spec.engine_args))
+def let_go() -> None:
+    """Leave vLLM's process groups and return what nobody holds any more; idempotent."""
+    cleanup_dist_env_and_memory()
+    give_back()
+
+
+def _phases(measured: dict[str, float], engine: LLMEngine) -> dict[str, float]:
+    """Seconds by phase: what the executor tells of itself is taken out of its whole."""
+    inner: dict[str, float] = getattr(engine.model_executor, "phases_s", {})
+    phases_s: dict[str, float] = {}
+    for phase, seconds in measured.items():
+        if phase == "executor":
+            phases_s[phase] = seconds - sum(inner.values())
+            phases_s |= inner
+        else:
+            phases_s[phase] = seconds
+    return phases_s
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:

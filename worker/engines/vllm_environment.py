@@ -1,32 +1,35 @@
 """What vLLM reads from the environment, to be set before it is imported.
 
-This file imports nothing heavy, so that a process can prepare itself first.
+The same for all processes of a host, so that one of them can import vLLM for all. This file
+imports nothing heavy.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Final
 
-from worker.models import ModelSpec
-
-if TYPE_CHECKING:
-    from worker.engines.vllm_engine import VllmEngine
+_OMP_THREADS: Final = "OMP_NUM_THREADS"
+#: Where the operator's own number of threads is kept while ours stands in its place.
+_WISHED_THREADS: Final = "TOKENYARD_OMP_NUM_THREADS"
 
 
-def engine_environment(
-    *, cpu: bool, kv_cache_gib: float = 1.0, cores: Sequence[int] = ()
-) -> dict[str, str]:
-    """The variables that an in-process engine needs.
+def engine_modules(*, cpu: bool) -> list[str]:
+    """What an engine is made of; vLLM imports some of it with the first model only.
 
-    ``cores`` (CPU only) binds its threads to these cores, one thread to each; none leaves them
-    unbound, as many as there are cores. Give every engine cores of its own: OpenMP's threads
-    spin, so two engines on the same cores are ten times slower than one. The KV cache of the CPU
-    backend is a whole number of GiB here; `ModelSpec.kv_cache_gib` is finer.
+    None of them touches a device.
     """
+    return [
+        "worker.engines.vllm_engine",
+        "worker.engines.made_up_model",
+        f"vllm.v1.worker.{'cpu' if cpu else 'gpu'}_worker",
+        "vllm.model_executor.models.llama",
+    ]
+
+
+def engine_environment(*, cpu: bool) -> dict[str, str]:
+    """The variables that an in-process engine needs."""
     environment = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core steps in our own thread
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -35,27 +38,20 @@ def engine_environment(
         "TQDM_DISABLE": "1",
     }
     if cpu:
-        environment |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(max(1, math.ceil(kv_cache_gib))),
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)) or "nobind",
-        }
-    if cpu and cores:
-        environment["OMP_NUM_THREADS"] = str(len(cores))
+        environment[_OMP_THREADS] = "1"  # `worker.engines.cpu_threads` says why, and raises it
     return environment
 
 
 def set_environment(environment: Mapping[str, str]) -> None:
-    """Put variables in place; what the operator has set himself stays."""
+    """Put variables in place; what the operator has set himself stays, or is remembered."""
+    os.environ.setdefault(_WISHED_THREADS, os.environ.get(_OMP_THREADS, ""))
     for name, value in environment.items():
         os.environ.setdefault(name, value)
+    if _OMP_THREADS in environment:
+        os.environ[_OMP_THREADS] = environment[_OMP_THREADS]
 
 
-def open_vllm(spec: ModelSpec) -> VllmEngine:
-    """Import vLLM and load a model; set the environment first.
-
-    Raises what vLLM raises where the model cannot be loaded.
-    """
-    started = time.perf_counter()
-    from worker.engines.vllm_engine import VllmEngine
-
-    return VllmEngine(spec, import_s=time.perf_counter() - started)
+def wished_threads() -> int:
+    """What the operator has set for OpenMP, 0 where nothing."""
+    wished = os.environ.get(_WISHED_THREADS, "")
+    return int(wished) if wished.isdecimal() else 0

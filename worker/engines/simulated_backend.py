@@ -1,0 +1,99 @@
+"""A worker process that only pretends to hold models: for tests of the pool and of the yard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from worker.engines import Engine, EngineInfo, Group, Memory
+from worker.engines.crash_points import CrashPoint
+from worker.engines.simulated import SimulatedEngine, SpeedModel
+from worker.engines.simulated_group import attend, gather
+from worker.engines.stopwatch import Stopwatch
+from worker.models import ModelSpec
+
+#: A model with this path cannot be loaded.
+BROKEN: Final = "broken"
+_MEMORY: Final = Memory(host=64 * 1024**2)
+
+
+class SimulatedBackend:
+    """See `worker.engines.Backend`. Every model can be loaded, but for one whose path is `BROKEN`.
+
+    Loading takes ``load_s`` seconds; all else takes none, and a model takes no memory.
+    """
+
+    def __init__(
+        self, *, speed: SpeedModel | None = None, load_s: float = 0.0, crash_point: str = ""
+    ) -> None:
+        """The batch of ``speed`` is that of each model. Raises what `CrashPoint` raises."""
+        self._speed = speed or SpeedModel()
+        self._load_s = load_s
+        self._crash = CrashPoint(crash_point)  # it counts over all models
+
+    def warm_up(self) -> dict[str, float]:
+        """There is nothing to do; seconds by phase."""
+        self._crash.passed("warming")
+        return {"import": 0.0}
+
+    def load(self, spec: ModelSpec, group: Group | None = None) -> Engine:
+        """Pretend to load a model; a group is waited for."""
+        stopwatch = Stopwatch()
+        with stopwatch.phase("weights"):
+            self._crash.passed("loading")
+            time.sleep(self._load_s)
+            if spec.path == BROKEN:
+                raise RuntimeError("broken model")
+        release = _nobody
+        if group is not None:
+            with stopwatch.phase("group"):
+                release = gather(group)
+        return _Loaded(spec, self._speed, self._crash, stopwatch.phases_s, release)
+
+    def attend(self, group: Group) -> None:
+        """Wait until the leader lets go; raises `ConnectionError` where it dies instead."""
+        attend(group, lambda: self._crash.passed("attached"))
+
+    def memory(self) -> Memory:
+        """Always the same."""
+        return _MEMORY
+
+
+class _Loaded(SimulatedEngine):
+    """A simulated engine that was loaded, perhaps as the leader of a group."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        speed: SpeedModel,
+        crash: CrashPoint,
+        phases_s: dict[str, float],
+        release: Callable[[], None],
+    ) -> None:
+        longest = {} if spec.max_model_len is None else {"max_model_len": spec.max_model_len}
+        super().__init__(
+            spec.name,
+            speed=replace(speed, max_num_seqs=spec.max_num_seqs),
+            adapters=[adapter.name for adapter in spec.adapters],
+            crash_point=crash,
+            **longest,
+        )
+        self._revision = spec.revision
+        self._phases_s = phases_s
+        self._release = release
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it serves."""
+        return replace(super().info, revision=self._revision, phases_s=dict(self._phases_s))
+
+    def close(self) -> None:
+        """Forget everything, and let go of the group; idempotent."""
+        super().close()
+        self._release()
+
+
+def _nobody() -> None:
+    """There is no group to let go of."""

@@ -1,0 +1,66 @@
+"""A group of simulated processes: the followers hold on to a socket of the leader."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from worker.engines import Group
+
+#: Longest wait of the members of a group for each other.
+GATHER_S: Final = 60.0
+_PAUSE_S: Final = 0.01  # between two looks for the leader's socket
+_GOODBYE: Final = b"."
+
+
+def gather(group: Group) -> Callable[[], None]:
+    """Wait for the followers of this leader; the function that lets go of them, once.
+
+    Raises `TimeoutError` where one does not come.
+    """
+    followers: list[socket.socket] = []
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(GATHER_S)
+        door.bind(group.address)
+        door.listen()
+        try:
+            followers.extend(door.accept()[0] for _ in range(group.size - 1))
+        finally:
+            Path(group.address).unlink()
+
+    def release() -> None:
+        while followers:
+            with followers.pop() as follower:
+                follower.sendall(_GOODBYE)
+
+    return release
+
+
+def attend(group: Group, attached: Callable[[], None]) -> None:
+    """Hold on to the leader until it lets go; ``attached`` is called once it has us.
+
+    Raises `TimeoutError` where it does not come, `ConnectionError` where it dies.
+    """
+    with _connect(group.address) as leader:
+        attached()
+        leader.settimeout(None)  # as long as the model is held; a dead leader closes its end
+        if leader.recv(1) != _GOODBYE:
+            raise ConnectionError("the leader of the group is gone")
+
+
+def _connect(address: str) -> socket.socket:
+    until = time.monotonic() + GATHER_S
+    while True:
+        leader = socket.socket(socket.AF_UNIX)
+        leader.settimeout(GATHER_S)
+        try:
+            leader.connect(address)
+            return leader
+        except (FileNotFoundError, ConnectionRefusedError):
+            leader.close()  # it does not listen yet
+            if time.monotonic() > until:
+                raise TimeoutError(f"no leader at {address} within {GATHER_S} s") from None
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,115 @@
+"""A `ModelSpec` as vLLM's arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from vllm import EngineArgs
+from vllm.config import ProfilerConfig, VllmConfig
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.v1.executor.abstract import Executor
+
+from worker.engines.prompts import has_tokenizer
+from worker.engines.vllm_executor import (
+    DEFAULT_KV_CACHE_BYTES,
+    SingleExecutor,
+    ThriftyExecutor,
+)
+from worker.models import AdapterSpec, ModelSpec
+
+_GIB: Final = 1024**3
+#: LoRA adapters that one step may use; each takes memory for the largest rank.
+_MAX_LORAS: Final = 8
+
+
+def engine_config(
+    spec: ModelSpec, device: int, executor: type[Executor] | None = None
+) -> VllmConfig:
+    """The whole configuration of an engine; arguments in ``spec.engine_args`` win.
+
+    ``device`` is the GPU of this process, and ``executor`` what finds the ranks of a group. Raises
+    what vLLM raises where the model, or an argument, makes no sense.
+    """
+    config = EngineArgs(**_arguments(spec, executor) | _nested(spec)).create_engine_config()
+    if executor is None and not current_platform.is_cpu():
+        # From here vLLM's executor of one process takes its local rank.
+        config.device_config.device = torch.device(current_platform.device_type, device)
+    return config
+
+
+def lora_requests(spec: ModelSpec) -> dict[str, LoRARequest]:
+    """The adapters of a model by name, as vLLM asks for them; downloads those that are not here."""
+    return {
+        adapter.name: LoRARequest(adapter.name, number, _adapter_path(adapter))
+        for number, adapter in enumerate(spec.adapters, start=1)
+    }
+
+
+def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, Any]:
+    named: dict[str, Any] = {
+        "model": spec.path,
+        "revision": spec.revision or None,
+        "dtype": spec.dtype,
+        "quantization": spec.quantization or None,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "enforce_eager": spec.enforce_eager,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "pipeline_parallel_size": spec.pipeline_parallel_size,
+        "trust_remote_code": spec.trust_remote_code,
+        "skip_tokenizer_init": not has_tokenizer(spec.path),
+        "distributed_executor_backend": executor or _single(spec),
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "scheduling_policy": "priority",  # a request's priority acts inside the engine too
+    }
+    return named | _memory(spec) | _lora(spec)
+
+
+def _single(spec: ModelSpec) -> type[Executor]:
+    is_thrifty = current_platform.is_cpu() and not spec.kv_cache_gib
+    return ThriftyExecutor if is_thrifty else SingleExecutor
+
+
+def _memory(spec: ModelSpec) -> dict[str, Any]:
+    cache_bytes = int(spec.kv_cache_gib * _GIB)
+    if current_platform.is_cpu():
+        return {"kv_cache_memory_bytes": cache_bytes or DEFAULT_KV_CACHE_BYTES}
+    named: dict[str, Any] = {}
+    if spec.sleep_level and current_platform.is_sleep_mode_available():
+        named["enable_sleep_mode"] = True
+    if cache_bytes:
+        named["kv_cache_memory_bytes"] = cache_bytes
+    return named
+
+
+def _lora(spec: ModelSpec) -> dict[str, Any]:
+    if not spec.adapters:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": min(len(spec.adapters), _MAX_LORAS),
+        "max_cpu_loras": len(spec.adapters),
+        "max_lora_rank": spec.max_lora_rank,
+    }
+
+
+def _nested(spec: ModelSpec) -> dict[str, Any]:
+    """The engine arguments of the spec; vLLM turns most tables to its own types, but not all."""
+    given = dict(spec.engine_args)
+    profiler = given.get("profiler_config")
+    if isinstance(profiler, dict):
+        given["profiler_config"] = ProfilerConfig(**profiler)
+    return given
+
+
+def _adapter_path(adapter: AdapterSpec) -> str:
+    """Its folder; vLLM would download it too, but in no certain revision."""
+    if Path(adapter.path).is_dir() or not adapter.revision:
+        return adapter.path
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(adapter.path, revision=adapter.revision)

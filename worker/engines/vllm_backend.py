@@ -1,0 +1,134 @@
+"""A worker process that serves with vLLM: warm before its first model, and between two."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.engines import Engine, Group, Memory
+from worker.engines.stopwatch import Stopwatch
+from worker.engines.vllm_environment import engine_modules
+from worker.engines.warm_base import freeze, give_back, held_back, uncollected
+from worker.models import ModelSpec
+
+if TYPE_CHECKING:
+    from worker.engines.vllm_engine import VllmEngine
+    from worker.executor import GroupExecutor
+
+log = logging.getLogger("tokenyard.worker.engines")
+
+
+class VllmBackend:
+    """See `worker.engines.Backend`. vLLM is imported by `warm_up`, not before."""
+
+    def __init__(self, *, device: int = 0, cores: Sequence[int] = (), threads: int = 0) -> None:
+        """``cores`` are what it computes with, as many as they are or with so many ``threads``.
+
+        Without cores it computes on the GPU ``device``, as vLLM counts them.
+        """
+        self._device = device
+        self._is_on_cpu = bool(cores)
+        self._cores = cores
+        self._threads = threads
+        self._has_kernels = False  # a first model has been loaded
+
+    def warm_up(self) -> dict[str, float]:
+        """Pay everything that needs no model, once; seconds by phase."""
+        stopwatch = Stopwatch()
+        with stopwatch.phase("import"), uncollected():
+            for module in engine_modules(cpu=self._is_on_cpu):
+                importlib.import_module(module)
+        with stopwatch.phase("device"):
+            self._take_device()
+        with stopwatch.phase("heap"):
+            freeze()
+        with stopwatch.phase("first model"):
+            self._run_made_up_model()
+        with stopwatch.phase("heap"):
+            freeze()
+            give_back()
+        return stopwatch.phases_s
+
+    def load(self, spec: ModelSpec, group: Group | None = None) -> Engine:
+        """Make an engine; see `worker.engines.Backend.load`."""
+        return self._load(spec, group)
+
+    def attend(self, group: Group) -> None:
+        """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
+        from worker.engines.vllm_engine import let_go
+        from worker.executor import attend
+
+        with held_back(has_kernels=self._has_kernels):
+            attend(group)
+            let_go()
+
+    def memory(self) -> Memory:
+        """What this process holds now."""
+        import psutil  # vLLM brings both
+        import torch
+
+        device = 0 if self._is_on_cpu else torch.cuda.memory_reserved(self._device)
+        return Memory(host=psutil.Process().memory_info().rss, device=device)
+
+    def _load(self, spec: ModelSpec, group: Group | None = None) -> VllmEngine:
+        from worker.engines.vllm_engine import VllmEngine, let_go
+
+        with held_back(has_kernels=self._has_kernels):
+            executor = _executor_for(group) if group else None
+            try:
+                engine = VllmEngine(spec, device=self._device, executor=executor)
+            except BaseException as fault:
+                if executor is not None:
+                    executor.release()
+                _forget_frames(fault)  # they hold all that has been made of the engine
+                let_go()
+                raise
+        self._has_kernels = True
+        return engine
+
+    def _take_device(self) -> None:
+        """Choose it, and touch what takes a while the first time."""
+        if self._is_on_cpu:
+            from worker.engines.cpu_threads import use_cores
+
+            use_cores(self._cores, self._threads)
+            return
+        import torch
+
+        torch.cuda.set_device(self._device)
+        some = torch.ones((16, 16), device="cuda")
+        torch.matmul(some, some)  # context, allocator and cuBLAS
+        torch.cuda.synchronize()
+
+    def _run_made_up_model(self) -> None:
+        """Process groups, kernels, sampler: what the first model finds missing, this one finds."""
+        from worker.engines.made_up_model import requests, write_model
+
+        try:
+            with tempfile.TemporaryDirectory(prefix="tokenyard-") as folder:
+                engine = self._load(write_model(Path(folder)))
+                for request in requests():
+                    engine.add(request)
+                while engine.has_unfinished:
+                    engine.step()
+                engine.close()
+        except Exception:
+            log.warning("no model runs in the warm-up; the first takes longer", exc_info=True)
+
+
+def _executor_for(group: Group) -> type[GroupExecutor]:
+    from worker.executor import executor_for
+
+    return executor_for(group)
+
+
+def _forget_frames(fault: BaseException | None) -> None:
+    """Let go of what the functions that a fault has ended still hold."""
+    while fault is not None:
+        traceback.clear_frames(fault.__traceback__)
+        fault = fault.__cause__ or fault.__context__

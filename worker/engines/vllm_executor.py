@@ -1,0 +1,98 @@
+"""vLLM's own executor for one process, which also says how long each part of a load takes.
+
+It is passed as vLLM's ``distributed_executor_backend``. An executor with a dict ``phases_s``, of
+seconds by phase, is all that `VllmEngine` asks for; that of a group has one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from vllm.config import VllmConfig
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from worker.engines.stopwatch import Stopwatch
+
+#: What the executor tells its worker while it starts, and the phase that it is.
+_PHASES: Final = {"init_worker": "device", "init_device": "device", "load_model": "weights"}
+DEFAULT_KV_CACHE_BYTES: Final = 1024**3
+
+
+class SingleExecutor(UniProcExecutor):
+    """One worker, in this process."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self._stopwatch = Stopwatch()
+        self.phases_s = self._stopwatch.phases_s
+        super().__init__(vllm_config)
+
+    @property
+    def driver_worker(self) -> Any:
+        """The worker; vLLM sets it, and then starts it step by step."""
+        return self._driver_worker
+
+    @driver_worker.setter
+    def driver_worker(self, worker: Any) -> None:
+        self._driver_worker = _Timed(worker, self._stopwatch)
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        self._driver_worker = self._driver_worker.worker
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes for the KV cache."""
+        with self._stopwatch.phase("kv cache"):
+            return super().determine_available_memory()
+
+    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+        """Allocate the KV cache."""
+        with self._stopwatch.phase("kv cache"):
+            super().initialize_from_config(kv_cache_configs)
+
+
+class ThriftyExecutor(SingleExecutor):
+    """One worker without a device of its own, so that all memory that it takes is the host's.
+
+    Where nobody has said how large the KV cache is to be, it is as large as all sequences that run
+    at once can fill, up to `DEFAULT_KV_CACHE_BYTES`: to clear a GiB that a tiny model will never
+    use takes longer than all the rest of its load.
+    """
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes for the KV cache."""
+        return at_most_for_all(self, super().determine_available_memory())
+
+
+def at_most_for_all(executor: Executor, available: list[int]) -> list[int]:
+    """Of the bytes that each rank has for its KV cache, what all sequences fill at their longest.
+
+    And one sequence more, for what vLLM keeps back.
+    """
+    config = executor.vllm_config
+    sequences = config.scheduler_config.max_num_seqs + 1
+    return [
+        min(there, sequences * sum(spec.max_memory_usage_bytes(config) for spec in specs.values()))
+        for there, specs in zip(available, executor.get_kv_cache_specs(), strict=True)
+    ]
+
+
+class _Timed:
+    """A worker whose start is timed."""
+
+    def __init__(self, worker: Any, stopwatch: Stopwatch) -> None:
+        self.worker = worker
+        self._stopwatch = stopwatch
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.worker, name)
+        phase = _PHASES.get(name)
+        return found if phase is None else self._timed(phase, found)
+
+    def _timed(self, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            with self._stopwatch.phase(phase):
+                return method(*args, **named)
+
+        return call

@@ -1,0 +1,89 @@
+"""Keeps what a warm process has imported out of the way while engines come and go.
+
+A process that has imported vLLM holds some 670,000 objects that Python's garbage collector looks
+at. vLLM calls the collector five times to load a model and three times to let go of it, and calls
+`gc.unfreeze`, after which all of them count again: two seconds for a model that loads in a fifth
+of one. So what is there before the first model is frozen (`freeze`), and stays so while vLLM loads
+and unloads (`held_back`). An engine's own objects, some 3,000, are never frozen: they are
+collected as soon as the engine is gone. docs/decisions/0010-warm-base.md has the figures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final
+
+_KERNELS: Final = "register_triton_kernel_overrides"
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Imports make many objects and next to no garbage: looking for it takes two seconds."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def freeze() -> None:
+    """Collect what is garbage, and never look at the rest again."""
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def held_back(*, has_kernels: bool) -> Iterator[None]:
+    """While vLLM loads a model or lets go of it: the base stays frozen and is not searched again.
+
+    Three functions do nothing meanwhile: `gc.freeze`, `gc.unfreeze`, and, where a first model has
+    been loaded (``has_kernels``), the search of all modules by which vLLM's CPU platform puts its
+    own functions in the place of Triton kernels; the first one has found them all, and modules
+    that are imported later import what it put there. Where vLLM has no such function, or calls
+    none of them, nothing changes.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(gc, "freeze", _do_nothing))
+        stack.enter_context(_replaced(gc, "unfreeze", _do_nothing))
+        platform = _platform()
+        if has_kernels and hasattr(platform, _KERNELS):
+            stack.enter_context(_replaced(platform, _KERNELS, _do_nothing))
+        yield
+
+
+def give_back() -> None:
+    """Collect, and return freed memory to the operating system, where it can be told to take it."""
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # a libc other than glibc
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _do_nothing() -> None:
+    return
+
+
+def _platform() -> Any:
+    from vllm.platforms import current_platform
+
+    return current_platform
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, function: Callable[[], None]) -> Iterator[None]:
+    """Another function under this name for a while."""
+    kept = vars(owner).get(name)
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        if kept is None:
+            delattr(owner, name)  # it was a class's, and is so again
+        else:
+            setattr(owner, name, kept)
