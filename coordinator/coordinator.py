@@ -21,6 +21,7 @@ from coordinator.intake import Intake
 from coordinator.judge import Judge
 from coordinator.leadership import Leadership
 from coordinator.models import Models
+from coordinator.placer import Placer
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
@@ -91,6 +92,9 @@ class Coordinator:
             ),
             self._selection,
             max_batch=settings.max_batch,
+        )
+        self._placer = Placer(
+            self._scripts, self._roster, self._dispatcher, settings, self._selection.record
         )
         self._sweeper = Sweeper(
             self._connection,
@@ -171,6 +175,8 @@ class Coordinator:
         self._follow_roster()
         self._rescue()
         self._sweeper.run_once()
+        if self._complete:
+            self._placer.run_once(self._leadership.token)
         self._dispatch()
 
     def _keep_lead(self) -> bool:
@@ -258,10 +264,14 @@ class Coordinator:
 
     def _dispatch(self) -> None:
         self._dispatcher.run_once(
-            self._leadership.token,
-            may_place=self._complete,
-            block_ms=0 if self._backlog or self._sweeper.has_more else self._block_ms,
+            self._leadership.token, may_place=self._complete, block_ms=self._patience_ms()
         )
+
+    def _patience_ms(self) -> int:
+        """How long this turn may wait for something to read."""
+        if self._backlog or self._sweeper.has_more:
+            return 0
+        return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
 
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""
