@@ -26,6 +26,11 @@ class Selection:
         self._turns: Counter[tuple[IntakeClass, str]] = Counter()
         self._due: dict[tuple[IntakeClass, str], str] = {}
 
+    @property
+    def record(self) -> ScheduleWriter | None:
+        """Where decisions are recorded, if anywhere."""
+        return self._writer
+
     def start(self) -> None:
         """Read the schedule to follow, if there is one."""
         if self._settings.replay:
@@ -38,8 +43,7 @@ class Selection:
 
     def choose(self, waiting: Waiting, lanes: Sequence[Lane]) -> Lane | None:
         """A lane for the request among those of its model, or None while it has to wait."""
-        request = waiting.request
-        recorded = self._replay and self._replay.worker(request.client, request.id)
+        recorded = self._replay and self._replay.worker(waiting.client, waiting.id)
         if recorded:
             return named(lanes, recorded)
         if self._settings.deterministic:
@@ -68,11 +72,10 @@ class Selection:
         self._due.pop((waiting.intake, waiting.entry), None)
         if lane is None:
             return
-        request = waiting.request
         if self._replay:
-            self._replay.advance(request.client, request.id)
+            self._replay.advance(waiting.client, waiting.id)
         if self._writer:
-            self._writer.write(request.client, request.id, lane.name)
+            self._writer.write(waiting.client, waiting.id, lane.name)
 
     def why(self, lane: Lane, *, alone: bool) -> str:
         """Why that lane, in words, for `tokenyard explain`."""
