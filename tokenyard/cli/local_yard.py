@@ -57,6 +57,13 @@ class LocalPlan:
     enforce_eager: bool = False  # tiny models: compiling takes longer than it saves
     debug: bool = False
 
+    @property
+    def processes(self) -> int:
+        """Worker processes that must be up before the yard is: those that hold, or may load."""
+        if self.models is None:
+            return self.workers
+        return self.workers * (1 + self.sleepers) + self.spares
+
 
 class LocalYard:
     """Starts the parts of a yard in order, watches them, and stops them in reverse.
@@ -123,12 +130,12 @@ class LocalYard:
             view = self.view()
             ready = sum(self._is_up(worker) for worker in view.workers)
             tell(view.leader is not None, ready)
-            if view.leader and ready >= self._plan.workers:
+            if view.leader and ready >= self._plan.processes:
                 return
             if time.monotonic() > until:
                 raise YardFailed(
                     f"after {self._plan.start_timeout_s:g} s, {ready} of"
-                    f" {self._plan.workers} workers are ready; the end of the log:\n"
+                    f" {self._plan.processes} workers are ready; the end of the log:\n"
                     + self._children[-1].last_words()
                 )
             time.sleep(_POLL_S)

@@ -197,7 +197,7 @@ class Foreground:
         self._console.print(f"Starting {plan.workers} workers, engine {plan.engine}, {what}.")
         if plan.engine == "simulated":
             self._console.print("Engine simulated: its answers are made up.")
-        with spinner(self._console, plan.workers) as tell:
+        with spinner(self._console, plan.processes) as tell:
             for warning in self._yard.start():
                 self._console.print(f"Warning: {warning}", style="yellow")
             self._yard.wait_ready(tell)
@@ -224,6 +224,7 @@ def how_to_try(plan: LocalPlan, url: str) -> str:
     redis_cli = f"redis-cli -u {public_url(url)}"
     params = """'{"max_tokens":8,"temperature":0}'"""
     question = 'submit "12+34="' if plan.models is None else 'submit --model NAME "12+34="'
+    model = "" if plan.models is None else " model NAME"
     return f"""
 The yard {plan.yard!r} is up at {public_url(url)}
 Logs are in {plan.data_dir / "logs"}
@@ -234,7 +235,7 @@ Try it in another terminal:
 
 or with nothing but redis-cli:
 
-  {redis_cli} XADD '{keys.intake("normal")}' '*' id q1 prompt '12+34=' params {params}
+  {redis_cli} XADD '{keys.intake("normal")}' '*' id q1{model} prompt '12+34=' params {params}
   {redis_cli} XREAD BLOCK 5000 STREAMS '{keys.reply("anon", "q1")}' 0
 
 Ctrl-C stops everything.
