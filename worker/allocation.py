@@ -94,12 +94,18 @@ class _Host:
         """Release what the device holds and should not."""
         goal = self._goals[device]
         for holder in self._holders(device):
-            if goal and _serves(holder, goal) and not holder.is_doomed:
+            if goal and fits(holder, goal) and not self._must_end(holder):
                 continue
             if holder.state is State.READY:
                 yield Release(holder)
             elif holder.state is State.DRAINED or holder.is_overdue:
                 yield self._end(holder, goal)
+
+    def _must_end(self, holder: Pooled) -> bool:
+        """Whether it, or another one of its group, is to end."""
+        everybody = (one for members in self._on.values() for one in members)
+        doomed = [one for one in everybody if one.is_doomed]
+        return any(one is holder or one.is_mate_of(holder) for one in doomed)
 
     def _end(self, holder: Pooled, goal: Goal | None) -> Step:
         if holder.is_doomed:
@@ -138,7 +144,7 @@ class _Host:
 
     def _choose(self, device: int, goal: Goal) -> Pooled | None:
         """The process of a device that is to hold the goal's model."""
-        others = self._on[device]
+        others = [member for member in self._on[device] if not member.is_doomed]
         for member in others:
             if member.state is State.ASLEEP and member.spec is goal.spec and _is_alone(goal):
                 return member
@@ -169,7 +175,8 @@ class _Host:
         return bool(heirs) and len(asleep) < self._rules.sleepers
 
 
-def _serves(holder: Pooled, goal: Goal) -> bool:
+def fits(holder: Pooled, goal: Goal) -> bool:
+    """Whether it holds what its device should hold, or is about to."""
     devices = holder.group.devices if holder.group else (holder.device,)
     is_leaving = holder.state in (State.DRAINING, State.DRAINED, State.UNLOADING)
     return holder.spec is goal.spec and devices == goal.devices and not is_leaving

@@ -46,6 +46,8 @@ log = logging.getLogger("tokenyard.worker.pool")
 HEALTHY_S = 60.0
 #: So many deaths in a row are a crash loop: it is shown as failed while the longest pause lasts.
 CRASH_LOOP = 5
+#: What multiprocessing says of a process whose fork-server cannot say any more how it ended.
+UNKNOWN_STATUS = 255
 #: Signals that come from outside the process, such as the kernel's when memory runs out.
 KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -260,6 +262,10 @@ class Pooled:
         """Whether it takes up its device."""
         return self.state in AWAKE
 
+    def is_mate_of(self, other: Pooled) -> bool:
+        """Whether both belong to the same group."""
+        return bool(self.group and other.group and self.group.address == other.group.address)
+
     @property
     def is_overdue(self) -> bool:
         """Whether it has been draining for longer than it may."""
@@ -297,6 +303,8 @@ class Pooled:
             self.process.join()
             status = self.process.exitcode
         words = f": {self.last_words}" if self.last_words else ""
+        if status == UNKNOWN_STATUS and _is_alive(self.pid):
+            return self.end or "lost", f"its fork-server is gone{words}"
         if status is None or status >= 0:
             return self.end or "crashed", f"exit status {status}{words}"
         name = signal.Signals(-status).name
@@ -311,7 +319,7 @@ class Pooled:
             status = self.process.exitcode
             # A fork-server that was killed makes its processes look dead that are not.
             with contextlib.suppress(ProcessLookupError):
-                if status == 255:
+                if status == UNKNOWN_STATUS:
                     os.kill(self.pid, signal.SIGKILL)
             self.process.close()
         if self.pipe is not None:
@@ -343,3 +351,11 @@ class Pooled:
         self.state = state
         self._moved = time.monotonic()
         self._beat = Beat(0, 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,319 @@
+"""What each device should do next, from the processes of a host and the goals of its devices."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tokenyard.settings import WorkerSettings
+from worker.allocation import (
+    GROSS,
+    GiveWay,
+    Goal,
+    Release,
+    Replace,
+    Rules,
+    Step,
+    TakeUp,
+    next_steps,
+)
+from worker.engines import Group, Memory
+from worker.models import ModelSpec
+from worker.pooled import Pooled, State
+
+A = ModelSpec(name="a", path="models/a")
+B = ModelSpec(name="b", path="models/b")
+#: Unloaded where others would fall asleep.
+WAKEFUL = ModelSpec(name="wakeful", path="models/wakeful", sleep_level=0)
+PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
+
+SLEEPERS = Rules(sleepers=1)
+TOLERANCE = 0.02
+_names = (f"w-{number}" for number in itertools.count())
+
+
+def member(state: State, spec: ModelSpec | None = None, device: int = 0, **values) -> Pooled:
+    settings = {"redis_url": "redis://x", "engine": "simulated", "drain_timeout_s": 60.0}
+    made = Pooled(WorkerSettings(**settings), next(_names), device)
+    made._enter(state)
+    made.spec = spec
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def leaking(leak: float, device: int = 0) -> Pooled:
+    """A warm process in which models have left so much behind."""
+    memory = Memory(host=round(100_000 * (1 + leak)))
+    return member(State.WARM, device=device, baseline=Memory(host=100_000), memory=memory)
+
+
+def steps(
+    members: list[Pooled], *goals: Goal | None, rules: Rules | None = None, slots: int = 1
+) -> list[Step]:
+    """The next steps where these are all goals of a host."""
+    by_device: dict[int, Goal | None] = dict.fromkeys(range(slots))
+    for goal in goals:
+        by_device |= {device: goal for device in goal.devices} if goal else {}
+    return next_steps(members, by_device, rules or Rules(leak_tolerance=TOLERANCE))
+
+
+class TestTakingUp:
+    def test_a_warm_process_takes_the_model(self) -> None:
+        warm, goal = member(State.WARM), Goal(A, (0,))
+
+        assert steps([warm], goal) == [TakeUp((warm,), goal)]
+
+    def test_each_device_by_its_own_process(self) -> None:
+        one, other = member(State.WARM), member(State.WARM, device=1)
+        goals = Goal(A, (0,)), Goal(A, (1,))
+
+        assert steps([one, other], *goals, slots=2) == [
+            TakeUp((one,), goals[0]),
+            TakeUp((other,), goals[1]),
+        ]
+
+    def test_a_process_is_of_one_device(self) -> None:
+        elsewhere, goal = member(State.WARM, device=1), Goal(A, (0,))
+
+        assert steps([member(State.WARMING), elsewhere], goal, slots=2) == []
+
+    @pytest.mark.parametrize("state", [State.DOWN, State.WARMING, State.STOPPED])
+    def test_nobody_is_there_yet(self, state: State) -> None:
+        assert steps([member(state)], Goal(A, (0,))) == []
+
+    def test_a_spare_stands_in_at_once(self) -> None:
+        # Given a device whose process has just died
+        dead, spare, goal = member(State.DOWN), member(State.WARM), Goal(A, (0,))
+
+        assert steps([dead, spare], goal) == [TakeUp((spare,), goal)]
+
+    @pytest.mark.parametrize("state", [State.LOADING, State.READY])
+    def test_the_goal_is_reached_or_near(self, state: State) -> None:
+        assert steps([member(state, A), member(State.WARM)], Goal(A, (0,))) == []
+
+    def test_without_a_goal_nothing_is_taken_up(self) -> None:
+        assert steps([member(State.WARM)]) == []
+
+    def test_one_that_is_to_end_takes_nothing_up(self) -> None:
+        doomed, sound, goal = member(State.WARM, is_doomed=True), member(State.WARM), Goal(A, (0,))
+
+        assert steps([doomed, sound], goal) == [TakeUp((sound,), goal)]
+        assert steps([doomed], goal) == [Replace(doomed)]
+
+
+class TestGivingWay:
+    def test_what_runs_finishes_first(self) -> None:
+        holder, goal = member(State.READY, A), Goal(B, (0,))
+
+        assert steps([holder, member(State.WARM)], goal) == [Release(holder)]
+
+    @pytest.mark.parametrize("state", [State.LOADING, State.DRAINING, State.UNLOADING])
+    def test_it_is_waited_for(self, state: State) -> None:
+        assert steps([member(state, A), member(State.WARM)], Goal(B, (0,))) == []
+
+    def test_then_it_is_unloaded(self) -> None:
+        holder = member(State.DRAINED, A)
+
+        assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
+
+    def test_a_device_without_a_goal_is_cleared(self) -> None:
+        assert steps([ready := member(State.READY, A)]) == [Release(ready)]
+        assert steps([drained := member(State.DRAINED, A)]) == [GiveWay(drained, sleeps=False)]
+
+    def test_draining_has_an_end(self) -> None:
+        holder = member(State.DRAINING, A)
+        holder._drain_since -= 61.0
+
+        assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
+
+    def test_a_goal_that_comes_back_too_late_is_loaded_anew(self) -> None:
+        # Given a device that has begun to let go of the model that it should hold after all
+        holder, warm, goal = member(State.DRAINED, A), member(State.WARM), Goal(A, (0,))
+
+        assert steps([holder, warm], goal) == [GiveWay(holder, sleeps=False)]
+        holder._enter(State.UNLOADING)
+        assert steps([holder, warm], goal) == []
+
+    def test_another_entry_of_the_same_name_is_another_model(self) -> None:
+        holder = member(State.READY, A)
+
+        assert steps([holder], Goal(ModelSpec(name="a", path="other"), (0,))) == [Release(holder)]
+
+    def test_devices_do_not_wait_for_each_other(self) -> None:
+        slow, warm = member(State.DRAINING, A), member(State.WARM, device=1)
+        goals = Goal(B, (0,)), Goal(B, (1,))
+
+        assert steps([slow, warm], *goals, slots=2) == [TakeUp((warm,), goals[1])]
+
+
+class TestSleep:
+    def _sleeps(self, holder: Pooled, *others: Pooled, goal: Goal | None = None) -> bool:
+        (step,) = steps([holder, *others], goal or Goal(B, (0,)), rules=SLEEPERS)
+        assert isinstance(step, GiveWay)
+        assert step.member is holder
+        return step.sleeps
+
+    def test_it_sleeps_where_another_process_takes_over(self) -> None:
+        assert self._sleeps(member(State.DRAINED, A), member(State.WARM))
+        assert self._sleeps(member(State.DRAINED, A), member(State.WARMING))
+
+    def test_it_does_not_sleep_where_none_takes_over(self) -> None:
+        assert not self._sleeps(member(State.DRAINED, A), member(State.DOWN))
+        assert not self._sleeps(member(State.DRAINED, A))
+
+    def test_no_more_sleep_than_there_is_room_for(self) -> None:
+        sleeper = member(State.ASLEEP, WAKEFUL)
+
+        assert not self._sleeps(member(State.DRAINED, A), member(State.WARM), sleeper)
+
+    def test_they_change_places(self) -> None:
+        assert self._sleeps(member(State.DRAINED, A), member(State.ASLEEP, B))
+
+    def test_none_sleeps_where_the_operator_wants_none(self) -> None:
+        holder = member(State.DRAINED, A)
+
+        assert steps([holder, member(State.WARM)], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
+
+    def test_a_model_that_must_not_sleep(self) -> None:
+        assert not self._sleeps(member(State.DRAINED, WAKEFUL), member(State.WARM))
+
+    def test_a_group_does_not_sleep(self) -> None:
+        group = Group("address", 0, (0, 1))
+
+        assert not self._sleeps(member(State.DRAINED, PAIR, group=group), member(State.WARM))
+
+    def test_a_command_decides_for_itself(self) -> None:
+        # Given a process that was told to sleep, on a host that keeps no sleepers
+        holder = member(State.DRAINED, A, sleep_level=1)
+
+        assert steps([holder]) == [GiveWay(holder, sleeps=True)]
+
+    def test_without_a_goal_nothing_sleeps_by_itself(self) -> None:
+        holder = member(State.DRAINED, A)
+
+        assert steps([holder, member(State.WARM)], rules=SLEEPERS) == [
+            GiveWay(holder, sleeps=False)
+        ]
+
+    def test_a_sleeper_with_the_model_wakes_before_another_loads_it(self) -> None:
+        warm, sleeper, goal = member(State.WARM), member(State.ASLEEP, A), Goal(A, (0,))
+
+        assert steps([warm, sleeper], goal) == [TakeUp((sleeper,), goal)]
+
+    def test_a_sleeper_with_another_model_goes_on_sleeping(self) -> None:
+        warm, sleeper, goal = member(State.WARM), member(State.ASLEEP, B), Goal(A, (0,))
+
+        assert steps([sleeper, warm], goal) == [TakeUp((warm,), goal)]
+
+    def test_where_all_sleep_the_first_of_them_makes_room(self) -> None:
+        late = member(State.ASLEEP, B, since=200.0)
+        early = member(State.ASLEEP, WAKEFUL, since=100.0)
+
+        assert steps([late, early], Goal(A, (0,))) == [GiveWay(early, sleeps=False)]
+
+    def test_one_that_is_about_to_be_warm_is_waited_for(self) -> None:
+        sleeper = member(State.ASLEEP, B)
+
+        assert steps([sleeper, member(State.WARMING)], Goal(A, (0,))) == []
+
+
+class TestGroups:
+    def test_a_group_takes_one_process_of_each_device(self) -> None:
+        zero, one, goal = member(State.WARM), member(State.WARM, device=1), Goal(PAIR, (1, 0))
+
+        assert steps([zero, one], goal, slots=2) == [TakeUp((one, zero), goal)]
+
+    def test_it_waits_until_all_devices_are_free(self) -> None:
+        warm, busy, goal = member(State.WARM), member(State.READY, A, 1), Goal(PAIR, (0, 1))
+
+        assert steps([warm, busy], goal, slots=2) == [Release(busy)]
+        busy._enter(State.DRAINING)
+        assert steps([warm, busy], goal, slots=2) == []
+
+    def test_it_waits_until_all_are_warm(self) -> None:
+        members = [member(State.WARM), member(State.WARMING, device=1)]
+
+        assert steps(members, Goal(PAIR, (0, 1)), slots=2) == []
+
+    def test_a_sleeper_makes_room_for_it(self) -> None:
+        warm, sleeper = member(State.WARM), member(State.ASLEEP, B, 1)
+
+        assert steps([warm, sleeper], Goal(PAIR, (0, 1)), slots=2) == [
+            GiveWay(sleeper, sleeps=False)
+        ]
+
+    def _group(self, state: State = State.READY) -> list[Pooled]:
+        leader = member(state, PAIR, group=Group("address", 0, (0, 1)))
+        follower = member(State.ATTACHED, PAIR, 1, group=Group("address", 1, (0, 1)))
+        return [leader, follower]
+
+    def test_a_group_that_is_there_stays(self) -> None:
+        assert steps(self._group(), Goal(PAIR, (0, 1)), slots=2) == []
+
+    def test_its_leader_lets_go_of_all(self) -> None:
+        members = self._group()
+        assert steps(members, Goal(A, (0,)), slots=2) == [Release(members[0])]
+
+        members[0]._enter(State.DRAINED)
+        assert steps(members, Goal(A, (0,)), slots=2) == [GiveWay(members[0], sleeps=False)]
+
+    def test_the_same_model_on_other_devices_is_another_group(self) -> None:
+        members = [*self._group(), member(State.WARM, device=2)]
+
+        assert steps(members, Goal(PAIR, (0, 2)), slots=3) == [Release(members[0])]
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_it_ends_with_any_process_that_is_to_end(self, rank: int) -> None:
+        members, goal = self._group(), Goal(PAIR, (0, 1))
+        members[rank].is_doomed = True
+        assert steps(members, goal, slots=2) == [Release(members[0])]
+
+
+class TestReplacing:
+    def test_a_leaking_process_that_nobody_needs(self) -> None:
+        leaky = leaking(0.03)
+
+        assert steps([leaky, leaking(0.01)]) == [Replace(leaky)]
+
+    def test_it_waits_until_nothing_else_is_to_be_done(self) -> None:
+        leaky, warm, goal = leaking(0.03), member(State.WARM, device=1), Goal(A, (1,))
+
+        assert steps([leaky, warm], goal, slots=2) == [TakeUp((warm,), goal)]
+
+    def test_a_sound_process_is_preferred(self) -> None:
+        leaky, sound, goal = leaking(0.03), leaking(0.01), Goal(A, (0,))
+
+        assert steps([leaky, sound], goal) == [TakeUp((sound,), goal)]
+
+    def test_a_model_does_not_wait_for_a_small_leak(self) -> None:
+        leaky, goal = leaking(GROSS * TOLERANCE), Goal(A, (0,))
+
+        assert steps([leaky], goal) == [TakeUp((leaky,), goal)]
+
+    def test_a_large_leak_comes_first(self) -> None:
+        leaky = leaking(GROSS * TOLERANCE + 0.01)
+
+        assert steps([leaky], Goal(A, (0,))) == [Replace(leaky)]
+
+    def test_an_operator_may_tolerate_more(self) -> None:
+        assert steps([leaking(0.3)], rules=Rules(leak_tolerance=0.5)) == []
+
+    @pytest.mark.parametrize("state", [State.WARM, State.WARMING, State.ASLEEP])
+    def test_one_that_is_to_end_ends_at_once_where_it_has_nothing(self, state: State) -> None:
+        doomed = member(state, is_doomed=True)
+
+        assert steps([doomed]) == [Replace(doomed)]
+
+    def test_one_that_is_to_end_finishes_what_it_has(self) -> None:
+        goal = Goal(A, (0,))
+        doomed = member(State.READY, A, is_doomed=True)
+        assert steps([doomed], goal) == [Release(doomed)]
+
+        doomed._enter(State.DRAINED)
+        assert steps([doomed], goal) == [Replace(doomed)]
+
+        overdue = member(State.DRAINING, A, is_doomed=True)
+        overdue._drain_since -= 61.0
+        assert steps([overdue], goal) == [Replace(overdue)]
