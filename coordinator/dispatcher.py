@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from coordinator.rate import Rate
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.streams import position
-from coordinator.waiting import Waiting, prompt_tokens, without_payload
+from coordinator.waiting import Waiting, prompt_tokens
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
@@ -140,15 +141,19 @@ class Dispatcher:
         # Clients may choose the ids of entries; nothing has waited for less than no time.
         since_ms = min(float(position(entry.id)[0]), self._roster.server_ms())
         return Waiting(
-            entry.intake,
-            entry.id,
-            without_payload(request),
-            self._judge.model_of(request),
-            prompt_tokens(request, entry.fields),
-            since_ms,
-            history,
-            self._judge.is_suspect(history),
-            _published(entry),
+            intake=entry.intake,
+            entry=entry.id,
+            id=request.id,
+            client=sys.intern(request.client),
+            reply_to=sys.intern(request.reply_to),
+            result_ttl_s=request.result_ttl_s,
+            deadline_ms=request.deadline_ms,
+            model=self._judge.model_of(request),
+            tokens=prompt_tokens(request, entry.fields),
+            since_ms=since_ms,
+            history=history,
+            is_suspect=self._judge.is_suspect(history),
+            published=_published(entry),
         )
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
@@ -237,8 +242,8 @@ class Dispatcher:
             Move(
                 item.waiting.intake,
                 item.waiting.entry,
-                item.waiting.request.client,
-                item.waiting.request.id,
+                item.waiting.client,
+                item.waiting.id,
                 item.lane.worker,
                 item.lane.limit,
                 alone=item.alone,

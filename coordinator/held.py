@@ -31,10 +31,11 @@ class Queue:
         self._others: dict[IntakeClass, OrderedDict[str, Waiting]] = {
             name: OrderedDict() for name in INTAKE_CLASSES
         }
+        self._count = 0
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._suspects) + sum(len(others) for others in self._others.values())
+        return self._count
 
     def __iter__(self) -> Iterator[Waiting]:
         """All of it, suspects first."""
@@ -44,11 +45,13 @@ class Queue:
     def add(self, waiting: Waiting) -> None:
         """Put a request behind those of its class."""
         self._of(waiting)[waiting.entry] = waiting
+        self._count += 1
         self.tokens += waiting.tokens
 
     def discard(self, waiting: Waiting) -> None:
         """Take a request out, if it is here."""
         if self._of(waiting).pop(waiting.entry, None) is not None:
+            self._count -= 1
             self.tokens -= waiting.tokens
 
     def _of(self, waiting: Waiting) -> OrderedDict[str, Waiting]:
@@ -110,23 +113,27 @@ class Held:
 
     def add(self, waiting: Waiting) -> None:
         """Hold a request until it is placed or answered."""
-        self._entries[waiting.intake][waiting.entry] = waiting
-        key = (waiting.intake, waiting.entry)
-        if waiting.request.deadline_ms is not None:
-            self._deadlines.set(key, waiting.request.deadline_ms)
+        entries = self._entries[waiting.intake]
+        before = entries.get(waiting.entry)
+        if before is not None:  # read twice: somebody has made the group anew
+            self.remove(before)
+        entries[waiting.entry] = waiting
+        if waiting.deadline_ms is not None:
+            self._deadlines.set((waiting.intake, waiting.entry), waiting.deadline_ms)
         if waiting.history.not_before_ms:
-            self._pauses.set(key, waiting.history.not_before_ms)
+            self._pauses.set((waiting.intake, waiting.entry), waiting.history.not_before_ms)
         else:
             self._enqueue(waiting)
 
     def remove(self, waiting: Waiting) -> None:
         """Hold a request no more; nothing happens if it is not held."""
         self._entries[waiting.intake].pop(waiting.entry, None)
-        key = (waiting.intake, waiting.entry)
-        self._deadlines.discard(key)
-        self._pauses.discard(key)
-        self._late.pop(key, None)
         self._dequeue(waiting)
+        if waiting.deadline_ms is not None or waiting.history.not_before_ms:
+            key = (waiting.intake, waiting.entry)
+            self._deadlines.discard(key)
+            self._pauses.discard(key)
+            self._late.pop(key, None)
 
     def clear(self) -> None:
         """Hold nothing any more."""
@@ -137,7 +144,10 @@ class Held:
         self._pauses, self._deadlines = Timetable(), Timetable()
 
     def _enqueue(self, waiting: Waiting) -> None:
-        self._queues.setdefault(waiting.model, Queue()).add(waiting)
+        queue = self._queues.get(waiting.model)
+        if queue is None:
+            queue = self._queues[waiting.model] = Queue()
+        queue.add(waiting)
 
     def _dequeue(self, waiting: Waiting) -> None:
         queue = self._queues.get(waiting.model)

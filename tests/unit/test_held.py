@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coordinator.demand import Demand
 from coordinator.held import FAIR_TURN, Held
 from coordinator.history import FRESH, History
-from coordinator.waiting import Waiting, prompt_tokens, without_payload
+from coordinator.waiting import Waiting, prompt_tokens
 from tests.support.builders import make_request
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.wire import Request
@@ -28,9 +28,17 @@ def waiting(
     deadline_ms: int | None = None,
     not_before_ms: int = 0,
 ) -> Waiting:
-    history = History(not_before_ms=not_before_ms) if not_before_ms else FRESH
-    request = without_payload(make_request(name, deadline_ms=deadline_ms))
-    return Waiting(intake, name, request, model, tokens, since_ms, history, suspect)
+    return Waiting(
+        intake=intake,
+        entry=name,
+        id=name,
+        deadline_ms=deadline_ms,
+        model=model,
+        tokens=tokens,
+        since_ms=since_ms,
+        history=History(not_before_ms=not_before_ms) if not_before_ms else FRESH,
+        is_suspect=suspect,
+    )
 
 
 def holding(*all_of: Waiting) -> Held:
@@ -83,6 +91,13 @@ class TestOrder:
         held.remove(two)
         assert set(held.models) == {"a"}
         assert held.queue("b") is None
+
+    def test_what_is_read_twice_is_held_once(self) -> None:
+        held = holding(waiting("r1"), waiting("r2", deadline_ms=7), waiting("r1"))
+        held.add(waiting("r2"))
+
+        assert names(held) == ["r1", "r2"]
+        assert (len(held), held.demands(NOW_MS)[0].tokens) == (2, 6)
 
 
 class TestTime:
@@ -206,7 +221,7 @@ def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
         held.advance(now)
 
         # I expect each of the others to be where its time puts it, once.
-        deadlines = {name: one.request.deadline_ms for name, one in stay.items()}
+        deadlines = {name: one.deadline_ms for name, one in stay.items()}
         overdue = {name for name, at in deadlines.items() if at is not None and at <= now}
         pausing = {name for name, one in stay.items() if one.history.not_before_ms > now}
         queued = [one.entry for model in held.models for one in held.queue(model) or ()]
@@ -216,45 +231,35 @@ def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
         assert sum(one.requests for one in held.demands(now)) == len(queued)
 
 
-class TestLight:
-    def test_the_payload_is_left_behind(self) -> None:
-        request = make_request(
-            "r",
-            client="c",
-            reply_to="replies:c",
-            model="m",
-            deadline_ms=7,
-            result_ttl_s=9,
-            stream=True,
-            metadata={"a": 1},
-        )
-
-        light = without_payload(request)
-
-        assert light == Request(
-            id="r",
-            client="c",
-            reply_to="replies:c",
-            model="m",
-            deadline_ms=7,
-            result_ttl_s=9,
-            stream=True,
-        )
-        assert light.kind == request.kind
-
-    @pytest.mark.parametrize(
-        ("fields", "tokens"),
-        [
-            ({"tokens": [1, 2, 3]}, 3),
-            ({"prompt": "x" * 9}, 3),
-            ({"prompt": "€"}, 1),
-            ({"messages": [{"role": "user", "content": "x"}]}, 8),
-        ],
+def test_what_it_takes_to_answer_one() -> None:
+    light = Waiting(
+        intake="low",
+        entry="1-0",
+        id="r",
+        client="c",
+        reply_to="replies:c",
+        result_ttl_s=9,
+        deadline_ms=7,
     )
-    def test_tokens_of_a_prompt(self, fields: dict, tokens: int) -> None:
-        request = make_request("r", **fields)
-        raw = {b"prompt": (request.prompt or "").encode()}
-        if request.messages:
-            raw = {b"messages": b'[{"role":"user","content":"x"}]'}
 
-        assert prompt_tokens(request, raw) == tokens
+    assert light.request == Request(
+        id="r", client="c", reply_to="replies:c", result_ttl_s=9, deadline_ms=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"tokens": [1, 2, 3]}, 3),
+        ({"prompt": "x" * 9}, 3),
+        ({"prompt": "€"}, 1),
+        ({"messages": [{"role": "user", "content": "x"}]}, 8),
+    ],
+)
+def test_tokens_of_a_prompt(fields: dict, tokens: int) -> None:
+    request = make_request("r", **fields)
+    raw = {b"prompt": (request.prompt or "").encode()}
+    if request.messages:
+        raw = {b"messages": b'[{"role":"user","content":"x"}]'}
+
+    assert prompt_tokens(request, raw) == tokens

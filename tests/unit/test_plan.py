@@ -9,7 +9,6 @@ import pytest
 from coordinator.plan import Placed, make_plan
 from coordinator.policies import Lane, round_robin
 from coordinator.waiting import Waiting
-from tests.support.builders import make_request
 
 
 def lane(name: str, load: int = 0, *, limit: int = 4, alone: bool = False) -> Lane:
@@ -17,7 +16,7 @@ def lane(name: str, load: int = 0, *, limit: int = 4, alone: bool = False) -> La
 
 
 def waiting(name: str) -> Waiting:
-    return Waiting("normal", name, make_request(name), "m")
+    return Waiting(intake="normal", entry=name, id=name, model="m")
 
 
 def plan(
@@ -37,7 +36,7 @@ def plan(
 
 
 def placed(made: list[Placed]) -> list[tuple[str, str, bool]]:
-    return [(item.waiting.request.id, item.lane.name, item.alone) for item in made]
+    return [(item.waiting.id, item.lane.name, item.alone) for item in made]
 
 
 def suspects(count: int) -> list[Waiting]:
@@ -101,7 +100,7 @@ class TestOthers:
         queue = iter(others(1000))
 
         assert len(plan([lane("a", 1)], others=queue)) == 3
-        assert next(queue).request.id == "r4"
+        assert next(queue).id == "r4"
 
     def test_lanes_are_seen_as_they_fill(self) -> None:
         assert [item.lane.load for item in plan([lane("a")], others=others(3))] == [0, 1, 2]
@@ -114,7 +113,7 @@ class TestOthers:
             [],
             others(3),
             lanes,
-            choose=lambda one, _: None if one.request.id == "r1" else lanes[0],
+            choose=lambda one, _: None if one.id == "r1" else lanes[0],
             most=9,
         )
 

@@ -11,7 +11,6 @@ from coordinator.policies import Lane
 from coordinator.schedule import ScheduleWriter, read_schedule
 from coordinator.selection import Selection
 from coordinator.waiting import Waiting
-from tests.support.builders import make_request
 from tokenyard.keys import IntakeClass
 from tokenyard.settings import CoordinatorSettings
 
@@ -21,7 +20,7 @@ def lanes(names: str = "abc", model: str = "sim", load: int = 0) -> list[Lane]:
 
 
 def waiting(at: int, intake: IntakeClass = "normal") -> Waiting:
-    return Waiting(intake, f"{at}-0", make_request(f"{intake}{at}"))
+    return Waiting(intake=intake, entry=f"{at}-0", id=f"{intake}{at}")
 
 
 def selection(**values: Any) -> Selection:
@@ -80,8 +79,7 @@ class TestDeterministic:
     def test_a_duplicate_takes_a_turn(self) -> None:
         chosen = selection(deterministic=True)
         chosen.muster(lanes())
-        request = make_request("twice")
-        first, second = (Waiting("normal", f"{n}-0", request) for n in (1, 2))
+        first, second = (Waiting(intake="normal", entry=f"{n}-0", id="twice") for n in (1, 2))
 
         assert give(chosen, [first], lanes()) == "a"
         assert chosen.choose(second, lanes())
