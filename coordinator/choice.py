@@ -43,12 +43,10 @@ class Choice:
         Those of the host where all may be had first. Given away one by one, to models that need
         only one, they would never be free to change at the same time.
         """
-        kept = self._standing.kept()
         sets = []
         for controller, ranks in self._hosts(need):
             first = self._first_to_change(controller, need.model)[:ranks]
-            room = self._standing.catalog.hosts[controller].devices - kept.get(controller, 0)
-            if ranks > 1 and len(first) == ranks <= room:
+            if ranks > 1 and len(first) == ranks:
                 sets.append((first[-1][0], [device for _, device in first]))
         return min(sets, default=(0.0, []))[1]
 
@@ -106,9 +104,9 @@ class Choice:
     def _gives_way(self, holder: Holder, need: Need) -> bool:
         """Whether a holder's devices may be given to another model now."""
         standing = self._standing
-        if need.reach is Reach.FREE or holder.model == need.model or not holder.is_ready:
+        if need.reach is Reach.FREE or holder.devices & standing.taken:
             return False
-        if holder.devices & standing.taken or not self._is_settled(holder):
+        if not holder.is_ready or not self._is_settled(holder):
             return False
         if standing.is_pinned(holder) or standing.has_swapped(holder, need.model):
             return False

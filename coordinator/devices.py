@@ -114,7 +114,7 @@ class Survey:
 
 
 def survey(workers: Iterable[Worker]) -> Survey:
-    """Look at the devices of all workers; one that names no controller has no device."""
+    """Look at the devices of all workers; those that name no controller seem to share one."""
     everybody = sorted(workers, key=lambda one: (one.device, one.worker))
     swapped: dict[DeviceId, float] = {}
     for one in everybody:
@@ -124,7 +124,6 @@ def survey(workers: Iterable[Worker]) -> Survey:
     devices = [
         Device(device, held.get(device), list(there))
         for device, there in groupby(everybody, key=lambda one: one.device)
-        if device[0]
     ]
     return Survey(devices, holders)
 
@@ -134,12 +133,7 @@ def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Itera
     awake = [one for one in workers if one.info.state in AWAKE]
     leaders = [one for one in awake if one.info.state != "attached"]
     for leader in sorted(leaders, key=lambda one: one.info.state in SERVING):
-        devices = frozenset(one.device for one in workers if _is_held_by(one, leader))
-        yield Holder(leader, devices, max(swapped[device] for device in devices))
-
-
-def _is_held_by(one: Worker, leader: Worker) -> bool:
-    """Whether ``leader`` takes up the device of a worker: by itself, or by their group."""
-    if one.info.controller != leader.info.controller:
-        return False
-    return one is leader or one.info.name in leader.info.group
+        group = leader.info.group
+        devices = {one.device for one in workers if one is leader or one.info.name in group}
+        swapped_ms = max(swapped[device] for device in devices)
+        yield Holder(leader, frozenset(devices), swapped_ms)

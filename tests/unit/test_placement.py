@@ -176,10 +176,17 @@ class TestWhichDevice:
             workers = [worker("w.1", "b", swapped_s=swapped_s)]
             assert loads(decide([demand("a")], workers)) == expected
 
-    def test_its_change_shows_also_where_only_a_spare_tells(self) -> None:
-        workers = [worker("v.1", "b"), worker("w.2", swapped_s=1)]
+    @pytest.mark.parametrize("spare", ["u.2", "w.2"])
+    def test_its_change_shows_also_where_only_a_spare_tells(self, spare: str) -> None:
+        workers = [worker("v.1", "b"), worker(spare, swapped_s=1)]
 
         assert loads(decide([demand("a")], workers)) == []
+
+    @pytest.mark.parametrize("other", ["u.2", "w.2"])
+    def test_a_device_between_two_workers_stays(self, other: str) -> None:
+        workers = [worker("v.1", "b"), worker(other, "c", state="draining", load=1)]
+
+        assert loads(decide([demand("a", wait_s=99)], workers)) == []
 
     def test_the_wait_is_that_of_the_model_that_comes(self) -> None:
         hosts = host(a={"max_model_wait_s": 5.0}, b={"max_model_wait_s": 500.0})
@@ -321,6 +328,13 @@ class TestPins:
 
         assert loads(decide([demand("b", wait_s=9)], [worker("w.1")], hosts)) == [("w.1", "a")]
 
+    def test_one_decision_gives_it_one_worker_for_whatever_reason(self) -> None:
+        workers = [worker("v.1"), worker("w.2", device=1)]
+
+        placement = decide([demand("a", wait_s=99)], workers, host(a={"pin": 2}))
+
+        assert len(placement.commands) == 1
+
     def test_it_waits_its_turn_for_a_busy_device(self) -> None:
         hosts = host(a={"pin": 1}, b={})
         busy = [worker("w.1", "b", load=1)]
@@ -441,6 +455,32 @@ class TestGroups:
         # But not for ever, if it never comes to that.
         assert loads(decide([demand("big", wait_s=121), *others], workers, hosts))
 
+    def test_it_does_not_gather_what_is_broken(self) -> None:
+        """Given three devices of which one never comes up, I expect the other two to be kept."""
+        hosts = host(devices=3, big={"ranks": 2}, b={}, c={}, d={"max_model_wait_s": 10.0})
+        workers = [
+            worker("u.1", state="failed", device=0),
+            worker("v.2", "b", load=1, swapped_s=31, device=1),
+            worker("w.3", "c", load=1, swapped_s=16, device=2),
+        ]
+        others = [demand("d", wait_s=40)]
+
+        assert loads(decide(others, workers, hosts))
+        assert loads(decide([demand("big", wait_s=50), *others], workers, hosts)) == []
+
+    def test_the_worker_to_command_is_a_leader_where_there_is_one(self) -> None:
+        names = ["w", "v"]
+        hosts = host(devices=2, big={"ranks": 2}, other={"ranks": 2})
+        workers = [
+            worker("v.1", "big", state="attached", group=names, device=0),
+            worker("w.2", "big", group=names, device=1),
+        ]
+
+        placement = decide([demand("other")], workers, hosts)
+
+        assert loads(placement) == [("w.2", "other")]
+        assert placement.commands[0].devices == [1, 0]
+
     def test_what_it_cannot_get_together_is_not_kept(self) -> None:
         hosts = host(devices=2, big={"ranks": 2}, b={"pin": 1}, d={})
         workers = [worker("v.1", "b"), worker("w.2", device=1)]
@@ -485,6 +525,12 @@ class TestOrdersUnderWay:
         placement = decide([], [worker("spare.9", "a", state=state)], orders=[self.order()])
 
         assert placement.orders == []
+
+    @pytest.mark.parametrize("old", ["r.1", "t.1"])
+    def test_over_also_before_the_old_one_is_gone(self, old: str) -> None:
+        workers = [worker(old, "b", state="unloading"), worker("s.9", "a", state="loading")]
+
+        assert decide([], workers, orders=[self.order()]).orders == []
 
     def test_under_way_while_the_old_model_gives_way(self) -> None:
         for state in ("draining", "unloading"):
@@ -554,6 +600,11 @@ class TestFaults:
 
         assert placement.hopeless == {}
         assert loads(placement) == [("w.1", "a")]
+
+    def test_one_more_try_may_have_to_wait_for_a_device(self) -> None:
+        placement = decide([demand("a")], [worker("w.1", "b", load=1)], self.faulty(3, 9))
+
+        assert placement.hopeless == {}
 
     def test_who_holds_it_serves_it(self) -> None:
         workers = [worker("v.1", "a", load=4), worker("w.2", device=1)]

@@ -1,0 +1,338 @@
+"""The placement in a made-up yard whose clock the test turns: swaps, waits and throughput."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import cycle, islice, pairwise
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.demand import Demand
+from coordinator.devices import Worker
+from coordinator.placement import Order, Situation, place
+from tokenyard.commands import Command
+from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
+
+STEP_S: Final = 0.05
+START_MS: Final = 1_000_000.0
+UNLOAD_S: Final = 0.2
+
+
+@dataclass
+class Model:
+    """How a model behaves here."""
+
+    name: str
+    load_s: float = 1.0
+    rate: float = 20.0  # requests that one worker answers in a second
+    ranks: int = 1
+    pin: int = 0
+
+
+@dataclass
+class Device:
+    """One device and its two processes, one of which may be awake."""
+
+    index: int
+    state: WorkerState = "warm"
+    model: str = ""
+    group: list[int] = field(default_factory=list)  # devices, the leader's first
+    incarnation: int = 1
+    lane: deque[float] = field(default_factory=deque)  # when what is there was submitted
+    since_s: float = 0.0
+    swapped_s: float = 0.0
+    worked_s: float = 0.0
+    credit: float = 0.0  # of requests, that the engine has worked off
+    wanted: str = ""
+    wanted_group: list[int] = field(default_factory=list)
+
+    @property
+    def worker(self) -> str:
+        return f"w{self.index}.{self.incarnation}"
+
+    def enter(self, state: WorkerState, now_s: float) -> None:
+        self.state, self.since_s = state, now_s
+
+
+class Yard:
+    """One host, a queue for each model, and the placement every step."""
+
+    def __init__(self, models: list[Model], devices: int, wait_s: float = 5.0) -> None:
+        self.models = {model.name: model for model in models}
+        self.devices = [Device(index) for index in range(devices)]
+        self.wait_s = wait_s
+        self.lane_limit = 5
+        self.now_s = 0.0
+        self.queues: dict[str, deque[float]] = {name: deque() for name in self.models}
+        self.orders: list[Order] = []
+        self.commands: list[Command] = []
+        self.swaps: list[tuple[float, int]] = []  # when, and on which device
+        self.served: Counter[str] = Counter()
+        self.longest_wait_s = 0.0
+
+    def submit(self, *models: str) -> None:
+        for model in models:
+            self.queues[model].append(self.now_s)
+
+    def run(self, seconds: float) -> None:
+        until = self.now_s + seconds
+        while self.now_s < until:
+            self.step()
+
+    def run_until_served(self, count: int, most_s: float = 3_000.0) -> None:
+        until = self.now_s + most_s
+        while self.served.total() < count:
+            assert self.now_s < until, f"{self.served}, {self.devices}"
+            self.step()
+
+    def step(self) -> None:
+        self.now_s += STEP_S
+        for device in self.devices:
+            self._dispatch(device)
+        self._place()
+        for device in self.devices:
+            self._serve(device)
+            self._move_on(device)
+        self._take_up()
+
+    def _dispatch(self, device: Device) -> None:
+        queue = self.queues.get(device.model, deque())
+        while device.state == "ready" and queue and len(device.lane) < self.lane_limit:
+            device.lane.append(queue.popleft())
+
+    def _serve(self, device: Device) -> None:
+        if device.state not in {"ready", "draining"} or not device.lane:
+            device.credit = 0.0
+            return
+        device.worked_s = self.now_s
+        device.credit += self.models[device.model].rate * STEP_S
+        while device.credit >= 1 and device.lane:
+            device.credit -= 1
+            self.longest_wait_s = max(self.longest_wait_s, self.now_s - device.lane.popleft())
+            self.served[device.model] += 1
+
+    # What the controller does
+
+    def _obey(self, command: Command) -> None:
+        devices = [one for one in self.devices if one.worker == command.worker]
+        assert len(devices) == 1, f"{command} is for nobody"
+        group = command.devices or [devices[0].index]
+        for index in group:
+            self.devices[index].wanted = command.model
+            self.devices[index].wanted_group = group
+            for mate in self.devices[index].group or [index]:
+                self._release(self.devices[mate])
+
+    def _release(self, device: Device) -> None:
+        if device.state == "ready":
+            device.enter("draining", self.now_s)
+
+    def _move_on(self, device: Device) -> None:
+        elapsed_s = self.now_s - device.since_s
+        if device.state == "draining" and not device.lane:
+            for index in device.group or [device.index]:
+                self._give_way(self.devices[index])
+        elif device.state == "unloading" and elapsed_s >= UNLOAD_S:
+            device.model, device.group = "", []
+            device.enter("warm", self.now_s)
+        elif device.state == "loading" and elapsed_s >= self.models[device.model].load_s:
+            device.enter("ready", self.now_s)
+
+    def _give_way(self, device: Device) -> None:
+        device.enter("unloading", self.now_s)
+        device.incarnation += 100
+        if device.wanted:
+            device.swapped_s = self.now_s
+            self.swaps.append((self.now_s, device.index))
+
+    def _take_up(self) -> None:
+        for device in self.devices:
+            mates = [self.devices[index] for index in device.wanted_group]
+            if mates and mates[0] is device and all(mate.state == "warm" for mate in mates):
+                for mate in mates:
+                    mate.model, mate.wanted = device.wanted or mate.model, ""
+                    mate.group = [one.index for one in mates] if len(mates) > 1 else []
+                    mate.wanted_group = []
+                    mate.enter("loading" if mate is device else "attached", self.now_s)
+
+    # What the coordinator does
+
+    def _place(self) -> None:
+        placement = place(
+            Situation(
+                self._demands(),
+                [self._worker(device) for device in self.devices],
+                {"h": self._host()},
+                self._ms(self.now_s),
+                self.wait_s,
+                self.orders,
+            )
+        )
+        self.orders = placement.orders
+        self.commands += placement.commands
+        for command in placement.commands:
+            self._obey(command)
+
+    def _demands(self) -> list[Demand]:
+        return [
+            Demand(model, len(queue), len(queue), self.now_s - queue[0])
+            for model, queue in self.queues.items()
+            if queue
+        ]
+
+    def _worker(self, device: Device) -> Worker:
+        info = WorkerInfo(
+            name=f"w{device.index}",
+            state=device.state,
+            model=device.model,
+            controller="h",
+            device=device.index,
+            lane_limit=self.lane_limit if device.state == "ready" else 2,
+            group=[f"w{index}" for index in device.group],
+            since_ms=int(self._ms(device.since_s)),
+            swapped_ms=int(self._ms(device.swapped_s)) if device.swapped_s else 0,
+        )
+        return Worker(device.worker, info, len(device.lane), self._ms(device.worked_s))
+
+    def _host(self) -> HostInfo:
+        models = [
+            ModelInfo(name=one.name, ranks=one.ranks, pin=one.pin, load_s=one.load_s)
+            for one in self.models.values()
+        ]
+        return HostInfo(name="h", devices=len(self.devices), models=models)
+
+    @staticmethod
+    def _ms(seconds: float) -> float:
+        return START_MS + 1000 * seconds
+
+    def shortest_time_between_swaps(self) -> float:
+        """Of one device."""
+        times = [
+            round(after - before, 3)
+            for device in self.devices
+            for before, after in pairwise(at for at, index in self.swaps if index == device.index)
+        ]
+        return min(times, default=float("inf"))
+
+
+def alternating(count: int, *models: str) -> list[str]:
+    return list(islice(cycle(models), count))
+
+
+def test_a_cold_first_request_starts_a_load_at_once() -> None:
+    yard = Yard([Model("a"), Model("b")], devices=1)
+    yard.submit("a")
+
+    yard.step()
+
+    assert [command.model for command in yard.commands] == ["a"]
+    assert yard.devices[0].state == "loading"
+
+
+def test_a_thousand_alternating_requests_at_once_on_one_device() -> None:
+    """I expect few swaps, and at least 70 % of what one model alone would get through."""
+    alone = Yard([Model("a")], devices=1)
+    alone.submit(*["a"] * 1000)
+    alone.run_until_served(1000)
+
+    yard = Yard([Model("a"), Model("b")], devices=1)
+    yard.submit(*alternating(1000, "a", "b"))
+    yard.run_until_served(1000)
+
+    assert yard.served == {"a": 500, "b": 500}
+    assert len(yard.swaps) <= 1 + yard.now_s / yard.wait_s
+    assert alone.now_s / yard.now_s >= 0.7
+
+
+def test_alternating_requests_that_keep_coming_do_not_thrash() -> None:
+    """Given a device that is idle between two requests, I expect batches of each model still."""
+    yard = Yard([Model("a"), Model("b")], devices=1)
+    for model in alternating(200, "a", "b"):
+        yard.submit(model)
+        yard.run(0.5)
+    yard.run_until_served(200)
+
+    assert yard.shortest_time_between_swaps() >= yard.wait_s
+    assert yard.longest_wait_s <= 2 * yard.wait_s
+
+
+def test_a_model_does_not_wait_behind_one_that_is_always_busy() -> None:
+    yard = Yard([Model("a"), Model("b")], devices=1)
+    yard.submit(*["a"] * 2000)
+    yard.run(1.0)
+
+    yard.submit("b")
+    yard.run(yard.wait_s + 3.0)
+
+    assert yard.served["b"] == 1
+    assert yard.served["a"] < 2000
+
+
+def test_a_growing_queue_gets_all_devices_and_gives_one_back() -> None:
+    yard = Yard([Model("a"), Model("b")], devices=4)
+    yard.submit(*["a"] * 3000)
+    yard.run(10.0)
+    assert [device.model for device in yard.devices] == ["a"] * 4
+
+    yard.submit("b")
+    yard.run(yard.wait_s + 3.0)
+
+    assert yard.served["b"] == 1
+    assert Counter(device.model for device in yard.devices)["b"] == 1
+
+
+def test_a_pinned_model_is_there_before_its_first_request_and_stays() -> None:
+    yard = Yard([Model("a", pin=1), Model("b"), Model("c")], devices=2)
+    yard.run(3.0)
+    assert Counter(device.model for device in yard.devices)["a"] == 1
+
+    yard.submit(*alternating(600, "b", "c"))
+    while yard.served.total() < 600:
+        yard.step()
+        assert any(one.model == "a" and one.state == "ready" for one in yard.devices)
+
+
+def test_a_group_gets_its_devices_among_models_that_swap_all_the_time() -> None:
+    models = [Model(name) for name in "abcd"]
+    yard = Yard([Model("big", ranks=2), *models], devices=2)
+    for _ in range(60):
+        yard.submit(*"abcd")
+        yard.run(0.5)
+    yard.submit("big")
+    for _ in range(200):
+        yard.submit(*"abcd")
+        yard.run(0.5)
+
+    assert yard.served["big"] == 1
+
+
+Arrivals = st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.0, 4.0)), max_size=40)
+
+
+@settings(max_examples=60)
+@given(
+    devices=st.integers(1, 4),
+    arrivals=Arrivals,
+    loads=st.lists(st.floats(0.1, 8.0), min_size=4, max_size=4),
+    ranks=st.integers(1, 3),
+    pin=st.integers(0, 1),
+)
+def test_everything_is_served_and_no_device_thrashes(
+    devices: int, arrivals: list[tuple[str, float]], loads: list[float], ranks: int, pin: int
+) -> None:
+    """Whatever comes whenever, as long as the pinned model leaves enough devices."""
+    models = [Model(name, load_s) for name, load_s in zip("abcd", loads, strict=True)]
+    models[0].pin = pin if devices > 1 else 0
+    models[1].ranks = min(ranks, devices - models[0].pin)
+    yard = Yard(models, devices)
+    for model, pause_s in arrivals:
+        yard.submit(model)
+        yard.run(pause_s)
+
+    yard.run_until_served(len(arrivals))
+
+    assert yard.shortest_time_between_swaps() >= yard.wait_s
+    assert all(command.why for command in yard.commands)

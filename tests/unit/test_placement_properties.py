@@ -1,0 +1,267 @@
+"""The placement in any situation: what it must never do, whatever it is shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.demand import Demand
+from coordinator.devices import AWAKE, SERVING, Worker
+from coordinator.placement import Order, Situation, place
+from tokenyard.commands import Command
+from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
+
+NOW_MS = 1_000_000_000.0
+WAIT_S = 30.0
+MODELS = ("a", "b", "c", "pair")
+RANKS = {"pair": 2}
+
+seconds = st.sampled_from([0, 1, 29, 31, 200])
+
+
+@st.composite
+def workers(draw: st.DrawFn, controller: str, devices: int) -> list[Worker]:
+    """The processes of one host: on each device one that may be awake, and spares."""
+    found, index = [], 0
+    while index < devices:
+        if index + 1 < devices and draw(st.booleans()):
+            names = [f"{controller}{index}", f"{controller}{index + 1}"]
+            found.append(draw(process(names[0], controller, index, "awake", "pair", names)))
+            found.append(draw(process(names[1], controller, index + 1, "attached", "pair", names)))
+            index += 2
+            continue
+        kind = draw(st.sampled_from(["awake", "awake", "warm", "warming", "failed"]))
+        model = draw(st.sampled_from("abc"))
+        found.append(draw(process(f"{controller}{index}", controller, index, kind, model)))
+        for at, spare in enumerate(draw(st.lists(st.sampled_from(["warm", "asleep"]), max_size=2))):
+            name = f"{controller}{index}-spare{at}"
+            found.append(
+                draw(process(name, controller, index, spare, draw(st.sampled_from("abc"))))
+            )
+        index += 1
+    return found
+
+
+@st.composite
+def process(
+    draw: st.DrawFn,
+    name: str,
+    controller: str,
+    device: int,
+    kind: str,
+    model: str,
+    group: Sequence[str] = (),
+) -> Worker:
+    states: Any = ["loading", "ready", "ready", "draining", "unloading"]
+    state = draw(st.sampled_from(states)) if kind == "awake" else kind
+    info = WorkerInfo(
+        name=name,
+        state=state,
+        model=model if state in AWAKE | {"asleep"} else "",
+        controller=controller,
+        device=device,
+        group=list(group),
+        lane_limit=4 if state == "ready" else 2,
+        since_ms=int(NOW_MS - 1000 * draw(seconds)),
+        swapped_ms=int(NOW_MS - 1000 * draw(seconds)) if draw(st.booleans()) else 0,
+    )
+    load = draw(st.integers(0, 4)) if state in {"ready", "draining"} else 0
+    return Worker(f"{name}.1", info, load, NOW_MS - 1000 * draw(seconds))
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> ModelInfo:
+    model = draw(st.sampled_from(MODELS))
+    faults = draw(st.sampled_from([0, 0, 0, 1, 3]))
+    return ModelInfo(
+        name=model,
+        ranks=RANKS.get(model, 1),
+        pin=draw(st.sampled_from([0, 0, 1, 2])),
+        load_s=draw(st.sampled_from([0.0, 5.0, 50.0])),
+        fault="broken" if faults else "",
+        faults=faults,
+        faulted_ms=int(NOW_MS - 1000 * draw(seconds)) if faults else 0,
+    )
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    hosts, everybody = {}, []
+    for controller in draw(st.sampled_from(["h", "hi"])):
+        devices = draw(st.integers(1, 4))
+        models = draw(st.lists(offers(), unique_by=lambda one: one.name))
+        hosts[controller] = HostInfo(name=controller, devices=devices, models=models)
+        everybody += draw(workers(controller, devices))
+    demands = [
+        Demand(model, draw(st.integers(0, 20)), 0, draw(seconds))
+        for model in draw(st.lists(st.sampled_from([*MODELS, "unknown"]), unique=True))
+    ]
+    return Situation(demands, everybody, hosts, NOW_MS, WAIT_S, draw(orders(everybody)))
+
+
+@st.composite
+def orders(draw: st.DrawFn, everybody: Sequence[Worker]) -> list[Order]:
+    alone = [one for one in everybody if not one.info.group and one.info.state in AWAKE | {"warm"}]
+    chosen = draw(st.lists(st.sampled_from(alone), max_size=2)) if alone else []
+    by_device = {one.device: one for one in chosen}
+    return [
+        Order(
+            Command(verb="load", worker=one.worker, model=draw(st.sampled_from("abc"))),
+            [device],
+            NOW_MS - 1000 * draw(seconds),
+        )
+        for device, one in by_device.items()
+    ]
+
+
+def devices_of(situation: Situation, command: Command) -> set[tuple[str, int]]:
+    (worker,) = [one for one in situation.workers if one.worker == command.worker]
+    indices = command.devices or [worker.info.device]
+    assert indices[0] == worker.info.device
+    return {(worker.info.controller, index) for index in indices}
+
+
+def awake_on(situation: Situation, device: tuple[str, int]) -> list[Worker]:
+    there = [one for one in situation.workers if one.device == device]
+    return [one for one in there if one.info.state in AWAKE]
+
+
+def leader_on(situation: Situation, device: tuple[str, int]) -> Worker | None:
+    """Who takes a device up, or whose group does."""
+    for one in awake_on(situation, device):
+        if one.info.state != "attached":
+            return one
+        leaders = [mate for mate in situation.workers if mate.info.name == one.info.group[0]]
+        return leaders[0]
+    return None
+
+
+def serving(situation: Situation, without: Sequence[Worker] = ()) -> Counter[str]:
+    names = {one.worker for one in without}
+    return Counter(
+        one.info.model
+        for one in situation.workers
+        if one.info.state in SERVING and one.worker not in names
+    )
+
+
+@given(situations())
+def test_no_device_and_no_model_is_given_twice(situation: Situation) -> None:
+    placement = place(situation)
+
+    given = [device for one in placement.orders for device in one.devices]
+    assert len(given) == len(set(given))
+    models = [command.model for command in placement.commands]
+    assert len(models) == len(set(models))
+    for command in placement.commands:
+        assert devices_of(situation, command) <= set(given)
+
+
+@given(situations())
+def test_only_what_a_host_lists_is_loaded_there_and_as_wide_as_it_is(situation: Situation) -> None:
+    for command in place(situation).commands:
+        devices = devices_of(situation, command)
+        (controller,) = {name for name, _ in devices}
+        (info,) = [one for one in situation.hosts[controller].models if one.name == command.model]
+        assert len(devices) == info.ranks
+        pause_s = min(2**info.faults, 60) if info.faults else 0
+        assert NOW_MS - info.faulted_ms >= 1000 * pause_s
+
+
+@given(situations())
+def test_only_ready_workers_give_way_and_only_when_they_may(situation: Situation) -> None:
+    demands = {one.model: one for one in situation.demands if one.requests}
+    for command in place(situation).commands:
+        for device in devices_of(situation, command):
+            leader = leader_on(situation, device)
+            if leader is None:
+                continue
+            assert leader.info.state == "ready"
+            assert leader.info.model != command.model
+            assert NOW_MS - leader.info.swapped_ms >= 1000 * WAIT_S
+            if leader.load or leader.info.model in demands:
+                assert demands[command.model].oldest_wait_s >= WAIT_S
+                assert not serving(situation)[command.model] or situation.orders
+
+
+@given(situations())
+def test_pinned_models_keep_their_workers(situation: Situation) -> None:
+    situation = replace(situation, orders=[])
+    gone = [
+        leader
+        for command in place(situation).commands
+        for device in devices_of(situation, command)
+        if (leader := leader_on(situation, device))
+    ]
+    before, after = serving(situation), serving(situation, gone)
+    for host in situation.hosts.values():
+        for info in host.models:
+            assert after[info.name] >= min(info.pin, before[info.name])
+
+
+@given(situations())
+def test_a_model_that_waits_gets_a_free_device_if_there_is_one(situation: Situation) -> None:
+    placement = place(situation)
+    given = {device for one in placement.orders for device in one.devices}
+    loaded = {one.command.model for one in placement.orders} | set(serving(situation))
+    gathers = any(one.model == "pair" and one.oldest_wait_s >= WAIT_S for one in situation.demands)
+    for demand in situation.demands:
+        if demand.requests and demand.model not in {*loaded, "pair"} and not gathers:
+            free = [
+                one.device
+                for one in situation.workers
+                if one.info.state == "warm"
+                and not awake_on(situation, one.device)
+                and one.device not in given
+                and can_load(situation, one.info.controller, demand.model)
+            ]
+            assert free == []
+
+
+def can_load(situation: Situation, controller: str, model: str) -> bool:
+    infos = [one for one in situation.hosts[controller].models if one.name == model]
+    return any(
+        not one.faults or NOW_MS - one.faulted_ms >= 1000 * min(2**one.faults, 60) for one in infos
+    )
+
+
+@given(situations())
+def test_asked_again_it_adds_nothing_to_what_it_has_ordered(situation: Situation) -> None:
+    first = place(situation)
+
+    again = place(replace(situation, orders=first.orders))
+
+    ordered = {device for one in first.orders for device in one.devices}
+    for command in again.commands:
+        assert not devices_of(situation, command) & ordered
+        assert command.model not in {one.model for one in first.commands} or is_growth(
+            situation, command.model
+        )
+
+
+def is_growth(situation: Situation, model: str) -> bool:
+    """Whether a model may get several workers one after the other."""
+    pins = max(one.pin for host in situation.hosts.values() for one in host.models)
+    return bool(serving(situation)[model]) or pins > 1
+
+
+@given(situations())
+def test_what_cannot_be_had_is_wanted_and_held_by_nobody(situation: Situation) -> None:
+    placement = place(situation)
+
+    wanted = {one.model for one in situation.demands if one.requests}
+    assert set(placement.hopeless) <= wanted
+    assert not set(placement.hopeless) & {one.command.model for one in placement.orders}
+    assert all(placement.hopeless.values())
+
+
+def test_all_states_are_thought_of() -> None:
+    """Given a new state of workers, I expect somebody to look at the placement."""
+    known = AWAKE | frozenset[WorkerState]({"warming", "warm", "asleep", "failed"})
+
+    assert known == set(WorkerState.__args__)
