@@ -1,0 +1,131 @@
+"""A follower of a group: a warm process that lends itself to a leader."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+from typing import Any, Final, NoReturn
+
+import torch
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from worker.engines import Group
+from worker.executor.calls import SEND_S, Answer, Call, make_queue, meet
+from worker.executor.follower_link import CONNECT_S, FollowerLink
+from worker.executor.rank import Plan, Rank
+from worker.executor.shared_memory import unname
+from worker.executor.words import Built, Dismissed, Fault, Go, Joined, Left, Orders, describe
+
+log = logging.getLogger("tokenyard.worker.group")
+
+DISMISS_S: Final = 120.0  # until the leader lets go after this rank has failed to load
+
+
+def attend(group: Group) -> None:
+    """Be a rank of this group until its leader lets go; this process then is as warm as before.
+
+    Also where the group never forms, or its model cannot be loaded. Raises `GroupFault` where the
+    leader dies or is not there, and what vLLM raises where letting go fails: the process must end.
+    """
+    link = FollowerLink(group)
+    try:
+        link.connect()
+        plan: Plan = pickle.loads(link.hear(Orders, CONNECT_S).packed)  # noqa: S301  # our leader's
+        follower = _Follower(link, plan, group.rank)
+        try:
+            follower.serve()
+        finally:
+            follower.leave()
+    except Dismissed as reason:
+        log.info("rank %d of the group: %s", group.rank, reason)
+        link.say(Left())
+    finally:
+        link.close()
+
+
+class _Follower:
+    """Serves the calls of one leader."""
+
+    def __init__(self, link: FollowerLink, plan: Plan, rank: int) -> None:
+        self._link = link
+        self._plan = plan
+        self._number = rank
+        os.environ.update(plan.environment)
+        self._rank = Rank(plan, rank)
+        self._calls: Any = None  # queues, whose methods have types in part
+        self._answers: Any = None
+
+    def serve(self) -> NoReturn:
+        """Load, then run what the leader calls; ends by `Dismissed` or by a fault."""
+        try:
+            self._rank.build()
+            self._link.say(Built())
+        except Exception as fault:  # noqa: BLE001  # the leader raises it
+            self._report(fault)
+        self._link.hear(Go, CONNECT_S)
+        self._link.watch(self._wake)
+        try:
+            self._join()
+        except Exception as fault:  # noqa: BLE001  # the leader raises it
+            self._report(fault)
+            self._link.await_end(DISMISS_S)
+        while True:
+            self._serve_call()
+
+    def leave(self) -> None:
+        """Let go of the model."""
+        self._calls = self._answers = None
+        self._rank.leave()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _join(self) -> None:
+        self._rank.meet()
+        self._rank.load()
+        stages = self._plan.config.parallel_config.pipeline_parallel_size
+        calls = MessageQueue.create_from_handle(self._plan.calls, self._number)
+        answers = make_queue([0], stages)
+        self._link.say(Joined(answers.export_handle()))
+        meet(calls)
+        meet(answers)
+        unname(answers)
+        self._calls, self._answers = calls, answers
+
+    def _wake(self) -> None:
+        """End the waiting for a call; from the listening thread."""
+        if self._calls is not None:
+            self._calls.shutdown()
+
+    def _serve_call(self) -> None:
+        self._link.check()
+        try:
+            call: Call = self._calls.dequeue(indefinite=True)
+        except RuntimeError:
+            self._link.check()
+            raise
+        try:
+            output = self._rank.run(call.method, call.args, call.kwargs)
+            if call.wants_answer_of(self._number):
+                self._answer(Answer(call.number, _in_hand(output)))
+        except Exception as fault:
+            log.exception("rank %d of the group: %s", self._number, call.method)
+            if call.wants_answer_of(self._number):
+                self._answer(Answer(call.number, fault=describe(fault)))
+            else:
+                self._link.say(Fault(describe(fault)))
+
+    def _answer(self, answer: Answer) -> None:
+        self._answers.enqueue(answer, timeout=SEND_S)
+
+    def _report(self, fault: Exception) -> None:
+        log.error("rank %d of the group cannot load", self._number, exc_info=fault)
+        self._link.say(Fault(describe(fault)))
+
+
+def _in_hand(output: Any) -> Any:
+    """An output that can travel."""
+    return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output

@@ -1,0 +1,149 @@
+"""A follower's line to its leader."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
+from typing import TypeVar
+
+from worker.engines import Group
+from worker.executor.words import (
+    Built,
+    Dismissed,
+    Fault,
+    FromLeader,
+    Go,
+    Gone,
+    GroupFault,
+    Hello,
+    Joined,
+    Left,
+    LetGo,
+    Orders,
+)
+
+CONNECT_S = 120.0  # until the leader opens, which it does when it has read its orders
+STUCK_S = 30.0  # inside vLLM after the group has ended
+_RETRY_S = 0.02
+
+Expected = TypeVar("Expected", Orders, Go)
+
+
+class FollowerLink:
+    """The line, and a thread that hears on it that the group ends."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._line: Connection | None = None
+        self._end: Dismissed | GroupFault | None = None
+        self._ended = threading.Event()
+        self._finished = threading.Event()
+        self._wake: Callable[[], None] | None = None
+        self._thread: threading.Thread | None = None
+        self._bell, self._rope = multiprocessing.Pipe(duplex=False)
+
+    def connect(self) -> None:
+        """Find the leader.
+
+        Raises `GroupFault` where nobody opens in time, `Dismissed` where the leader gives up.
+        """
+        line = self._line = self._find_door()
+        key = multiprocessing.current_process().authkey
+        try:
+            if not line.poll(CONNECT_S):
+                raise GroupFault(f"the leader did not open within {CONNECT_S:g} s")
+            answer_challenge(line, key)
+            deliver_challenge(line, key)
+            line.send(Hello(self._group.rank))
+        except (EOFError, ConnectionError) as fault:
+            raise Dismissed("the leader closed its door") from fault
+
+    def say(self, word: Built | Joined | Left | Fault) -> None:
+        """Say this to the leader, if it is still there."""
+        with contextlib.suppress(OSError):
+            self._opened.send(word)
+
+    def hear(self, kind: type[Expected], timeout_s: float) -> Expected:
+        """The leader's next word. Raises `Dismissed`, or `GroupFault` where it has died."""
+        if not self._opened.poll(timeout_s):
+            raise GroupFault(f"the leader said nothing for {timeout_s:g} s")
+        word = self._receive()
+        if isinstance(word, kind):
+            return word
+        raise _ending(word)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """From here on a thread listens, and calls ``wake`` when the group ends."""
+        self._wake = wake
+        self._thread = threading.Thread(target=self._listen, name="group", daemon=True)
+        self._thread.start()
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait until the group ends; raises as `check` does."""
+        self._ended.wait(timeout_s)
+        self.check()
+        raise GroupFault(f"the leader has not let go within {timeout_s:g} s")
+
+    def check(self) -> None:
+        """Raise `Dismissed`, or `GroupFault` where the leader has died."""
+        if self._end is not None:
+            raise self._end
+
+    def close(self) -> None:
+        """Close the line; idempotent."""
+        self._finished.set()
+        self._rope.close()
+        if self._thread is not None:
+            self._thread.join()
+        self._wake = None
+        self._bell.close()
+        if self._line is not None:
+            self._line.close()
+
+    @property
+    def _opened(self) -> Connection:
+        if self._line is None:
+            raise GroupFault("no line to the leader")
+        return self._line
+
+    def _find_door(self) -> Connection:
+        until = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                return Client(self._group.address, "AF_UNIX")
+            except (FileNotFoundError, ConnectionRefusedError) as fault:
+                if time.monotonic() > until:
+                    raise GroupFault(f"nobody leads the group at {self._group.address}") from fault
+                time.sleep(_RETRY_S)
+
+    def _receive(self) -> FromLeader | Gone:
+        try:
+            word: FromLeader = self._opened.recv()
+        except (EOFError, OSError):
+            return Gone()
+        return word
+
+    def _listen(self) -> None:
+        if self._bell in wait([self._opened, self._bell]):
+            return
+        self._end = _ending(self._receive())
+        self._ended.set()
+        if self._wake is not None:
+            self._wake()
+        # As in the leader: a collective may wait for a dead rank for ever.
+        if not self._finished.wait(STUCK_S):
+            raise GroupFault(f"still inside vLLM {STUCK_S:g} s after the group has ended")
+
+
+def _ending(word: FromLeader | Gone) -> Dismissed | GroupFault:
+    match word:
+        case LetGo():
+            return Dismissed("the leader has let go")
+        case Gone():
+            return GroupFault("the leader of the group has died")
+        case _:
+            return GroupFault(f"the leader said {word}")

@@ -1,0 +1,280 @@
+"""The leader of a group: an executor for vLLM's engine, with rank 0 in its process and thread."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import cloudpickle  # type: ignore[import-untyped]  # vLLM brings it
+from vllm import envs
+from vllm.platforms import current_platform
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from worker.engines import Group, Unsupported
+from worker.engines.stopwatch import Stopwatch
+from worker.engines.vllm_executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
+from worker.executor.calls import Calls, Pending
+from worker.executor.leader_link import GATHER_S, LeaderLink
+from worker.executor.rank import Plan, Rank, shared_environment
+from worker.executor.shared_memory import Segments
+from worker.executor.words import Built, Go, GroupFault, Joined, Orders
+
+LOAD_S: Final = 1800.0  # until the slowest rank has loaded
+HEALTH_S: Final = 10.0
+
+
+def executor_for(group: Group) -> type[GroupExecutor]:
+    """What vLLM takes as ``distributed_executor_backend`` in the process that leads ``group``.
+
+    Followers may come from now on. Whoever asked for it must call `GroupExecutor.release` where
+    the engine cannot be made.
+    """
+    if group.size < 2 or group.rank != 0:
+        raise ValueError(f"rank {group.rank} of {group.size} leads no group")
+    link = LeaderLink(group)
+    link.open()
+    return type("GroupExecutor", (GroupExecutor,), {"_group": group, "_link": link})
+
+
+class GroupExecutor(Executor):
+    """Runs rank 0 here and asks the followers for the rest.
+
+    Each call goes to the followers first, because rank 0's part may wait for theirs.
+    """
+
+    supports_pp = True
+    _group: ClassVar[Group]
+    _link: ClassVar[LeaderLink]
+    formed: ClassVar[GroupExecutor | None] = None  # what vLLM has made of this class
+
+    @classmethod
+    def release(cls) -> None:
+        """Let the followers go, whatever has come of the engine; idempotent."""
+        if cls.formed is not None:
+            cls.formed.shutdown()
+        cls._link.dismiss()
+        cls._link.close()
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        """Yes: what rank 0 computes is fetched when it is asked for."""
+        return True
+
+    def _init_executor(self) -> None:
+        self._stopwatch = Stopwatch()
+        self.phases_s = self._stopwatch.phases_s  # as `worker.engines.vllm_executor` has them
+        self._rank: Rank | None = None
+        self._calls: Calls | None = None
+        self._segments: Segments | None = None
+        mark = uuid.uuid4().hex
+        # vLLM names shared memory after the last part: the file (0.32), or what follows the last
+        # colon (0.26). Both must be free of slashes.
+        self._meeting = Path(f"{self._group.address}:{mark}")
+        self._output_rank = 0
+        self._check_config()
+        type(self).formed = self
+        try:
+            self._form(mark)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _check_config(self) -> None:
+        parallel = self.parallel_config
+        if parallel.world_size != self._group.size:
+            raise ValueError(
+                f"this model takes {parallel.world_size} ranks (tensor_parallel_size"
+                f" {parallel.tensor_parallel_size}, pipeline_parallel_size"
+                f" {parallel.pipeline_parallel_size}), and the group has {self._group.size}"
+            )
+        transfer = (self.vllm_config.kv_transfer_config, self.vllm_config.ec_transfer_config)
+        if parallel.data_parallel_size > 1 or any(config is not None for config in transfer):
+            raise Unsupported(
+                "a group of warm processes knows neither data parallelism nor KV or encoder"
+                ' transfer; name vLLM\'s own executor "mp" in the engine arguments'
+            )
+        media = self.model_config.multimodal_config
+        if media is not None and media.mm_processor_cache_type == "shm":
+            raise Unsupported('a group needs mm_processor_cache_type "lru"')
+
+    def _form(self, mark: str) -> None:
+        """Gather the followers and load the model with them."""
+        link, stages = self._link, self.parallel_config.pipeline_parallel_size
+        self._calls = calls = Calls(self._group.size, stages)
+        plan = Plan(
+            self.vllm_config,
+            self._group.devices,
+            f"file://{self._meeting}",
+            shared_environment(),
+            calls.handle,
+        )
+        orders = Orders(_pack(plan))
+        self._rank = rank = Rank(plan, 0)
+        with self._stopwatch.phase("device"):
+            rank.build()
+        with self._stopwatch.phase("group"):
+            link.gather(GATHER_S)
+            link.tell(orders)
+            link.await_all(Built, GATHER_S)
+            link.tell(Go())
+        with self._watched():
+            with self._stopwatch.phase("device"):
+                rank.meet()
+            with self._stopwatch.phase("weights"):
+                rank.load()
+        with self._stopwatch.phase("group"):
+            joined = link.await_all(Joined, LOAD_S)
+        self._segments = Segments(mark)
+        calls.connect({rank: word.answers for rank, word in joined.items()})
+        link.when_broken(calls.wake)
+        tensor_ranks = self.parallel_config.tensor_parallel_size
+        context_ranks = self.parallel_config.prefill_context_parallel_size
+        # The first rank of the last stage has the tokens.
+        self._output_rank = self._group.size - tensor_ranks * context_ranks
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes for the KV cache of each rank; on a CPU as `ThriftyExecutor` gives them."""
+        with self._stopwatch.phase("kv cache"):
+            available = super().determine_available_memory()
+        asked = self.cache_config.kv_cache_memory_bytes
+        if current_platform.is_cpu() and asked == DEFAULT_KV_CACHE_BYTES:
+            return at_most_for_all(self, available)
+        return available
+
+    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+        """Give every rank its KV cache, and let it warm up."""
+        with self._stopwatch.phase("kv cache"):
+            super().initialize_from_config(kv_cache_configs)
+        if current_platform.is_cpu() and self.parallel_config.pipeline_parallel_size > 1:
+            # Without compilation the CPU worker runs nothing to warm up, and then a later stage
+            # has no buffer for what the earlier one sends.
+            self.collective_rpc("execute_dummy_batch")
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+    ) -> Any:
+        """Run a method on every rank: a list of what they gave, or what one of them gave.
+
+        ``timeout`` (seconds) is for the followers' answers; rank 0's own part is not interrupted.
+        Raises what rank 0 raises, `GroupFault` where a follower fails or is gone, `TimeoutError`.
+        """
+        if self._calls is None or self._rank is None:
+            raise GroupFault("the group has been released")
+        self._link.check()
+        until = None if timeout is None else time.monotonic() + timeout
+        packed = method if isinstance(method, str) else cloudpickle.dumps(method)
+        number = self._calls.send(packed, args, kwargs or {}, unique_reply_rank)
+        with self._watched():
+            output = self._rank.run(packed, args, kwargs or {})
+        fetch = partial(self._fetch, output, number, unique_reply_rank, until)
+        pending = Pending(self._calls, fetch)
+        return pending if non_block else pending.result()
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        """One step of the model, on all ranks."""
+        return self._step("execute_model", scheduler_output, non_block)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """The tokens of the step before."""
+        return self._step("sample_tokens", grammar_output, non_block)
+
+    def execute_dummy_batch(self) -> None:
+        """A step without requests."""
+        self._ask_output_rank("execute_dummy_batch")
+
+    def take_draft_token_ids(self) -> Any:
+        """What the speculating model proposes."""
+        return self._ask_output_rank("take_draft_token_ids")
+
+    def check_health(self) -> None:
+        """Raise what has broken the group, or `TimeoutError` where a follower does not answer."""
+        self.collective_rpc("check_health", timeout=HEALTH_S)
+
+    def shutdown(self) -> None:
+        """Let go of the model on all ranks, and wait until all are warm again; idempotent."""
+        type(self).formed = None
+        self._link.dismiss()
+        rank, self._rank = self._rank, None
+        if rank is not None:
+            rank.leave()
+        self._link.close()
+        self._calls = None
+        if self._segments is not None:
+            self._segments.free()
+        self._meeting.unlink(missing_ok=True)
+
+    def _step(self, method: str, argument: Any, non_block: bool) -> Any:
+        pending: Pending = self.collective_rpc(
+            method,
+            envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
+            (argument,),
+            non_block=True,
+            unique_reply_rank=self._output_rank,
+        )
+        pending.add_done_callback(self._judge)
+        return pending if non_block else pending.result()
+
+    def _judge(self, step: Future[Any]) -> None:
+        """After a failed step the ranks no longer agree, so it must be the last."""
+        fault = step.exception()
+        if fault is not None:
+            self._link.spoil(str(fault))
+
+    def _ask_output_rank(self, method: str) -> Any:
+        timeout = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+        return self.collective_rpc(method, timeout, unique_reply_rank=self._output_rank)
+
+    def _fetch(self, own: Any, number: int, answers: int | None, until: float | None) -> Any:
+        if self._calls is None:
+            raise GroupFault("the group has been released")
+        self._link.check()
+        with self._watched():
+            if isinstance(own, AsyncModelRunnerOutput):
+                own = own.get_output()
+            if answers is None:
+                ranks = range(1, self._group.size)
+                return [own, *(self._calls.answer(rank, number, until) for rank in ranks)]
+            return own if answers == 0 else self._calls.answer(answers, number, until)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around what may wait for another rank; its death is a better reason than what follows."""
+        try:
+            with self._link.inside():
+                yield
+        except RuntimeError as fault:
+            self._link.check(fault)
+            raise
+
+
+class _Pickler(pickle.Pickler):
+    """Packs a plan. Its config names a class that lives in this process only.
+
+    To a follower the config says what it says to those that vLLM starts itself.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and issubclass(obj, GroupExecutor):
+            return str, ("mp",)
+        return NotImplemented
+
+
+def _pack(plan: Plan) -> bytes:
+    with io.BytesIO() as packed:
+        _Pickler(packed, pickle.HIGHEST_PROTOCOL).dump(plan)
+        return packed.getvalue()

@@ -1,0 +1,112 @@
+"""One rank of a group: a worker of vLLM in this process, from its making to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed import parallel_state
+from vllm.distributed.device_communicators.shm_broadcast import Handle
+from vllm.platforms import current_platform
+from vllm.v1.serial_utils import run_method
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+from worker.executor.shared_memory import unname
+
+_SHARED = ("VLLM_", "TORCHINDUCTOR_", "LOCAL_WORLD_SIZE")
+_OWN = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_DIST_IDENT")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every rank must know."""
+
+    config: VllmConfig
+    devices: tuple[int, ...]  # by rank
+    meeting: str  # where torch's process groups find each other
+    environment: Mapping[str, str]  # what the leader's vLLM has read or set
+    calls: Handle  # the queue of calls
+
+
+def shared_environment() -> dict[str, str]:
+    """What vLLM reads from the environment and has partly put there itself, for all ranks."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_SHARED) and name not in _OWN
+    }
+
+
+class Rank:
+    """This process's part of the model."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._worker: Any = None  # vLLM types its methods in part
+
+    def build(self) -> None:
+        """Make the worker, which waits for nobody; raises what vLLM raises."""
+        config = self._plan.config
+        parallel = config.parallel_config
+        local_rank = self._rank if current_platform.is_cpu() else self._plan.devices[self._rank]
+        arguments: list[dict[str, Any]] = [{} for _ in range(parallel.world_size)]
+        arguments[self._rank] = {
+            "vllm_config": config,
+            "local_rank": local_rank,
+            "rank": self._rank,
+            "distributed_init_method": self._plan.meeting,
+            "is_driver_worker": self._rank % parallel.tensor_parallel_size == 0,
+        }
+        worker = WorkerWrapperBase(rpc_rank=self._rank, global_rank=self._rank)
+        worker.init_worker(arguments)
+        self._worker = worker
+
+    def meet(self) -> None:
+        """Find the other ranks; all must do so at once."""
+        _count_groups_anew()
+        self._built.init_device()
+        broadcaster = (
+            parallel_state.get_tp_group().mq_broadcaster
+        )  # none where tensors are not parallel
+        if broadcaster is not None:
+            unname(broadcaster)
+
+    def load(self) -> None:
+        """Load this rank's part of the model."""
+        self._built.load_model()
+        current_platform.update_block_size_for_backend(self._plan.config)
+
+    def run(self, method: str | bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a method of the worker."""
+        return run_method(self._built, method, args, kwargs)
+
+    def leave(self) -> None:
+        """Let go of the model and of the other ranks; idempotent."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.shutdown()
+        del worker
+        leave: Any = parallel_state  # these two have no types
+        leave.destroy_model_parallel()
+        leave.destroy_distributed_environment()
+
+    @property
+    def _built(self) -> Any:
+        if self._worker is None:
+            raise RuntimeError("the group has been released")
+        return self._worker
+
+
+def _count_groups_anew() -> None:
+    """Give vLLM's groups the names that they have in a new process.
+
+    vLLM numbers them for as long as a process lives, and processes of a pool have been in different
+    numbers of groups. But the names must agree: the CPU backend names shared memory after them, and
+    compiled graphs, which vLLM keeps on disk, call groups by name.
+    """
+    numbers: dict[str, int] = getattr(parallel_state, "_group_name_counter", {})
+    numbers.clear()
