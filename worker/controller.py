@@ -21,7 +21,7 @@ from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts, Why
 from tokenyard.settings import WorkerSettings
 from tokenyard.worker_info import WorkerInfo
-from worker.allocation import Goal
+from worker.allocation import Goal, fits
 from worker.catalog import HostEntry, read_catalog
 from worker.command_reader import CommandReader
 from worker.membership import Membership
@@ -97,11 +97,15 @@ class Controller:
     # Places in the yard
 
     def _join_all(self) -> None:
-        """Give every process without a place in the yard a place, and a ready one its lane."""
+        """Give every process without a place in the yard a place, and a ready one its lane.
+
+        One that cannot stay alive has a place too, so that everybody sees that it has failed.
+        """
         while not self._lost.empty():
             self._leave_behind(self._lost.get())
         for member in self._pool.members:
-            if member.process is None or member.worker:
+            is_shown = member.process is not None or member.is_in_crash_loop
+            if member.worker or not is_shown:
                 continue
             try:
                 member.worker = self._membership.join(self._entry(member))
@@ -130,10 +134,7 @@ class Controller:
 
     def _group_of(self, member: Pooled) -> list[str]:
         """Names of its group, the leader's first."""
-        group = member.group
-        if group is None:
-            return []
-        mates = [m for m in self._pool.members if m.group and m.group.address == group.address]
+        mates = [mate for mate in self._pool.members if mate.is_mate_of(member)]
         return [mate.name for mate in sorted(mates, key=lambda m: m.group.rank if m.group else 0)]
 
     def _leave(self, member: Pooled, why: Why, reason: str = "") -> None:
@@ -160,7 +161,7 @@ class Controller:
             member.send(Serve(member.worker))
         self.changed(member)
         goal = self._pool.goals[member.device]
-        if goal:
+        if goal and fits(member, goal):
             self._orders.reached(goal)
 
     def _note_load(self, member: Pooled) -> None:
@@ -171,7 +172,8 @@ class Controller:
     def gives_way(self, member: Pooled) -> None:
         """It leaves the yard as who it was: an incarnation serves one model at most."""
         self._leave(member, "left", "its model gives way")
-        if self._pool.goals[member.device] and member.is_awake:
+        goal = self._pool.goals[member.device]
+        if goal and goal.spec is not member.spec and member.is_awake:
             self._swapped_ms[member.device] = int(time.time() * 1000)
 
     def died(self, member: Pooled, why: Why, reason: str) -> None:

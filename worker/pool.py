@@ -21,7 +21,17 @@ from redis.backoff import ExponentialWithJitterBackoff
 from tokenyard.bell import Bell
 from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
-from worker.allocation import GiveWay, Goal, Release, Replace, Rules, Step, TakeUp, next_steps
+from worker.allocation import (
+    GiveWay,
+    Goal,
+    Release,
+    Replace,
+    Rules,
+    Step,
+    TakeUp,
+    fits,
+    next_steps,
+)
 from worker.engines import Group
 from worker.engines.host import prepare_host
 from worker.messages import (
@@ -242,18 +252,31 @@ class Pool:
                 self._owner.heard(member, message)
 
     def _refused(self, member: Pooled, reason: str) -> None:
-        """A model that cannot be loaded is given up; one that cannot sleep is unloaded."""
+        """One that cannot sleep is unloaded."""
         log.error("%s: %s", member.name, reason)
-        was_loading, goal = member.state is State.LOADING, self.goals[member.device]
-        was_sleeping = member.state is State.UNLOADING
-        member.refused()
-        if was_sleeping:
+        if member.state is State.LOADING:
+            self._refused_load(member, reason)
+            return
+        if member.state is State.UNLOADING:
+            member.refused()
             member.unload()
+            self._owner.changed(member)
+        self._owner.refused(member, reason)
+
+    def _refused_load(self, member: Pooled, reason: str) -> None:
+        """The model is given up; the process is as warm as it was."""
+        goal, followers = self._goal_of(member), self._mates(member)
+        member.refused()
         self._owner.changed(member)
-        if was_loading and goal:
+        for follower in followers:  # they wait for a leader that does not come
+            follower.replace()
+        if goal:
             self._give_up(goal, reason)
-        elif not was_sleeping:
-            self._owner.refused(member, reason)
+
+    def _goal_of(self, member: Pooled) -> Goal | None:
+        """What it works towards; None where its device should hold something else by now."""
+        goal = self.goals[member.device]
+        return goal if goal and fits(member, goal) else None
 
     def _give_up(self, goal: Goal, reason: str) -> None:
         if self._owner.failed(goal, reason):
@@ -266,8 +289,7 @@ class Pool:
     def _mourn(self, member: Pooled) -> None:
         """A process has died: its work is given up before anything else."""
         why, reason = member.departure()
-        goal = self.goals[member.device]
-        was_loading = member.state is State.LOADING and member.spec is not None
+        was_loading, goal = member.state is State.LOADING, self._goal_of(member)
         self._owner.died(member, why, reason)
         self._end_group(member, why, reason)
         member.bury()
@@ -279,14 +301,15 @@ class Pool:
 
     def _end_group(self, member: Pooled, why: Why, reason: str) -> None:
         """One rank is gone, so the others wait for it in vain."""
-        if member.group is None:
-            return
-        for other in self.members:
-            is_mate = other.group is not None and other.group.address == member.group.address
-            if is_mate and other is not member:
-                other.end = other.end or why
-                other.last_words = other.last_words or f"rank {member.group.rank}: {reason}"
-                other.kill()
+        rank = member.group.rank if member.group else 0
+        for mate in self._mates(member):
+            mate.end = mate.end or why
+            mate.last_words = mate.last_words or f"rank {rank}: {reason}"
+            mate.kill()
+
+    def _mates(self, member: Pooled) -> list[Pooled]:
+        """The others of its group."""
+        return [mate for mate in self.members if mate.is_mate_of(member) and mate is not member]
 
     def _watch(self) -> None:
         """Kill what hangs."""
@@ -328,7 +351,8 @@ class Pool:
             if member.process is not None:
                 member.process.join(max(0.0, until - time.monotonic()))
                 member.kill()
-                self._owner.died(member, "left", "stopped")
+            self._owner.died(member, "left", "stopped")
+            if member.process is not None:
                 member.bury()
             member.stopped()
         if self._folder is not None:

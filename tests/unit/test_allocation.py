@@ -55,7 +55,7 @@ def steps(
     """The next steps where these are all goals of a host."""
     by_device: dict[int, Goal | None] = dict.fromkeys(range(slots))
     for goal in goals:
-        by_device |= {device: goal for device in goal.devices} if goal else {}
+        by_device |= dict.fromkeys(goal.devices, goal) if goal else {}
     return next_steps(members, by_device, rules or Rules(leak_tolerance=TOLERANCE))
 
 

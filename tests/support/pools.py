@@ -1,0 +1,182 @@
+"""A pool whose processes are played by the test, and an owner that notes what it is told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+import worker.pooled
+from tokenyard.scripts import Why
+from tokenyard.settings import WorkerSettings
+from worker.allocation import Goal
+from worker.engines import EngineInfo, Memory
+from worker.messages import Attach, Load, Ready, ToController, ToProcess, Warm
+from worker.models import ModelSpec
+from worker.pool import Pool
+from worker.pooled import Pooled, State
+
+MEMORY = Memory(host=1000)
+
+
+def engine_info(spec: ModelSpec) -> EngineInfo:
+    """What an engine with this model says of itself."""
+    return EngineInfo("simulated", "7", spec.name, "", 100, 50, slots=4, phases_s={"weights": 1.0})
+
+
+class PlayedProcess:
+    """A process that does nothing by itself: the test says what it says and how it ends."""
+
+    def __init__(
+        self, target: Any, args: tuple[WorkerSettings, int, Connection], name: str
+    ) -> None:
+        self.name = name
+        self.device = args[1]
+        self.pid = 2**31 - 1
+        self.exitcode: int | None = None
+        # The pool closes its own copy.
+        self._pipe = Connection(os.dup(args[2].fileno()))
+        self.sentinel, self._life = os.pipe()
+
+    def start(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None:
+        """It is killed, if it has not ended yet."""
+        self.end(-signal.SIGKILL)
+
+    def end(self, status: int) -> None:
+        """It ends, if it has not ended yet."""
+        if self.exitcode is None:
+            self.exitcode = status
+            os.close(self._life)
+            self._pipe.close()
+
+    def close(self) -> None:
+        """Its owner needs it no more."""
+        self.kill()
+        os.close(self.sentinel)
+
+    def say(self, message: ToController) -> None:
+        """Tell the pool."""
+        self._pipe.send(message)
+
+    def heard(self) -> list[ToProcess]:
+        """What it has been told since it was asked last."""
+        found = []
+        while self._pipe.poll():
+            found.append(self._pipe.recv())
+        return found
+
+
+class NotingOwner:
+    """An owner of a pool that lets everything happen."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.goes_on_trying = False
+
+    def changed(self, member: Pooled) -> None: ...
+
+    def serves(self, member: Pooled) -> None:
+        self.told.append(("serves", member.name))
+
+    def gives_way(self, member: Pooled) -> None:
+        self.told.append(("gives way", member.name, member.state))
+
+    def died(self, member: Pooled, why: Why, reason: str) -> None:
+        self.told.append(("died", member.name, why, reason))
+
+    def failed(self, goal: Goal, reason: str) -> bool:
+        self.told.append(("failed", goal.spec.name, reason))
+        return self.goes_on_trying
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        self.told.append(("refused", member.name, reason))
+
+    def heard(self, member: Pooled, message: ToController) -> None:
+        self.told.append(("heard", member.name, message))
+
+
+class Theatre:
+    """A pool on its stage."""
+
+    def __init__(self, **values: Any) -> None:
+        settings = {"name": "w", "engine": "simulated", "backoff_s": 5.0, "max_backoff_s": 60.0}
+        self.settings = WorkerSettings(redis_url="redis://x", **(settings | values))
+        self.owner = NotingOwner()
+        self.pool = Pool(self.settings, self.owner)
+        self.pool.start()
+
+    def turn(self) -> list[tuple[Any, ...]]:
+        """Let the pool act, hear, and act on what it has heard; what it has told since."""
+        for _ in range(2):
+            self.pool.bell.ring()
+            self.pool.run_once()
+        told, self.owner.told = self.owner.told, []
+        return told
+
+    def member(self, name: str) -> Pooled:
+        """A process, by name."""
+        (found,) = (one for one in self.pool.members if one.name == name)
+        return found
+
+    def process(self, name: str) -> PlayedProcess:
+        """What is played of it."""
+        process = self.member(name).process
+        assert isinstance(process, PlayedProcess)
+        return process
+
+    def say(self, name: str, message: ToController) -> list[tuple[Any, ...]]:
+        """It says something; what the pool then tells its owner."""
+        self.process(name).say(message)
+        return self.turn()
+
+    def heard(self, name: str) -> list[ToProcess]:
+        """What it has been told since it was asked last."""
+        return self.process(name).heard()
+
+    def warm_up(self) -> None:
+        """All processes become warm."""
+        self.turn()
+        for member in self.pool.members:
+            self.say(member.name, Warm(MEMORY, {"import": 1.0}))
+
+    def hold(self, spec: ModelSpec, *devices: int) -> Pooled:
+        """Devices come to hold a model, the first warm process of each; the leader."""
+        self.pool.aim(spec, devices)
+        self.turn()
+        leader = self.pool.holder(devices[0])
+        assert leader
+        self.say(leader.name, Ready(engine_info(spec), MEMORY))
+        for device in devices:
+            holder = self.pool.holder(device)
+            assert holder
+            assert self.heard(holder.name)[-1].__class__ in (Load, Attach)
+        assert leader.state is State.READY
+        return leader
+
+
+@contextmanager
+def theatre(monkeypatch: pytest.MonkeyPatch, **values: Any) -> Iterator[Theatre]:
+    """A pool that has been started, and is stopped at the end."""
+
+    class PlayedServer:
+        Pipe = staticmethod(multiprocessing.Pipe)
+        Process = PlayedProcess
+
+    monkeypatch.setattr(worker.pooled, "_server", PlayedServer)
+    monkeypatch.setattr("worker.pool.preload", lambda modules: None)
+    monkeypatch.setattr("random.random", lambda: 1.0)  # pauses without jitter
+    played = Theatre(**values)
+    try:
+        yield played
+    finally:
+        played.pool.stop()

@@ -1,0 +1,540 @@
+"""The pool: what it tells its processes and its owner, and when."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.pools import MEMORY, Theatre, engine_info, theatre
+from worker.engines import Memory
+from worker.messages import (
+    Asleep,
+    Attach,
+    Beat,
+    Done,
+    Drain,
+    Drained,
+    Failed,
+    Load,
+    Ready,
+    Refusal,
+    Sleep,
+    Stop,
+    Unload,
+    Wake,
+    Warm,
+)
+from worker.models import ModelSpec
+from worker.pool import TICK_S
+from worker.pooled import State
+
+A = ModelSpec(name="a", path="models/a")
+B = ModelSpec(name="b", path="models/b")
+PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Theatre]:
+    """One device with a spare."""
+    with theatre(monkeypatch, spares=1, drain_timeout_s=60.0) as played:
+        played.warm_up()
+        yield played
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Theatre]:
+    """Two devices."""
+    with theatre(monkeypatch, slots=2) as played:
+        played.warm_up()
+        yield played
+
+
+class TestProcesses:
+    def _made(self, monkeypatch: pytest.MonkeyPatch, **values: int) -> list[tuple[str, int]]:
+        with theatre(monkeypatch, **values) as played:
+            played.turn()
+            assert {member.state for member in played.pool.members} == {State.WARMING}
+            return [(one.name, played.process(one.name).device) for one in played.pool.members]
+
+    def test_one_for_each_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self._made(monkeypatch, slots=2) == [("w-0", 0), ("w-1", 1)]
+
+    def test_one_alone_has_the_plain_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self._made(monkeypatch) == [("w", 0)]
+
+    def test_spares_are_spread_over_the_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = self._made(monkeypatch, slots=2, spares=3)
+
+        assert [device for _, device in made] == [0, 1, 0, 1, 0]
+
+    def test_each_device_has_its_sleepers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = self._made(monkeypatch, slots=2, sleepers=2, spares=1)
+
+        assert [device for _, device in made] == [0, 1, 0, 1, 0, 1, 0]
+        assert len({name for name, _ in made}) == 7
+
+
+class TestWaits:
+    def test_nothing_is_due_while_all_run(self, two: Theatre) -> None:
+        assert two.pool._until_due() == TICK_S
+
+    def test_the_next_start_ends_the_wait(self, two: Theatre) -> None:
+        other = two.member("w-1")
+        two.process("w-1").end(1)
+        two.turn()
+        other.start_at = time.monotonic() + TICK_S / 2
+
+        assert 0 < two.pool._until_due() <= TICK_S / 2
+        # One that is far away does not make the tick longer, one that is past not negative.
+        other.start_at = time.monotonic() + 60
+        assert two.pool._until_due() == TICK_S
+        other.start_at = 0.0
+        assert two.pool._until_due() == 0.0
+
+    def test_the_next_try_ends_the_wait_too(self, two: Theatre) -> None:
+        two.pool._retry_at[0] = time.monotonic() + TICK_S / 2
+
+        assert 0 < two.pool._until_due() <= TICK_S / 2
+
+
+class TestGoals:
+    def test_a_device_gets_its_model(self, one: Theatre) -> None:
+        one.pool.aim(A, [0])
+        one.turn()
+        assert one.heard("w-0") == [Load(A)]
+
+        assert one.say("w-0", Ready(engine_info(A), MEMORY)) == [("serves", "w-0")]
+        assert one.heard("w-1") == []
+
+    def test_a_swap_in_the_same_process(self, two: Theatre) -> None:
+        # Given a device with a model that is to hold another one
+        two.hold(A, 0)
+        two.pool.aim(B, [0])
+
+        # I expect it to finish first, then to be given up by its owner, and then to go,
+        assert two.turn() == []
+        assert two.heard("w-0") == [Drain()]
+        assert two.say("w-0", Drained()) == [("gives way", "w-0", State.DRAINED)]
+        assert two.heard("w-0") == [Unload()]
+
+        # and the other to come.
+        two.say("w-0", Warm(MEMORY, {"unload": 0.1}))
+        assert two.heard("w-0") == [Load(B)]
+        assert two.say("w-0", Ready(engine_info(B), MEMORY)) == [("serves", "w-0")]
+
+    def test_what_is_not_wanted_any_more_is_unloaded(self, one: Theatre) -> None:
+        one.hold(A, 0)
+        one.pool.aim(None, [0])
+        one.turn()
+        one.say("w-0", Drained())
+
+        assert one.heard("w-0") == [Drain(), Unload()]
+        one.say("w-0", Warm(MEMORY, {}))
+        assert one.heard("w-0") == []
+
+    def test_draining_that_takes_too_long_is_cut_short(self, one: Theatre) -> None:
+        one.hold(A, 0)
+        one.pool.aim(B, [0])
+        one.turn()
+        assert one.heard("w-0") == [Drain()]
+
+        one.member("w-0")._drain_since -= 61.0
+
+        assert one.turn() == [("gives way", "w-0", State.DRAINING)]
+        assert one.heard("w-0") == [Unload()]
+
+    def test_a_new_goal_does_not_wait_for_the_pause_of_the_old_one(self, one: Theatre) -> None:
+        one.owner.goes_on_trying = True
+        one.pool.aim(A, [0])
+        one.turn()
+        one.say("w-0", Refusal("no such file"))
+        one.heard("w-0")
+
+        one.pool.aim(B, [0])
+        one.turn()
+
+        assert one.heard("w-0") == [Load(B)]
+
+
+class TestFailedLoads:
+    def test_the_goal_goes_where_the_owner_gives_it_up(self, one: Theatre) -> None:
+        goal = one.pool.aim(A, [0])
+        one.turn()
+
+        told = one.say("w-0", Refusal("a: no such file"))
+
+        assert told == [("failed", "a", "a: no such file")]
+        assert goal
+        assert one.pool.goals == {0: None}
+        assert one.member("w-0").state is State.WARM
+        assert one.heard("w-0") == [Load(A)], "once"
+
+    def test_it_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
+        # Given an owner that has only this model
+        one.owner.goes_on_trying = True
+        one.pool.aim(A, [0])
+        one.turn()
+        pauses = []
+        for _ in range(3):
+            one.say("w-0", Refusal("no such file"))
+            assert one.heard("w-0") == [Load(A)]
+            one.turn()
+            assert one.heard("w-0") == [], "not at once"
+            pauses.append(one.pool._retry_at[0] - time.monotonic())
+            one.pool._retry_at[0] = 0.0
+            one.turn()
+
+        assert pauses[0] > 4.0
+        assert pauses[1] > 1.5 * pauses[0]
+        assert pauses[2] > 1.5 * pauses[1]
+
+    def test_success_ends_the_growth(self, one: Theatre) -> None:
+        one.owner.goes_on_trying = True
+        one.pool.aim(A, [0])
+        one.turn()
+        for _ in range(3):
+            one.say("w-0", Refusal("no such file"))
+            one.pool._retry_at[0] = 0.0
+            one.turn()
+        one.say("w-0", Ready(engine_info(A), MEMORY))
+        one.process("w-0").end(1)
+        one.turn()
+        one.say("w-1", Refusal("no such file"))
+
+        assert one.pool._retry_at[0] - time.monotonic() < 2 * one.settings.backoff_s + 1
+
+    def test_a_process_that_crashes_while_it_loads(self, one: Theatre) -> None:
+        one.pool.aim(A, [0])
+        one.turn()
+
+        one.process("w-0").end(-signal.SIGSEGV)
+
+        died, failed = one.turn()
+        assert died == ("died", "w-0", "crashed", "ended by SIGSEGV")
+        assert failed[:2] == ("failed", "a")
+        assert "SIGSEGV" in failed[2]
+        assert one.pool.goals == {0: None}
+
+    def test_one_that_was_killed_says_nothing_of_the_model(self, one: Theatre) -> None:
+        one.pool.aim(A, [0])
+        one.turn()
+
+        one.process("w-0").kill()
+
+        assert one.turn() == [("died", "w-0", "lost", "ended by SIGKILL")]
+        assert one.heard("w-1") == [Load(A)], "the spare does it instead"
+
+    @pytest.mark.parametrize("how", ["refuses", "crashes"])
+    def test_a_model_pays_for_no_other(self, one: Theatre, how: str) -> None:
+        # Given a device whose goal has changed while it loads
+        one.pool.aim(A, [0])
+        one.turn()
+        goal = one.pool.aim(B, [0])
+        one.turn()
+
+        # If what it loads still cannot be loaded
+        if how == "refuses":
+            told = one.say("w-0", Refusal("a: no such file"))
+        else:
+            one.process("w-0").end(-signal.SIGSEGV)
+            told = one.turn()
+
+        # I expect the new goal to stand and to be loaded.
+        assert "failed" not in {name for name, *_ in told}
+        assert one.pool.goals == {0: goal}
+        holder = one.pool.holder(0)
+        assert holder
+        assert one.heard(holder.name)[-1] == Load(B)
+
+
+class TestDeath:
+    def test_a_spare_takes_over(self, one: Theatre) -> None:
+        one.hold(A, 0)
+
+        one.process("w-0").kill()
+
+        assert one.turn() == [("died", "w-0", "lost", "ended by SIGKILL")]
+        assert one.heard("w-1") == [Load(A)]
+        assert one.member("w-0").state is State.DOWN
+        assert one.member("w-0").start_at > time.monotonic()
+
+    def test_the_dead_one_is_the_next_spare(self, one: Theatre) -> None:
+        one.hold(A, 0)
+        one.process("w-0").kill()
+        one.turn()
+        one.member("w-0").start_at = 0.0
+        one.turn()
+
+        assert one.say("w-0", Warm(MEMORY, {})) == []
+        assert one.member("w-0").state is State.WARM
+        assert one.heard("w-0") == []
+
+    def test_what_it_said_of_its_end(self, one: Theatre) -> None:
+        one.process("w-0").say(Failed("RuntimeError: CUDA"))
+        one.process("w-0").end(1)
+
+        assert one.turn() == [("died", "w-0", "crashed", "exit status 1: RuntimeError: CUDA")]
+
+    def test_one_that_hangs_is_killed(self, one: Theatre) -> None:
+        one.hold(A, 0)
+        one.say("w-0", Beat(1, 2))
+        one.member("w-0")._moved -= 61.0
+
+        ((_, name, why, reason),) = one.turn()
+        assert (name, why) == ("w-0", "crashed")
+        assert "no progress" in reason
+
+    def test_a_host_that_was_suspended_finds_nobody_hanging(self, one: Theatre) -> None:
+        one.hold(A, 0)
+        one.say("w-0", Beat(1, 2))
+        for member in one.pool.members:
+            member._moved -= 1000.0
+        one.pool._looked_at -= 1000.0
+
+        one.turn()
+
+        assert one.process("w-0").exitcode is None
+
+
+class TestSleep:
+    @pytest.fixture
+    def sleepy(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Theatre]:
+        with theatre(monkeypatch, sleepers=1) as played:
+            played.warm_up()
+            yield played
+
+    def test_models_change_places(self, sleepy: Theatre) -> None:
+        # Given a device that has had both models
+        sleepy.hold(A, 0)
+        sleepy.pool.aim(B, [0])
+        sleepy.turn()
+        sleepy.say("w-0", Drained())
+        assert sleepy.heard("w-0") == [Drain(), Sleep(1)]
+        sleepy.say("w-0", Asleep(0.1, MEMORY))
+        assert sleepy.heard("w-1") == [Load(B)]
+        sleepy.say("w-1", Ready(engine_info(B), MEMORY))
+
+        # If it is to hold the first again
+        sleepy.pool.aim(A, [0])
+        sleepy.turn()
+        sleepy.say("w-1", Drained())
+        sleepy.say("w-1", Asleep(0.1, MEMORY))
+
+        # I expect one to sleep and the other to wake.
+        assert sleepy.heard("w-1") == [Drain(), Sleep(1)]
+        assert sleepy.heard("w-0") == [Wake()]
+
+    def test_as_deep_as_the_model_says(self, sleepy: Theatre) -> None:
+        deep = ModelSpec(name="deep", path="models/deep", sleep_level=2)
+        sleepy.hold(deep, 0)
+        sleepy.pool.aim(B, [0])
+        sleepy.turn()
+        sleepy.say("w-0", Drained())
+
+        assert sleepy.heard("w-0") == [Drain(), Sleep(2)]
+
+    def test_on_command_as_deep_as_it_says(self, sleepy: Theatre) -> None:
+        holder = sleepy.hold(A, 0)
+        sleepy.pool.put_to_sleep(holder, 2)
+        sleepy.turn()
+        sleepy.say("w-0", Drained())
+        sleepy.say("w-0", Asleep(0.1, MEMORY))
+
+        assert sleepy.heard("w-0") == [Drain(), Sleep(2)]
+        assert sleepy.heard("w-1") == []
+        assert sleepy.pool.goals == {0: None}
+
+    def test_one_that_cannot_sleep_is_unloaded(self, sleepy: Theatre) -> None:
+        sleepy.hold(A, 0)
+        sleepy.pool.aim(B, [0])
+        sleepy.turn()
+        sleepy.say("w-0", Drained())
+        sleepy.heard("w-0")
+
+        told = sleepy.say("w-0", Refusal("no GPU, no sleep"))
+
+        assert told == [("refused", "w-0", "no GPU, no sleep")]
+        assert sleepy.heard("w-0") == [Unload()]
+
+
+class TestGroups:
+    def test_it_is_formed_of_one_process_of_each_device(self, two: Theatre) -> None:
+        two.pool.aim(PAIR, [1, 0])
+        two.turn()
+
+        (load,), (attach,) = two.heard("w-1"), two.heard("w-0")
+        assert isinstance(load, Load)
+        assert isinstance(attach, Attach)
+        assert load.spec == PAIR
+        assert load.group
+        assert (load.group.rank, attach.group.rank) == (0, 1)
+        assert load.group.address == attach.group.address
+        assert load.group.devices == attach.group.devices == (1, 0)
+        assert two.member("w-0").state is State.ATTACHED
+
+    def test_each_group_meets_elsewhere(self, two: Theatre) -> None:
+        addresses = set()
+        for _ in range(2):
+            two.pool.aim(PAIR, [0, 1])
+            two.turn()
+            group = two.member("w-0").group
+            assert group
+            addresses.add(group.address)
+            two.say("w-0", Ready(engine_info(PAIR), MEMORY))
+            two.pool.aim(None, [0, 1])
+            two.turn()
+            two.say("w-0", Drained())
+            two.say("w-0", Warm(MEMORY, {}))
+            two.say("w-1", Warm(MEMORY, {}))
+
+        assert len(addresses) == 2
+
+    @pytest.mark.parametrize(("dies", "stays"), [("w-0", "w-1"), ("w-1", "w-0")])
+    def test_all_of_it_end_with_any_rank(self, two: Theatre, dies: str, stays: str) -> None:
+        two.hold(PAIR, 0, 1)
+
+        two.process(dies).kill()
+
+        # I expect the other to end in the same way: it was lost, and crashed nothing.
+        first, second = two.turn()
+        assert first == ("died", dies, "lost", "ended by SIGKILL")
+        assert second[:3] == ("died", stays, "lost")
+        assert two.pool.goals[0], "it is to be formed again"
+
+    def test_a_rank_that_crashes_while_it_loads_is_a_failed_load(self, two: Theatre) -> None:
+        two.pool.aim(PAIR, [0, 1])
+        two.turn()
+
+        two.process("w-1").end(-signal.SIGSEGV)
+
+        told = two.turn()
+        assert [one[:3] for one in told[:2]] == [
+            ("died", "w-1", "crashed"),
+            ("died", "w-0", "crashed"),
+        ]
+        assert told[2][:2] == ("failed", "pair")
+        assert two.pool.goals == {0: None, 1: None}
+
+    def test_followers_do_not_wait_for_a_leader_that_could_not_load(self, two: Theatre) -> None:
+        two.pool.aim(PAIR, [0, 1])
+        two.turn()
+
+        told = two.say("w-0", Refusal("pair: no such file"))
+
+        assert told == [
+            ("failed", "pair", "pair: no such file"),
+            ("died", "w-1", "left", "ended by SIGKILL: replaced"),
+        ]
+        assert two.member("w-0").state is State.WARM
+
+    def test_a_group_that_loses_a_device_goes_as_a_whole(self, two: Theatre) -> None:
+        two.hold(PAIR, 0, 1)
+
+        goal = two.pool.aim(A, [1])
+
+        assert two.pool.goals == {0: None, 1: goal}
+        two.turn()
+        assert two.heard("w-0") == [Drain()]
+
+
+class TestReplacing:
+    def test_a_leak_costs_a_process_its_place(self, one: Theatre) -> None:
+        told = one.say("w-1", Warm(Memory(host=1100), {"unload": 0.1}))
+        told += one.turn()
+
+        assert told == [("died", "w-1", "left", "ended by SIGKILL: replaced")]
+        assert one.member("w-1").start_at - time.monotonic() <= 2 * one.settings.backoff_s
+
+    def test_one_that_was_told_to_end_finishes_first(self, one: Theatre) -> None:
+        holder = one.hold(A, 0)
+        one.pool.recycle(holder)
+        one.turn()
+        assert one.heard("w-0") == [Drain()]
+
+        told = one.say("w-0", Drained()) + one.turn()
+
+        assert told == [("died", "w-0", "left", "ended by SIGKILL: replaced")]
+        assert one.heard("w-1") == [Load(A)], "the spare goes on with it"
+
+
+class TestNews:
+    def test_what_is_not_the_pools_business_is_passed_on(self, one: Theatre) -> None:
+        one.hold(A, 0)
+
+        assert one.say("w-0", Done()) == [("heard", "w-0", Done())]
+
+    def test_a_refusal_that_changes_nothing(self, one: Theatre) -> None:
+        one.hold(A, 0)
+
+        assert one.say("w-0", Refusal("no profiler")) == [("refused", "w-0", "no profiler")]
+        assert one.member("w-0").state is State.READY
+
+    def test_the_same_from_the_leader_of_a_group(self, two: Theatre) -> None:
+        two.hold(PAIR, 0, 1)
+
+        assert two.say("w-0", Refusal("no profiler")) == [("refused", "w-0", "no profiler")]
+        assert two.member("w-1").state is State.ATTACHED
+
+
+class TestTheEnd:
+    def test_requests_that_run_may_finish(self, two: Theatre) -> None:
+        two.hold(A, 0)
+        two.process("w-0").say(Drained())
+
+        two.pool.drain(lambda: False)
+
+        assert two.heard("w-0") == [Drain()]
+        assert two.member("w-0").state is State.DRAINED
+
+    def test_draining_may_be_hurried(self, two: Theatre) -> None:
+        two.hold(A, 0)
+
+        two.pool.drain(lambda: True)
+
+        assert two.member("w-0").state is State.DRAINING
+
+    def test_the_grace_is_an_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with theatre(monkeypatch, grace_s=0.0) as played:
+            played.warm_up()
+            played.hold(A, 0)
+
+            played.pool.drain(lambda: False)
+
+            assert played.member("w").state is State.DRAINING
+
+    def test_all_are_told_and_given_up(self, two: Theatre) -> None:
+        two.hold(A, 0)
+        process = two.process("w-0")
+        heard = []
+        two.owner.died = lambda member, why, reason: heard.append((member.name, why))
+
+        two.pool.stop()
+        two.pool.stop()
+
+        assert heard[:2] == [("w-0", "left"), ("w-1", "left")]
+        assert process.exitcode is not None
+        assert {member.state for member in two.pool.members} == {State.STOPPED}
+
+    def test_a_process_is_told_before_it_is_given_up(
+        self, two: Theatre, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        two.hold(A, 0)
+        heard = []
+        process = two.process("w-0")
+        monkeypatch.setattr(process, "kill", lambda: heard.extend(process.heard()))
+
+        two.pool.stop()
+
+        assert heard == [Stop()]
+        process.end(0)
+
+    def test_one_that_is_down_is_given_up_too(self, two: Theatre) -> None:
+        two.process("w-1").end(1)
+        two.turn()
+
+        two.pool.stop()
+
+        assert ("died", "w-1", "left", "stopped") in two.owner.told
