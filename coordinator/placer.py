@@ -70,12 +70,14 @@ class Placer:
         Raises `Deposed` where the yard has another leader. Where no host says what it may load
         there is nothing to place.
         """
+        self.patience_s = math.inf
         if self._settings.static or not self._roster.hosts:
             return
         self._begin_term(token)
         self._note_work()
         demands = self._queue.demands()
-        self.patience_s = PAUSE_S if demands else math.inf
+        if demands:
+            self.patience_s = PAUSE_S
         if self._is_due(demands):
             placement = place(self._situation(demands))
             self._carry_out(token, placement)

@@ -6,11 +6,14 @@ from pathlib import Path
 
 from coordinator.schedule import (
     Decision,
+    Placing,
     Replay,
     ScheduleWriter,
     first_difference,
+    read_placings,
     read_schedule,
 )
+from tokenyard.commands import Command
 
 
 def write(path: Path, *decisions: tuple[str, str]) -> Path:
@@ -29,6 +32,40 @@ def test_written_and_read(tmp_path: Path) -> None:
         Decision(0, "anon", "q1", "a"),
         Decision(1, "anon", "q2", "b"),
     ]
+
+
+def place(writer: ScheduleWriter, model: str, *devices: int) -> None:
+    command = Command(verb="load", worker="a.1", model=model, devices=[*devices], why="it waits")
+    writer.write_placing(command, "a")
+
+
+def test_what_is_placed_stands_between_the_requests(tmp_path: Path) -> None:
+    writer = ScheduleWriter(tmp_path / "one")
+    place(writer, "adder")
+    writer.write("anon", "q1", "a")
+    place(writer, "large", 0, 1)
+    writer.close()
+
+    assert list(read_schedule(tmp_path / "one")) == [Decision(0, "anon", "q1", "a")]
+    assert list(read_placings(tmp_path / "one")) == [
+        Placing(0, "load", "a", "adder", "it waits"),
+        Placing(1, "load", "a", "large", "it waits", [0, 1]),
+    ]
+    first = (tmp_path / "one").read_bytes().splitlines()[0]
+    assert first == b'{"n":0,"place":"load","worker":"a","model":"adder","why":"it waits"}'
+
+
+def test_when_models_were_placed_makes_no_difference(tmp_path: Path) -> None:
+    """Given the same requests and other swaps, I expect the same schedule, also in a replay."""
+    one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"))
+    writer = ScheduleWriter(tmp_path / "two")
+    writer.write("anon", "q1", "a")
+    place(writer, "adder")
+    writer.write("anon", "q2", "b")
+    writer.close()
+
+    assert first_difference(one, tmp_path / "two") is None
+    assert Replay(read_schedule(tmp_path / "two")).worker("anon", "q2") == "b"
 
 
 def test_each_decision_is_on_disk_at_once(tmp_path: Path) -> None:
