@@ -19,9 +19,11 @@ COUNT = 100
 
 
 class CommandReader:
-    """Gives every command that comes after its start to ``take``, with its entry id.
+    """Gives every command of the stream to ``take``, with its entry id.
 
-    Older ones are for workers that are no more: a controller's workers are younger than it is.
+    Also the old ones, which are for workers that are no more: no two ever have the same name and
+    incarnation. To skip them would be to miss what is said to a worker that joins before the
+    first read.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class CommandReader:
         self._stream = keys.control
         self._take = take
         self._block_ms = block_ms
-        self._last = ""
+        self._last = "0"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
@@ -61,9 +63,6 @@ class CommandReader:
 
     def run_once(self) -> None:
         """One bounded read."""
-        if not self._last:
-            newest: Any = self._connection.xrevrange(self._stream, count=1)
-            self._last = newest[0][0].decode() if newest else "0"
         answer: Any = self._connection.xread(
             {self._stream: self._last}, count=COUNT, block=self._block_ms
         )

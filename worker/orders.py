@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokenyard.commands import Acknowledgement, Command, Verb
-from worker.allocation import Goal
+from worker.allocation import Goal, fits
 from worker.messages import Profile, Reset
 from worker.models import ModelSpec
 from worker.pool import Pool
@@ -95,7 +95,8 @@ class Orders:
         count = len(self._pool.goals)
         following = [(member.device + rank) % count for rank in range(min(spec.ranks, count))]
         devices = command.devices or following
-        if len(set(devices)) != spec.ranks or not set(devices) <= self._pool.goals.keys():
+        different = set(devices) & self._pool.goals.keys()
+        if not len(devices) == len(different) == spec.ranks:
             raise Impossible(f"{spec.name} takes {spec.ranks} of this host's {count} devices")
         return devices
 
@@ -105,8 +106,18 @@ class Orders:
             goal = self._pool.aim(spec, devices)
             self._forget_replaced()
         holder = self._pool.holder(devices[0])
-        is_there = holder and holder.state is State.READY and holder.spec is spec
-        return None if is_there else goal
+        if goal and holder and holder.state is State.READY and fits(holder, goal):
+            self._forget_release(holder)
+            return None
+        return goal
+
+    def _forget_release(self, member: Pooled) -> None:
+        """What it was told before, to let go of its model in one way or another, is void."""
+        member.sleep_level = 0
+        self._settle(
+            lambda one: one.whom == member.name and one.verb in ("unload", "sleep"),
+            "another command came first",
+        )
 
     def _forget_replaced(self) -> None:
         """Goals that are no goals any more will not be reached."""
@@ -127,6 +138,7 @@ class Orders:
         if member.state is State.ASLEEP:
             self._pool.give_way(member)
         else:
+            self._forget_release(member)
             self._pool.aim(None, member.group.devices if member.group else [member.device])
             self._forget_replaced()
         return member.name
@@ -163,16 +175,23 @@ class Orders:
 
     def done(self, member: Pooled) -> None:
         """A process has done something that changes no state."""
-        self._settle(lambda one: one.whom == member.name and one.verb in ("reset", "profile"))
+        self._settle_next(member, {"reset", "profile"})
 
     def refused(self, member: Pooled, reason: str) -> None:
-        """A process cannot do something."""
-        self._settle(lambda one: one.whom == member.name, reason)
+        """A process cannot do something; one that cannot sleep is being unloaded."""
+        sleeps = member.state is State.UNLOADING
+        self._settle_next(member, {"sleep"} if sleeps else {"reset", "profile"}, reason)
 
     def died(self, member: Pooled, reason: str) -> None:
         """A process has ended, which is what some were told to do."""
         self._settle(lambda one: one.whom == member.name and one.verb == "stop")
         self._settle(lambda one: one.whom == member.name, f"the process died: {reason}")
+
+    def _settle_next(self, member: Pooled, verbs: set[Verb], reason: str = "") -> None:
+        """A process answers in the order in which it was told."""
+        told = (one for one in self._pending if one.whom == member.name and one.verb in verbs)
+        oldest = next(told, None)
+        self._settle(lambda one: one is oldest, reason)
 
     def _settle(self, is_meant: Callable[[Pending], bool], reason: str = "") -> None:
         settled = [one for one in self._pending if is_meant(one)]

@@ -1,0 +1,457 @@
+"""Commands from the yard: what each does to the pool, and when it is acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.pools import MEMORY, Theatre, engine_info, theatre
+from tokenyard.commands import Acknowledgement, Command, Verb
+from tokenyard.scripts import Why
+from worker.allocation import Goal, fits
+from worker.messages import (
+    Asleep,
+    Done,
+    Drain,
+    Drained,
+    Load,
+    Profile,
+    Ready,
+    Refusal,
+    Reset,
+    Sleep,
+    ToController,
+    ToProcess,
+    Unload,
+    Wake,
+    Warm,
+)
+from worker.models import ModelSpec
+from worker.orders import Orders
+from worker.pooled import Pooled, State
+
+A = ModelSpec(name="a", path="models/a")
+B = ModelSpec(name="b", path="models/b")
+PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
+SUPERSEDED = "another command came first"
+
+
+class Commander:
+    """Gives commands, and is the owner of the pool as a controller is."""
+
+    def __init__(self, played: Theatre) -> None:
+        self.played = played
+        self.acks: dict[str, Acknowledgement] = {}
+        catalog = {spec.name: spec for spec in (A, B, PAIR)}
+        self.orders = Orders(played.pool, catalog, self._acknowledge)
+        self._given = 0
+        played.warm_up()
+        played.pool._owner = self
+        for member in played.pool.members:
+            member.worker = f"{member.name}.1"
+
+    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
+        assert entry not in self.acks, "each is acknowledged once"
+        self.acks[entry] = what
+
+    def command(self, verb: Verb, name: str = "w-0", **fields: Any) -> str:
+        """Give a command and let the pool act on it; its entry."""
+        self._given += 1
+        entry = f"{self._given}-0"
+        self.orders.obey(entry, Command(verb=verb, worker=f"{name}.1", **fields))
+        self.played.turn()
+        return entry
+
+    def done(self, entry: str) -> bool:
+        """Whether a command has been obeyed."""
+        return entry in self.acks and self.acks[entry].done
+
+    def reason(self, entry: str) -> str:
+        """Why a command was not obeyed."""
+        assert not self.acks[entry].done
+        return self.acks[entry].reason
+
+    def load(self, spec: ModelSpec, name: str = "w-0") -> None:
+        """Bring a model about."""
+        entry = self.command("load", name, model=spec.name)
+        self.say(name, Ready(engine_info(spec), MEMORY))
+        assert self.done(entry)
+        for member in self.played.pool.members:
+            self.told(member.name)
+
+    def say(self, name: str, *messages: ToController) -> None:
+        """A process says something; each is acted on before the next."""
+        for message in messages:
+            self.played.say(name, message)
+
+    def told(self, name: str) -> list[ToProcess]:
+        """What a process has been told since it was asked last."""
+        return self.played.heard(name)
+
+    # worker.pool.Owner, as `worker.controller.Controller` is one
+
+    def changed(self, member: Pooled) -> None:
+        self.orders.changed(member)
+
+    def serves(self, member: Pooled) -> None:
+        self.changed(member)
+        goal = self.played.pool.goals[member.device]
+        if goal and fits(member, goal):
+            self.orders.reached(goal)
+
+    def gives_way(self, member: Pooled) -> None: ...
+
+    def died(self, member: Pooled, why: Why, reason: str) -> None:
+        self.orders.died(member, reason)
+
+    def failed(self, goal: Goal, reason: str) -> bool:
+        self.orders.missed(goal, reason)
+        return False
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        self.orders.refused(member, reason)
+
+    def heard(self, member: Pooled, message: ToController) -> None:
+        if isinstance(message, Done):
+            self.orders.done(member)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commander]:
+    """Two devices and a spare for the first."""
+    with theatre(monkeypatch, slots=2, spares=1) as played:
+        yield Commander(played)
+
+
+class TestWhom:
+    def test_a_worker_of_another_host(self, host: Commander) -> None:
+        entry = host.command("load", "elsewhere", model="a")
+
+        assert entry not in host.acks
+        assert set(host.played.pool.goals.values()) == {None}
+
+    def test_an_incarnation_that_is_gone(self, host: Commander) -> None:
+        host.played.member("w-0").worker = "w-0.7"
+
+        entry = host.command("load", model="a")
+
+        assert entry not in host.acks
+        assert host.told("w-0") == []
+
+
+class TestLoad:
+    def test_it_is_done_when_the_engine_is_up(self, host: Commander) -> None:
+        entry = host.command("load", model="a")
+        assert host.told("w-0") == [Load(A)]
+        assert entry not in host.acks
+
+        host.say("w-0", Ready(engine_info(A), MEMORY))
+
+        assert host.acks == {entry: Acknowledgement(worker="w-0.1", done=True)}
+
+    def test_what_is_there_is_not_loaded_again(self, host: Commander) -> None:
+        host.load(A)
+
+        assert host.done(host.command("load", model="a"))
+        assert host.told("w-0") == []
+
+    def test_while_it_loads_another_order_for_it_waits_too(self, host: Commander) -> None:
+        entries = [host.command("load", model="a") for _ in range(2)]
+        assert host.told("w-0") == [Load(A)]
+        assert not host.acks
+
+        host.say("w-0", Ready(engine_info(A), MEMORY))
+
+        assert all(host.done(entry) for entry in entries)
+
+    def test_a_model_that_nobody_listed(self, host: Commander) -> None:
+        entry = host.command("load", model="evil")
+
+        assert "'evil' does not stand in the models file" in host.reason(entry)
+        assert host.told("w-0") == []
+
+    def test_a_swap(self, host: Commander) -> None:
+        host.load(A)
+        entry = host.command("load", model="b")
+        host.say("w-0", Drained(), Warm(MEMORY, {}))
+        assert entry not in host.acks
+
+        host.say("w-0", Ready(engine_info(B), MEMORY))
+
+        assert host.told("w-0") == [Drain(), Unload(), Load(B)]
+        assert host.done(entry)
+
+    def test_the_last_order_for_a_device_counts(self, host: Commander) -> None:
+        # Given a device that is about to hold one model and shall hold another
+        first = host.command("load", model="a")
+        second = host.command("load", model="b")
+        assert host.reason(first) == SUPERSEDED
+
+        # If the first is there all the same
+        host.say("w-0", Ready(engine_info(A), MEMORY))
+
+        # I expect the second to be done only when it is there itself.
+        assert second not in host.acks
+        host.say("w-0", Drained(), Warm(MEMORY, {}), Ready(engine_info(B), MEMORY))
+        assert host.done(second)
+
+    def test_a_model_that_cannot_be_loaded(self, host: Commander) -> None:
+        entry = host.command("load", model="a")
+
+        host.say("w-0", Refusal("a: no such file"))
+
+        assert host.reason(entry) == "a: no such file"
+
+    def test_the_spare_of_the_device_may_fulfil_it(self, host: Commander) -> None:
+        entry = host.command("load", model="a")
+        host.played.process("w-0").kill()
+        host.played.turn()
+        assert entry not in host.acks
+
+        host.say("w-2", Ready(engine_info(A), MEMORY))
+
+        assert host.done(entry)
+
+    def test_it_makes_void_what_would_end_the_model(self, host: Commander) -> None:
+        # Given a worker that is to let go of its model, and has not begun
+        host.load(A)
+        commands = [
+            Command(verb="sleep", worker="w-0.1"),
+            Command(verb="load", worker="w-0.1", model="a"),
+        ]
+        for entry, command in zip(("s", "l"), commands, strict=True):
+            host.orders.obey(entry, command)
+        host.played.turn()
+
+        assert host.reason("s") == SUPERSEDED
+        assert host.done("l")
+        assert host.told("w-0") == []
+        # And when its time comes it is unloaded, as without that command.
+        host.command("load", model="b")
+        host.say("w-0", Drained())
+        assert host.told("w-0") == [Drain(), Unload()]
+
+
+class TestGroups:
+    def test_devices_by_number_where_none_are_named(self, host: Commander) -> None:
+        host.command("load", "w-1", model="pair")
+
+        goal = host.played.pool.goals[0]
+        assert goal
+        assert goal.devices == (1, 0)
+
+    def test_devices_as_they_are_named(self, host: Commander) -> None:
+        entry = host.command("load", model="pair", devices=[0, 1])
+        host.say("w-0", Ready(engine_info(PAIR), MEMORY))
+
+        assert host.done(entry)
+        assert host.played.member("w-1").state is State.ATTACHED
+
+    @pytest.mark.parametrize("devices", [[0], [0, 1, 2], [0, 7], [0, 0], [0, 1, 1]])
+    def test_devices_that_make_no_group(self, host: Commander, devices: list[int]) -> None:
+        entry = host.command("load", model="pair", devices=devices)
+
+        assert host.reason(entry) == "pair takes 2 of this host's 2 devices"
+
+    def test_a_host_that_is_too_small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with theatre(monkeypatch, spares=1) as played:
+            host = Commander(played)
+
+            entry = host.command("load", model="pair")
+
+            assert host.reason(entry) == "pair takes 2 of this host's 1 devices"
+
+    def test_a_follower_that_is_to_unload_ends_the_group(self, host: Commander) -> None:
+        host.load(PAIR)
+
+        entry = host.command("unload", "w-1")
+        host.say("w-0", Drained())
+        assert host.told("w-0") == [Drain(), Unload()]
+        assert entry not in host.acks
+        host.say("w-1", Warm(MEMORY, {"attached": 1.0}))
+
+        assert host.done(entry)
+        assert host.played.pool.goals == {0: None, 1: None}
+
+
+class TestUnload:
+    def test_it_is_done_when_the_process_is_warm(self, host: Commander) -> None:
+        host.load(A)
+        entry = host.command("unload")
+        host.say("w-0", Drained())
+        assert host.told("w-0") == [Drain(), Unload()]
+        assert entry not in host.acks
+
+        host.say("w-0", Warm(MEMORY, {}))
+
+        assert host.done(entry)
+
+    def test_one_that_holds_nothing(self, host: Commander) -> None:
+        assert host.done(host.command("unload"))
+
+    def test_a_load_that_has_begun_comes_to_nothing(self, host: Commander) -> None:
+        load = host.command("load", model="a")
+        unload = host.command("unload")
+
+        assert host.reason(load) == SUPERSEDED
+        host.say("w-0", Ready(engine_info(A), MEMORY), Drained(), Warm(MEMORY, {}))
+        assert host.done(unload)
+        assert host.told("w-0") == [Load(A), Drain(), Unload()]
+
+    def test_a_sleeper(self, host: Commander) -> None:
+        host.load(A)
+        host.command("sleep")
+        host.say("w-0", Drained(), Asleep(0.1, MEMORY))
+        host.told("w-0")
+
+        entry = host.command("unload")
+
+        assert host.told("w-0") == [Unload()]
+        host.say("w-0", Warm(MEMORY, {}))
+        assert host.done(entry)
+
+    def test_it_wins_over_a_sleep_that_has_not_begun(self, host: Commander) -> None:
+        host.load(A)
+        sleep = host.command("sleep")
+        unload = host.command("unload")
+        host.say("w-0", Drained())
+
+        assert host.reason(sleep) == SUPERSEDED
+        assert host.told("w-0") == [Drain(), Unload()]
+        host.say("w-0", Warm(MEMORY, {}))
+        assert host.done(unload)
+
+
+class TestSleepAndWake:
+    def test_sleep_and_wake(self, host: Commander) -> None:
+        host.load(A)
+        sleep = host.command("sleep", level=2)
+        host.say("w-0", Drained())
+        assert host.told("w-0") == [Drain(), Sleep(2)]
+        assert sleep not in host.acks
+        host.say("w-0", Asleep(0.1, MEMORY))
+        assert host.done(sleep)
+
+        wake = host.command("wake")
+        assert host.told("w-0") == [Wake()]
+        assert wake not in host.acks
+        host.say("w-0", Ready(engine_info(A), MEMORY))
+        assert host.done(wake)
+
+    def test_both_are_done_where_they_are_so_already(self, host: Commander) -> None:
+        host.load(A)
+        assert host.done(host.command("wake"))
+        host.command("sleep")
+        host.say("w-0", Drained(), Asleep(0.1, MEMORY))
+
+        assert host.done(host.command("sleep"))
+
+    def test_one_without_a_model_can_neither_sleep_nor_wake(self, host: Commander) -> None:
+        assert "only a ready worker" in host.reason(host.command("sleep"))
+        assert "it is warm" in host.reason(host.command("wake"))
+
+    def test_a_group_cannot_sleep(self, host: Commander) -> None:
+        host.load(PAIR)
+
+        assert "of one device" in host.reason(host.command("sleep"))
+
+    def test_a_model_that_cannot_sleep_is_unloaded(self, host: Commander) -> None:
+        host.load(A)
+        entry = host.command("sleep")
+        host.say("w-0", Drained(), Refusal("no GPU, no sleep"))
+
+        assert host.reason(entry) == "no GPU, no sleep"
+        assert host.told("w-0") == [Drain(), Sleep(1), Unload()]
+
+
+class TestResetAndProfile:
+    @pytest.mark.parametrize(
+        ("verb", "fields", "told"),
+        [
+            ("reset", {}, Reset()),
+            ("profile", {"start": True}, Profile(True)),
+            ("profile", {"start": False}, Profile(False)),
+        ],
+    )
+    def test_it_is_done_when_the_process_says_so(
+        self, host: Commander, verb: Verb, fields: dict[str, bool], told: object
+    ) -> None:
+        host.load(A)
+        entry = host.command(verb, **fields)
+        assert host.told("w-0") == [told]
+        assert entry not in host.acks
+
+        host.say("w-0", Done())
+
+        assert host.done(entry)
+
+    def test_only_where_there_is_an_engine(self, host: Commander) -> None:
+        assert "it is warm" in host.reason(host.command("reset"))
+        assert host.told("w-0") == []
+
+    def test_it_may_be_refused(self, host: Commander) -> None:
+        host.load(A)
+        entry = host.command("profile")
+
+        host.say("w-0", Refusal("no profiler"))
+
+        assert host.reason(entry) == "no profiler"
+
+    def test_each_answer_is_of_one_command(self, host: Commander) -> None:
+        # Given two commands of which the second is refused
+        host.load(A)
+        reset, profile = host.command("reset"), host.command("profile")
+
+        host.say("w-0", Done())
+        assert host.done(reset)
+        assert profile not in host.acks
+
+        host.say("w-0", Refusal("no profiler"))
+        assert host.reason(profile) == "no profiler"
+
+    def test_a_refusal_is_not_of_a_sleep_that_comes_later(self, host: Commander) -> None:
+        host.load(A)
+        profile, sleep = host.command("profile"), host.command("sleep")
+
+        host.say("w-0", Refusal("no profiler"), Drained(), Asleep(0.1, MEMORY))
+
+        assert host.reason(profile) == "no profiler"
+        assert host.done(sleep)
+
+
+class TestStop:
+    def test_it_is_done_when_the_process_has_ended(self, host: Commander) -> None:
+        host.load(A)
+        entry = host.command("stop")
+        assert host.told("w-0") == [Drain()]
+        assert entry not in host.acks
+
+        host.say("w-0", Drained())
+        host.played.turn()
+
+        assert host.done(entry)
+        assert host.told("w-2") == [Load(A)]
+
+
+def test_death_answers_everything(host: Commander) -> None:
+    host.load(A)
+    unload, stop = host.command("unload"), host.command("stop")
+
+    host.played.process("w-0").kill()
+    host.played.turn()
+
+    assert host.reason(unload) == "the process died: ended by SIGKILL"
+    assert host.done(stop)
+
+
+def test_another_process_answers_nothing(host: Commander) -> None:
+    host.load(A)
+    entry = host.command("unload")
+
+    host.say("w-1", Warm(MEMORY, {}), Done())
+    host.played.process("w-1").kill()
+    host.played.turn()
+
+    assert entry not in host.acks
