@@ -24,12 +24,8 @@ log = logging.getLogger("tokenyard.worker.group")
 DISMISS_S: Final = 120.0  # until the leader lets go after this rank has failed to load
 
 
-def attend(group: Group) -> None:
-    """Be a rank of this group until its leader lets go; this process then is as warm as before.
-
-    Also where the group never forms, or its model cannot be loaded. Raises `GroupFault` where the
-    leader dies or is not there, and what vLLM raises where letting go fails: the process must end.
-    """
+def follow(group: Group) -> None:
+    """See `worker.executor.attend`."""
     link = FollowerLink(group)
     try:
         link.connect()

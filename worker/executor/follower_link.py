@@ -44,7 +44,7 @@ class FollowerLink:
         self._finished = threading.Event()
         self._wake: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
-        self._bell, self._rope = multiprocessing.Pipe(duplex=False)
+        self._rope: Connection | None = None
 
     def connect(self) -> None:
         """Find the leader.
@@ -79,7 +79,10 @@ class FollowerLink:
     def watch(self, wake: Callable[[], None]) -> None:
         """From here on a thread listens, and calls ``wake`` when the group ends."""
         self._wake = wake
-        self._thread = threading.Thread(target=self._listen, name="group", daemon=True)
+        bell, self._rope = multiprocessing.Pipe(duplex=False)
+        self._thread = threading.Thread(
+            target=self._listen, args=(bell,), name="group", daemon=True
+        )
         self._thread.start()
 
     def await_end(self, timeout_s: float) -> None:
@@ -96,11 +99,11 @@ class FollowerLink:
     def close(self) -> None:
         """Close the line; idempotent."""
         self._finished.set()
-        self._rope.close()
+        if self._rope is not None:
+            self._rope.close()
         if self._thread is not None:
             self._thread.join()
         self._wake = None
-        self._bell.close()
         if self._line is not None:
             self._line.close()
 
@@ -127,8 +130,8 @@ class FollowerLink:
             return Gone()
         return word
 
-    def _listen(self) -> None:
-        if self._bell in wait([self._opened, self._bell]):
+    def _listen(self, bell: Connection) -> None:
+        if bell in wait([self._opened, bell]):
             return
         self._end = _ending(self._receive())
         self._ended.set()

@@ -32,12 +32,8 @@ LOAD_S: Final = 1800.0  # until the slowest rank has loaded
 HEALTH_S: Final = 10.0
 
 
-def executor_for(group: Group) -> type[GroupExecutor]:
-    """What vLLM takes as ``distributed_executor_backend`` in the process that leads ``group``.
-
-    Followers may come from now on. Whoever asked for it must call `GroupExecutor.release` where
-    the engine cannot be made.
-    """
+def make_executor(group: Group) -> type[GroupExecutor]:
+    """See `worker.executor.executor_for`."""
     if group.size < 2 or group.rank != 0:
         raise ValueError(f"rank {group.rank} of {group.size} leads no group")
     link = LeaderLink(group)

@@ -53,7 +53,7 @@ class LeaderLink:
         self._outside.set()
         self._wake: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
-        self._bell, self._rope = multiprocessing.Pipe(duplex=False)
+        self._rope: Connection | None = None
 
     def open(self) -> None:
         """Open the door; followers that come early wait behind it."""
@@ -90,8 +90,7 @@ class LeaderLink:
                     line.close()
         finally:
             self._close_door()
-            self._thread = threading.Thread(target=self._listen, name="group", daemon=True)
-            self._thread.start()
+            self._start_listening()
 
     def tell(self, word: FromLeader) -> None:
         """Say this to all followers that are still there."""
@@ -159,11 +158,8 @@ class LeaderLink:
                 self._heard.wait_for(lambda: not self._lines, RELEASE_S)
         if self._lines:
             log.warning("%s did not let go in %g s", _ranks(self._lines.values()), RELEASE_S)
-        self._rope.close()
-        if self._thread is not None:
-            self._thread.join()
+        self._stop_listening()
         self._wake = None
-        self._bell.close()
         for line in self._lines:
             line.close()
         self._lines.clear()
@@ -185,10 +181,23 @@ class LeaderLink:
             door.close()
             Path(self._group.address).unlink(missing_ok=True)
 
-    def _listen(self) -> None:
+    def _start_listening(self) -> None:
+        bell, self._rope = multiprocessing.Pipe(duplex=False)
+        self._thread = threading.Thread(
+            target=self._listen, args=(bell,), name="group", daemon=True
+        )
+        self._thread.start()
+
+    def _stop_listening(self) -> None:
+        if self._rope is not None:
+            self._rope.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _listen(self, bell: Connection) -> None:
         while self._lines:
-            ready = wait([*self._lines, self._bell])
-            if self._bell in ready:
+            ready = wait([*self._lines, bell])
+            if bell in ready:
                 return
             for line in [line for line in self._lines if line in ready]:
                 self._hear(line)

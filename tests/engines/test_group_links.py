@@ -1,0 +1,311 @@
+"""How the ranks of a group find each other and learn that another has gone, without any engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from worker.engines import Group
+from worker.executor import follower_link, leader_link
+from worker.executor.follower_link import FollowerLink
+from worker.executor.leader_link import LeaderLink
+from worker.executor.words import (
+    Built,
+    Dismissed,
+    Fault,
+    Go,
+    GroupFault,
+    Joined,
+    Left,
+    Orders,
+)
+
+WAIT_S = 10.0
+SOON_S = 0.05
+
+
+class Ranks:
+    """The links of one group, all in this process."""
+
+    def __init__(self, address: Path, size: int = 2) -> None:
+        self.address = address
+        devices = tuple(range(size))
+        self.leader = LeaderLink(Group(str(address), 0, devices))
+        self.followers = [
+            FollowerLink(Group(str(address), rank, devices)) for rank in range(1, size)
+        ]
+        self._threads = ThreadPoolExecutor(size)
+
+    def connect(self) -> list[Future[None]]:
+        return [self._threads.submit(follower.connect) for follower in self.followers]
+
+    def form(self) -> tuple[LeaderLink, FollowerLink]:
+        """All are connected and have their orders."""
+        self.leader.open()
+        coming = self.connect()
+        self.leader.gather(WAIT_S)
+        for future in coming:
+            future.result(WAIT_S)
+        self.leader.tell(Orders(b"plan"))
+        for follower in self.followers:
+            assert follower.hear(Orders, WAIT_S) == Orders(b"plan")
+        return self.leader, self.followers[0]
+
+    def close(self) -> None:
+        for follower in self.followers:
+            follower.close()
+        self.leader.dismiss()
+        self.leader.close()
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
+    made: list[Ranks] = []
+
+    def make(size: int = 2) -> Ranks:
+        made.append(Ranks(tmp_path / f"group-{len(made)}", size))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.close()
+
+
+@pytest.fixture
+def faults_of_threads(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """What the hook of a worker process would end that process for."""
+    seen: list[BaseException] = []
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        assert arguments.exc_value is not None
+        seen.append(arguments.exc_value)
+
+    monkeypatch.setattr(threading, "excepthook", hook)
+    return seen
+
+
+def test_the_leader_hears_each_rank(ranks: Callable[..., Ranks]) -> None:
+    group = ranks(3)
+    leader, _ = group.form()
+
+    for rank, follower in enumerate(group.followers, start=1):
+        follower.say(Joined(f"queue {rank}"))
+
+    assert leader.await_all(Joined, WAIT_S) == {1: Joined("queue 1"), 2: Joined("queue 2")}
+
+
+def test_the_door_is_gone_once_all_have_come(ranks: Callable[..., Ranks]) -> None:
+    group = ranks()
+
+    group.form()
+
+    assert not group.address.exists()
+
+
+def test_a_follower_may_come_before_the_door_is_there(ranks: Callable[..., Ranks]) -> None:
+    group = ranks()
+    (coming,) = group.connect()
+
+    group.leader.open()
+    group.leader.gather(WAIT_S)
+
+    coming.result(WAIT_S)
+
+
+def test_a_rank_that_does_not_come_is_named(ranks: Callable[..., Ranks]) -> None:
+    leader = ranks(3).leader
+    leader.open()
+
+    with pytest.raises(GroupFault, match=r"rank 1, 2 of the group did not come within 0\.05 s"):
+        leader.gather(SOON_S)
+
+
+def test_nobody_leads(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_link, "CONNECT_S", SOON_S)
+
+    with pytest.raises(GroupFault, match="nobody leads the group"):
+        ranks().followers[0].connect()
+
+
+def test_an_address_is_for_one_group(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+    (tmp_path / "group-0").touch()
+
+    with pytest.raises(GroupFault, match="each group needs an address of its own"):
+        ranks().leader.open()
+
+
+def test_a_leader_that_gives_up_sends_home_also_who_comes_late(ranks: Callable[..., Ranks]) -> None:
+    group = ranks()
+    group.leader.open()
+    dismissal = threading.Thread(target=group.leader.dismiss)
+    dismissal.start()
+
+    (coming,) = group.connect()
+
+    coming.result(WAIT_S)
+    with pytest.raises(Dismissed):
+        group.followers[0].hear(Orders, WAIT_S)
+    dismissal.join()
+
+
+def test_a_fault_of_a_follower_reaches_the_leader(ranks: Callable[..., Ranks]) -> None:
+    leader, follower = ranks().form()
+
+    follower.say(Fault("OSError: no such weights"))
+
+    with pytest.raises(GroupFault, match="rank 1 of the group failed: OSError: no such weights"):
+        leader.await_all(Built, WAIT_S)
+
+
+def test_a_rank_that_takes_too_long_is_named(ranks: Callable[..., Ranks]) -> None:
+    group = ranks(3)
+    leader, first = group.form()
+    first.say(Built())
+
+    with pytest.raises(GroupFault, match="rank 2 of the group did not get ready"):
+        leader.await_all(Built, SOON_S)
+
+
+def test_a_death_breaks_the_group_and_wakes_the_leader(ranks: Callable[..., Ranks]) -> None:
+    leader, follower = ranks().form()
+    woken = threading.Event()
+    leader.when_broken(woken.set)
+
+    follower.close()
+
+    assert woken.wait(WAIT_S)
+    with pytest.raises(GroupFault, match="rank 1 of the group has died"):
+        leader.check()
+
+
+def test_a_death_before_anybody_listens_wakes_too(ranks: Callable[..., Ranks]) -> None:
+    leader, follower = ranks().form()
+    follower.close()
+    with pytest.raises(GroupFault):
+        leader.await_all(Built, WAIT_S)
+    woken = threading.Event()
+
+    leader.when_broken(woken.set)
+
+    assert woken.is_set()
+
+
+def test_the_first_reason_stands(ranks: Callable[..., Ranks]) -> None:
+    leader, _ = ranks().form()
+
+    leader.spoil("the first")
+    leader.spoil("the second")
+
+    with pytest.raises(GroupFault, match="the first"):
+        leader.check()
+
+
+def test_a_leader_stuck_in_a_broken_group_is_an_exception_of_its_thread(
+    ranks: Callable[..., Ranks],
+    monkeypatch: pytest.MonkeyPatch,
+    faults_of_threads: list[BaseException],
+) -> None:
+    monkeypatch.setattr(leader_link, "STUCK_S", SOON_S)
+    leader, follower = ranks().form()
+
+    with leader.inside():
+        follower.close()
+        leader._thread.join(WAIT_S)
+
+    assert [str(fault) for fault in faults_of_threads] == ["rank 1 of the group has died"]
+
+
+def test_a_leader_that_is_not_stuck_goes_on(
+    ranks: Callable[..., Ranks], faults_of_threads: list[BaseException]
+) -> None:
+    leader, follower = ranks().form()
+
+    follower.close()
+    leader._thread.join(WAIT_S)
+
+    assert faults_of_threads == []
+
+
+def test_letting_go_is_no_fault(
+    ranks: Callable[..., Ranks], faults_of_threads: list[BaseException]
+) -> None:
+    leader, follower = ranks().form()
+    woken = threading.Event()
+    follower.watch(woken.set)
+
+    leader.dismiss()
+
+    assert woken.wait(WAIT_S)
+    with pytest.raises(Dismissed):
+        follower.check()
+    follower.say(Left())
+    follower.close()
+    leader.close()
+    leader.check()
+    assert faults_of_threads == []
+
+
+def test_a_follower_that_does_not_let_go_is_not_waited_for_for_ever(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leader_link, "RELEASE_S", SOON_S)
+    leader, _ = ranks().form()
+
+    leader.dismiss()
+    leader.close()
+
+    assert "rank 1 of the group did not let go" in caplog.text
+
+
+def test_a_follower_learns_that_its_leader_has_died(ranks: Callable[..., Ranks]) -> None:
+    leader, follower = ranks().form()
+    woken = threading.Event()
+    follower.watch(woken.set)
+
+    for line in leader._lines:  # what the system does with those of a dead process
+        with socket.socket(fileno=os.dup(line.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    assert woken.wait(WAIT_S)
+    with pytest.raises(GroupFault, match="the leader of the group has died"):
+        follower.check()
+
+
+def test_a_follower_stuck_in_an_ended_group_is_an_exception_of_its_thread(
+    ranks: Callable[..., Ranks],
+    monkeypatch: pytest.MonkeyPatch,
+    faults_of_threads: list[BaseException],
+) -> None:
+    monkeypatch.setattr(follower_link, "STUCK_S", SOON_S)
+    leader, follower = ranks().form()
+    follower.watch(lambda: None)
+
+    leader.dismiss()
+    follower._thread.join(WAIT_S)
+
+    (fault,) = faults_of_threads
+    assert "still inside vLLM" in str(fault)
+
+
+def test_a_follower_waits_for_its_next_word_within_a_bound(ranks: Callable[..., Ranks]) -> None:
+    _, follower = ranks().form()
+
+    with pytest.raises(GroupFault, match=r"said nothing for 0\.05 s"):
+        follower.hear(Go, SOON_S)
+
+
+def test_closing_twice_is_closing_once(ranks: Callable[..., Ranks]) -> None:
+    group = ranks()
+    leader, follower = group.form()
+
+    follower.close()
+    follower.close()
+    leader.close()
+    leader.close()
