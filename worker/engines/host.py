@@ -1,4 +1,4 @@
-"""What all worker processes of a host share: an environment, and modules imported once for all."""
+"""What all worker processes of a host share: the environment, and modules imported once."""
 
 from __future__ import annotations
 
@@ -14,5 +14,6 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
     """
     prepare_environment(settings)
     if settings.engine == "simulated":
-        return ["worker.engines.simulated"]
-    return engine_modules(cpu=is_on_cpu(settings))
+        return ["worker.process", "worker.engines.simulated"]
+    engine = engine_modules(cpu=is_on_cpu(settings))
+    return ["worker.process", *engine, "worker.engines.preloaded"]
