@@ -83,6 +83,14 @@ def test_coordinator_faults(values: dict[str, Any], field: str) -> None:
         ({"backoff_s": 0}, "backoff_s"),
         ({"max_backoff_s": -1}, "max_backoff_s"),
         ({"grace_s": -1}, "grace_s"),
+        ({"models": Path("/no/such/file")}, "models: no file"),
+        ({"models": Path(__file__), "model": "org/adder"}, "models: the file names"),
+        ({"models": Path(__file__), "model_name": "adder"}, "models: the file names"),
+        ({"spares": -1}, "spares"),
+        ({"sleepers": -1}, "sleepers"),
+        ({"drain_timeout_s": 0}, "drain_timeout_s"),
+        ({"leak_tolerance": -0.1}, "leak_tolerance"),
+        ({"simulated_load_s": -1}, "simulated_load_s"),
     ],
 )
 def test_worker_faults(values: dict[str, Any], field: str) -> None:
@@ -104,9 +112,8 @@ def test_served_name(model: str, name: str, serves: str) -> None:
     assert worker(model=model, model_name=name).serves == serves
 
 
-@pytest.mark.parametrize(("seqs", "limit"), [(1, 2), (4, 5), (256, 320)])
-def test_lane_holds_what_runs_and_a_small_look_ahead(seqs: int, limit: int) -> None:
-    assert worker(max_num_seqs=seqs).lane_limit == limit
+def test_a_file_of_models_is_enough_for_vllm() -> None:
+    assert worker(engine="vllm", models=Path(__file__)).models
 
 
 def test_they_cannot_be_changed() -> None:

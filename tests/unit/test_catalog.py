@@ -1,0 +1,126 @@
+"""What a host may load, and what its entry in the yard says of it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenyard.errors import SettingsError
+from tokenyard.settings import WorkerSettings
+from tokenyard.worker_info import ModelInfo
+from worker.catalog import HostEntry, read_catalog
+from worker.models import AdapterSpec, ModelSpec
+
+FILE = """
+[models.adder]
+path = "org/adder"
+pin = 1
+
+[models.subtractor]
+path = "org/subtractor"
+max_model_wait_s = 5.0
+"""
+
+
+def settings(**values: Any) -> WorkerSettings:
+    return WorkerSettings(redis_url="redis://x", **({"engine": "simulated"} | values))
+
+
+class TestCatalog:
+    def test_the_models_of_the_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "models.toml"
+        file.write_text(FILE)
+
+        catalog = read_catalog(settings(models=file))
+
+        assert list(catalog) == ["adder", "subtractor"]
+        assert catalog["adder"] == ModelSpec(name="adder", path="org/adder", pin=1)
+
+    def test_a_file_with_faults(self, tmp_path: Path) -> None:
+        file = tmp_path / "models.toml"
+        file.write_text("[models.adder]\n")
+
+        with pytest.raises(SettingsError):
+            read_catalog(settings(models=file))
+
+    def test_the_one_model_of_the_settings(self) -> None:
+        catalog = read_catalog(
+            settings(
+                model="org/adder",
+                model_name="sums",
+                revision="r7",
+                dtype="float16",
+                max_model_len=512,
+                max_num_seqs=8,
+                enforce_eager=True,
+                engine_args='{"seed": 3}',
+            )
+        )
+
+        assert catalog == {
+            "sums": ModelSpec(
+                name="sums",
+                path="org/adder",
+                revision="r7",
+                dtype="float16",
+                max_model_len=512,
+                max_num_seqs=8,
+                enforce_eager=True,
+                engine_args={"seed": 3},
+            )
+        }
+
+    def test_without_a_name_it_is_that_of_its_folder(self) -> None:
+        assert list(read_catalog(settings(model="/models/adder"))) == ["adder"]
+
+    def test_no_length_is_the_models_own(self) -> None:
+        (spec,) = read_catalog(settings(model="/models/adder")).values()
+
+        assert spec.max_model_len is None
+
+
+class TestHostEntry:
+    @pytest.fixture
+    def entry(self) -> HostEntry:
+        adapters = (AdapterSpec("lora", "org/lora"), AdapterSpec("other", "org/other"))
+        adder = ModelSpec("adder", "org/adder", adapters=adapters, pin=2, max_model_wait_s=5.0)
+        large = ModelSpec("large", "org/large", tensor_parallel_size=2, pipeline_parallel_size=2)
+        return HostEntry(settings(name="host", slots=4), {"adder": adder, "large": large})
+
+    def test_what_the_file_says(self, entry: HostEntry) -> None:
+        info = entry.info
+
+        assert (info.name, info.host, info.devices) == ("host", socket.gethostname(), 4)
+        assert info.models == [
+            ModelInfo(name="adder", adapters=["lora", "other"], pin=2, max_model_wait_s=5.0),
+            ModelInfo(name="large", ranks=4),
+        ]
+
+    def test_how_long_a_load_takes(self, entry: HostEntry) -> None:
+        entry.loaded("adder", 1.5)
+
+        assert [model.load_s for model in entry.info.models] == [1.5, 0.0]
+
+    def test_a_load_of_unknown_length_leaves_the_last(self, entry: HostEntry) -> None:
+        entry.loaded("adder", 1.5)
+        entry.loaded("adder", 0.0)
+
+        assert entry.info.models[0].load_s == 1.5
+
+    def test_faults_are_counted_until_a_load_succeeds(self, entry: HostEntry) -> None:
+        before_ms = time.time() * 1000
+        entry.faulted("adder", "no such file")
+        entry.faulted("adder", "out of memory")
+        adder, large = entry.info.models
+        assert (adder.fault, adder.faults) == ("out of memory", 2)
+        assert before_ms - 1 <= adder.faulted_ms <= time.time() * 1000
+        assert large.fault == ""
+
+        entry.loaded("adder", 1.0)
+
+        adder = entry.info.models[0]
+        assert (adder.fault, adder.faults, adder.faulted_ms) == ("", 0, 0)
