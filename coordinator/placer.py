@@ -126,7 +126,7 @@ class Placer:
             self._command(token, command)
         self._orders = placement.orders
         for model, reason in placement.hopeless.items():
-            log.warning("%s cannot be loaded: %s", model, reason)
+            log.warning("no worker for %s: %s", model, reason)
             self._queue.fail_model(token, model, reason)
 
     def _command(self, token: str, command: Command) -> None:

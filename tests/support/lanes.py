@@ -10,17 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import msgspec
 import redis
 
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.waiting import eventually
+from tokenyard.commands import Command, parse_command
 from tokenyard.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
 from tokenyard.parse import parse_assignment
 from tokenyard.replies import Reply, decode_replies, decode_reply
 from tokenyard.scripts import Publication, Published, Scripts
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import Assignment, Request, request_fields
+from tokenyard.worker_info import HostInfo, ModelInfo
 
 LONG_MS = 600_000
 STOP_S = 10.0
@@ -67,10 +70,34 @@ class Lanes:
 
     # Workers
 
-    def worker(self, name: str = "w", lane_limit: int = 1000, model: str = "sim") -> str:
+    def worker(
+        self, name: str = "w", lane_limit: int = 1000, model: str = "sim", **info: Any
+    ) -> str:
         """A worker joins; it does nothing by itself."""
-        info = worker_json(name, lane_limit=lane_limit, model=model)
-        return self.scripts.register(name, LONG_MS, info)
+        packed = worker_json(name, lane_limit=lane_limit, model=model, **info)
+        return self.scripts.register(name, LONG_MS, packed)
+
+    def warm(self, name: str = "w", device: int = 0, **info: Any) -> str:
+        """A worker without a model joins; `host` owns its process."""
+        values: dict[str, Any] = {"state": "warm", "controller": "host", "device": device}
+        return self.worker(name, model="", **(values | info))
+
+    def show(self, worker: str, **info: Any) -> None:
+        """What the roster says of a worker of `host` from now on."""
+        values: dict[str, Any] = {"controller": "host", "lane_limit": 1000}
+        packed = worker_json(worker.rpartition(".")[0], **(values | info))
+        self.scripts.renew(LONG_MS, [(worker, packed)])
+
+    def host(self, *models: str, devices: int = 1, **info: Any) -> None:
+        """What `host` may load; ``info`` says more of its last model."""
+        *others, last = [ModelInfo(name=model) for model in models]
+        last = msgspec.structs.replace(last, **info)
+        self.scripts.publish_host(HostInfo(name="host", devices=devices, models=[*others, last]))
+
+    def commands(self) -> list[Command]:
+        """What was commanded, in order."""
+        entries = self.connection.xrange(self.keys.control)
+        return [command for _, fields in entries if (command := parse_command(fields))]
 
     def lane(self, worker: str) -> list[Assignment]:
         """What is on a lane, in order."""

@@ -1,0 +1,332 @@
+"""The placement in a yard: what is commanded, how often, and what becomes of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import placer
+from coordinator.demand import Demand
+from coordinator.dispatcher import Deposed
+from coordinator.placer import Placer
+from coordinator.roster import Roster
+from coordinator.schedule import ScheduleWriter, read_placings
+from tests.support.builders import make_request
+from tests.support.lanes import LONG_MS, Lanes
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.errors import Code
+from tokenyard.replies import to_result
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+class Queue:
+    """What waits, as the test says."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Demand] = {}
+        self.asked = 0
+        self.failed: list[tuple[str, str]] = []
+
+    def want(self, model: str, requests: int = 1, wait_s: float = 0.0) -> None:
+        self.waiting[model] = Demand(model, requests, requests, wait_s)
+
+    def demands(self) -> list[Demand]:
+        self.asked += 1
+        return list(self.waiting.values())
+
+    def fail_model(self, token: str, model: str, reason: str) -> None:
+        self.waiting.pop(model)
+        self.failed.append((model, reason))
+
+
+class Leader:
+    """A coordinator of which there is nothing but the placer."""
+
+    def __init__(
+        self, lanes: Lanes, record: ScheduleWriter | None = None, **settings: object
+    ) -> None:
+        self.lanes = lanes
+        self.queue = Queue()
+        self.roster = Roster(lanes.connection, lanes.keys)
+        self.token = lanes.scripts.lead("leader", LONG_MS)
+        self.placer = Placer(
+            lanes.scripts, self.roster, self.queue, lanes.settings(**settings), record
+        )
+
+    def run_once(self, *, refresh: bool = True) -> None:
+        """One turn; with ``refresh`` something has just happened in the roster."""
+        if refresh:
+            self.roster.mark_stale()
+            self.roster.refresh()
+        self.placer.run_once(self.token)
+
+    def commands(self) -> list[tuple[str, str]]:
+        return [(command.worker, command.model) for command in self.lanes.commands()]
+
+
+class TestOneTurn:
+    def test_a_model_that_is_waited_for_is_loaded(self, lanes: Lanes, tmp_path: Path) -> None:
+        lanes.host("adder", "subtractor")
+        worker = lanes.warm()
+        record = ScheduleWriter(tmp_path / "record")
+        leader = Leader(lanes, record)
+        leader.queue.want("adder")
+
+        leader.run_once()
+
+        assert leader.commands() == [(worker, "adder")]
+        (command,) = lanes.commands()
+        assert command.why == "nobody holds it and 1 request waited up to 0.0 s; a device is free"
+        (placing,) = read_placings(tmp_path / "record")
+        assert (placing.worker, placing.model, placing.why) == ("w", "adder", command.why)
+        record.close()
+
+    def test_and_not_once_more(self, lanes: Lanes) -> None:
+        lanes.host("adder", "subtractor", devices=2)
+        worker = lanes.warm()
+        lanes.warm("v", device=1)
+        leader = Leader(lanes)
+        leader.queue.want("adder")
+
+        leader.run_once()
+        leader.run_once()
+        (commanded,) = leader.commands()
+        lanes.show(commanded[0], state="loading", model="adder", device=int(commanded[0] != worker))
+        leader.run_once()
+
+        assert leader.commands() == [commanded]
+
+    def test_a_worker_that_lost_its_lease_is_none(self, lanes: Lanes) -> None:
+        lanes.host("adder")
+        gone, stays = lanes.warm("v"), lanes.warm("w")
+        lanes.connection.zadd(lanes.keys.leases, {gone: 0})
+        leader = Leader(lanes)
+        leader.queue.want("adder")
+
+        leader.run_once()
+
+        assert leader.commands() == [(stays, "adder")]
+
+    def test_work_that_was_seen_counts(self, lanes: Lanes) -> None:
+        """Given two idle workers, I expect the one that had work last to keep its model."""
+        lanes.host("adder", "subtractor", "sim", devices=2)
+        early, late = lanes.warm("v"), lanes.warm("w", device=1)
+        lanes.show(early, state="ready", model="sim", since_ms=1)
+        lanes.show(late, state="ready", model="sim", since_ms=2, device=1)
+        lanes.connection.xadd(lanes.keys.lane(early), {"id": "q"})
+        leader = Leader(lanes)
+        leader.run_once()
+        lanes.connection.delete(lanes.keys.lane(early))
+
+        leader.queue.want("adder")
+        leader.run_once()
+
+        assert leader.commands() == [(late, "adder")]
+
+    def test_a_deposed_leader_commands_nothing(self, lanes: Lanes) -> None:
+        lanes.host("adder")
+        lanes.warm()
+        leader = Leader(lanes)
+        leader.queue.want("adder")
+        lanes.connection.set(lanes.keys.leader, "99:thief")
+
+        with pytest.raises(Deposed):
+            leader.run_once()
+
+        assert leader.commands() == []
+
+    def test_what_cannot_be_had_is_answered(self, lanes: Lanes) -> None:
+        now_ms = lanes.connection.time()[0] * 1000
+        lanes.host("adder", fault="no such file", faults=3, faulted_ms=now_ms)
+        lanes.warm()
+        leader = Leader(lanes)
+        leader.queue.want("adder")
+
+        leader.run_once()
+
+        reason = "it could not be loaded, 3 times in a row on host: no such file"
+        assert leader.queue.failed == [("adder", reason)]
+        assert leader.commands() == []
+
+    def test_the_settings_say_how_long_a_model_waits(self, lanes: Lanes) -> None:
+        lanes.host("adder", "subtractor")
+        worker = lanes.warm()
+        lanes.show(worker, state="ready", model="subtractor")
+        lanes.connection.xadd(lanes.keys.lane(worker), {"id": "q"})
+        leader = Leader(lanes, max_model_wait_s=7.0)
+        leader.queue.want("adder", wait_s=6.0)
+        leader.run_once()
+        assert leader.commands() == []
+
+        leader.queue.want("adder", wait_s=8.0)
+        leader.run_once()
+
+        assert leader.commands() == [(worker, "adder")]
+
+
+class TestWhenNothingIsPlaced:
+    def test_static(self, lanes: Lanes) -> None:
+        lanes.host("adder")
+        lanes.warm()
+        leader = Leader(lanes, static=True)
+        leader.queue.want("adder", wait_s=99)
+
+        leader.run_once()
+
+        assert leader.commands() == []
+        assert leader.queue.asked == 0
+
+    def test_without_hosts_nothing_is_asked_for(self, lanes: Lanes) -> None:
+        lanes.worker()
+        leader = Leader(lanes)
+        leader.queue.want("adder", wait_s=99)
+
+        leader.run_once()
+
+        assert leader.queue.asked == 0
+        assert leader.placer.patience_s == float("inf")
+
+
+class TestHowOften:
+    @pytest.fixture(params=[3_600.0])
+    def pause_s(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+        monkeypatch.setattr(placer, "PAUSE_S", request.param)
+        return request.param
+
+    @pytest.fixture
+    def leader(self, lanes: Lanes, pause_s: float) -> Leader:
+        """One that has just decided; a growing queue of `sim` would get one more worker."""
+        lanes.host("adder", "sim", devices=2)
+        lanes.warm()
+        ready = lanes.warm("v", device=1)
+        lanes.show(ready, state="ready", model="sim", device=1)
+        leader = Leader(lanes)
+        leader.run_once()
+        assert leader.placer.patience_s == float("inf")
+        leader.queue.want("sim", 5_000)
+        return leader
+
+    def test_a_growing_queue_waits_for_the_pause_to_be_over(self, leader: Leader) -> None:
+        leader.run_once(refresh=False)
+
+        assert leader.commands() == []
+        assert leader.placer.patience_s == placer.PAUSE_S
+
+    @pytest.mark.parametrize("pause_s", [0.0], indirect=True)
+    def test_and_no_longer(self, leader: Leader) -> None:
+        leader.run_once(refresh=False)
+
+        assert len(leader.commands()) == 1
+
+    def test_news_of_the_roster_do_not_wait(self, leader: Leader) -> None:
+        leader.run_once()
+
+        assert len(leader.commands()) == 1
+
+    def test_nor_does_a_model_that_nobody_holds(self, leader: Leader) -> None:
+        leader.queue.want("adder")
+
+        leader.run_once(refresh=False)
+
+        assert [model for _, model in leader.commands()] == ["adder"]
+
+
+class TestTakeover:
+    def test_a_successor_sees_what_is_being_loaded(self, lanes: Lanes) -> None:
+        lanes.host("adder", devices=2)
+        worker = lanes.warm()
+        leader = Leader(lanes)
+        leader.queue.want("adder")
+        leader.run_once()
+        lanes.show(worker, state="loading", model="adder")
+        lanes.warm("v", device=1)
+
+        lanes.scripts.resign(leader.token)
+        successor = Leader(lanes)
+        successor.queue.want("adder")
+        successor.run_once()
+
+        assert leader.commands() == [(worker, "adder")]
+
+    def test_what_nobody_has_begun_is_commanded_again(self, lanes: Lanes) -> None:
+        """A load is idempotent, so that is no harm."""
+        lanes.host("adder")
+        worker = lanes.warm()
+        leader = Leader(lanes)
+        leader.queue.want("adder")
+        leader.run_once()
+
+        lanes.scripts.resign(leader.token)
+        leader.token = lanes.scripts.lead("leader", LONG_MS)
+        leader.run_once()
+
+        assert leader.commands() == [(worker, "adder")] * 2
+
+
+class TestWholeCoordinator:
+    def test_requests_go_where_their_model_was_loaded(self, lanes: Lanes) -> None:
+        # Given a warm worker, and a request for a model that nobody holds
+        lanes.host("adder", "subtractor")
+        worker = lanes.warm()
+        lanes.coordinator()
+        lanes.push([make_request("q1", model="adder")])
+
+        # I expect it to be told to load the model, once,
+        (command,) = eventually(lanes.commands)
+        assert (command.worker, command.model) == (worker, "adder")
+
+        # and to be given the request when it has.
+        lanes.show(worker, state="loading", model="adder")
+        lanes.show(worker, state="ready", model="adder")
+        assert lanes.wait_for_load(worker, 1) == ["q1"]
+        assert len(lanes.commands()) == 1
+
+    def test_a_model_that_cannot_be_loaded_is_unavailable(self, lanes: Lanes) -> None:
+        now_ms = lanes.connection.time()[0] * 1000
+        lanes.host("adder", fault="no such file", faults=6, faulted_ms=now_ms)
+        lanes.warm()
+        lanes.coordinator()
+        lanes.push([make_request(f"q{n}", model="adder") for n in range(3)])
+
+        for n in range(3):
+            error = to_result(lanes.result(f"q{n}")).error
+            assert error
+            assert error.code == Code.MODEL_UNAVAILABLE
+            assert "6 times in a row on host: no such file" in error.message
+        assert lanes.commands() == []
+
+    def test_static_requests_wait_for_a_worker_that_has_their_model(self, lanes: Lanes) -> None:
+        lanes.host("adder")
+        lanes.warm()
+        lanes.coordinator(static=True)
+        lanes.push([make_request("q1", model="adder")])
+        eventually(lambda: lanes.pending() == 1)
+
+        worker = lanes.worker("v", model="adder")
+
+        assert lanes.wait_for_load(worker, 1) == ["q1"]
+        assert lanes.commands() == []
+
+    def test_decisions_are_recorded_beside_the_dispatches(
+        self, lanes: Lanes, tmp_path: Path
+    ) -> None:
+        lanes.host("adder")
+        worker = lanes.warm()
+        lanes.coordinator(record=tmp_path / "record")
+        lanes.push([make_request("q1", model="adder")])
+        eventually(lanes.commands)
+        lanes.show(worker, state="ready", model="adder")
+        lanes.wait_for_load(worker, 1)
+
+        (placing,) = read_placings(tmp_path / "record")
+        assert (placing.place, placing.worker, placing.model) == ("load", "w", "adder")
+        assert placing.why
