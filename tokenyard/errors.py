@@ -6,12 +6,15 @@ TokenyardError
 │   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
 │   ├── NoCoordinator             nobody leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
+│   ├── EngineLost                the process of an engine of one's own died; it is loaded again
+│   ├── NoFreeDevice              other engines hold the devices
 │   └── WaitTimeout               the result is not there yet (also a TimeoutError)
 └── PermanentError                trying the same again does not help
     ├── InvalidRequest            the request breaks the protocol; ``field`` says where
     ├── ProtocolMismatch          the yard speaks another version
     ├── SettingsError             ``faults`` lists everything that is wrong with the settings
     ├── BrokerUnsuitable          this Redis cannot carry a yard
+    ├── LoadFailed                an engine could not be made; the message is the engine's
     ├── UnknownRequest            the yard never heard of it, or its result has expired
     └── RequestFailed             the request ended without success; ``result`` has it all
 
@@ -87,6 +90,21 @@ class BrokerUnavailable(TransientError):
     """Redis does not answer."""
 
 
+class EngineLost(TransientError):
+    """The engine is gone before it has answered: its process died, or somebody let go of it.
+
+    ``results`` has the answers that were there, in the order of the prompts, and None for the rest.
+    """
+
+    def __init__(self, message: str, results: Sequence[Result | None] = ()) -> None:
+        super().__init__(message)
+        self.results = list(results)
+
+
+class NoFreeDevice(TransientError):
+    """Other engines hold the devices; the message says which."""
+
+
 class WaitTimeout(TransientError, TimeoutError):
     """The result is not there yet; the request goes on."""
 
@@ -117,6 +135,10 @@ class SettingsError(PermanentError):
 
 class BrokerUnsuitable(PermanentError):
     """This Redis cannot carry a yard; the message says what to change."""
+
+
+class LoadFailed(PermanentError):
+    """An engine could not be made of a model; the message is the engine's own."""
 
 
 class UnknownRequest(PermanentError):

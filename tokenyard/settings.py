@@ -106,6 +106,7 @@ class CoordinatorSettings:
 class WorkerSettings:
     """What a controller and its worker processes need to know."""
 
+    #: Empty where there is no yard: models then come from the program (`worker.local`).
     redis_url: str
     yard: str = "main"
     #: Prefix of the names of this host's workers.
@@ -178,7 +179,7 @@ class WorkerSettings:
             yield "models: the file names the models; give either it or one model"
         if self.models and not self.models.is_file():
             yield f"models: no file at {self.models}"
-        if self.engine == "vllm" and not self.model and not self.models:
+        if self.redis_url and self.engine == "vllm" and not self.model and not self.models:
             yield "model: the vllm engine needs one (a folder or a Hugging Face name), or a file"
         if self.devices and len(self.devices) != self.slots:
             yield f"devices: {len(self.devices)} given for {self.slots} slots"

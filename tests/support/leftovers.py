@@ -28,8 +28,10 @@ def _is_alive(process: psutil.Process) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        # Belongs to this interpreter and ends with it.
-        return not any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+        command = " ".join(process.cmdline())
+        # They belong to this interpreter and end with it.
+        is_server = "multiprocessing.forkserver" in command and process.ppid() == os.getpid()
+        return not is_server and "multiprocessing.resource_tracker" not in command
     except psutil.NoSuchProcess:
         return False
 

@@ -1,0 +1,115 @@
+"""An engine that a program has asked for: its devices, and the requests that it has.
+
+All of it belongs to the pool's thread; other threads only wait for the futures and read ``info``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+
+from tokenyard.errors import EngineLost, LoadFailed
+from tokenyard.replies import Reply
+from worker.engines import EngineInfo
+from worker.local_call import Call
+from worker.local_term import LOCAL
+from worker.messages import Abort, Give, Serve
+from worker.models import ModelSpec
+from worker.pooled import Pooled
+
+
+class Booking:
+    """A model on devices of the pool. Its spec is no other's, and known by its identity."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.devices: tuple[int, ...] = ()
+        self.info: EngineInfo | None = None  # of its last load
+        self.fault = ""  # why it is not up
+        self.leader: Pooled | None = None  # the process that serves it, or did so last
+        self.is_serving = False
+        self.is_asleep = False  # or about to be
+        self.is_closed = False
+        self.up: Future[None] = Future()
+        self.asleep: Future[None] = Future()
+        self.gone: Future[None] = Future()
+        self._asked: dict[str, Call] = {}  # by entry, what is unanswered
+
+    def book(self, devices: Sequence[int]) -> None:
+        """It is to come up on these devices."""
+        self.devices = tuple(devices)
+        self.is_asleep = False
+        if self.up.done():
+            self.up = Future()
+
+    def serve(self, leader: Pooled) -> None:
+        """The engine is up: it gets what was asked in the meantime."""
+        self.leader, self.info, self.fault, self.is_serving = leader, leader.engine, "", True
+        leader.send(Serve(LOCAL))
+        for entry, call in self._asked.items():
+            leader.send(Give(call.assignments[entry]))
+        if not self.up.done():
+            self.up.set_result(None)
+
+    def ask(self, call: Call) -> None:
+        """Take requests in; while the engine is loaded again they wait for it."""
+        if self.is_closed or self.is_asleep:
+            state = "was deleted" if self.is_closed else "sleeps; wake it first"
+            call.fail(RuntimeError(f"the engine {self.spec.name} {state}"))
+            return
+        for entry, assignment in call.assignments.items():
+            self._asked[entry] = call
+            if self.is_serving and self.leader:
+                self.leader.send(Give(assignment))
+
+    def forget(self, entries: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        for entry in entries:
+            if self._asked.pop(entry, None) and self.is_serving and self.leader:
+                self.leader.send(Abort(entry))
+
+    def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
+        """Hand replies to those who asked."""
+        for entry, reply in replies:
+            call = self._asked.get(entry)
+            if call is None:
+                continue
+            if reply.event == "result":
+                del self._asked[entry]
+            call.take(entry, reply)
+
+    def give_up_requests(self, reason: str) -> None:
+        """It can answer no more; who waits is told."""
+        self.is_serving = False
+        calls = {id(call): call for call in self._asked.values()}
+        self._asked.clear()
+        for call in calls.values():
+            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
+
+    def lose(self, reason: str) -> None:
+        """Its process is dead; what was not given to it yet waits for the next."""
+        self.fault = reason
+        if self.is_serving:
+            then = "" if self.is_closed or self.is_asleep else "; it is being loaded again"
+            self.give_up_requests(f"its process died ({reason}){then}")
+
+    def miss(self, reason: str) -> bool:
+        """It could not be loaded; whether that shall be tried again, as it was up before."""
+        self.fault = reason
+        if self.is_closed:
+            return False
+        if self.up.done():
+            return True
+        self.is_asleep = True  # it holds no device
+        self.up.set_exception(LoadFailed(reason))
+        return False
+
+    def end(self, reason: str) -> None:
+        """It is gone for good."""
+        self.is_closed = True
+        self.give_up_requests(reason)
+        if not self.up.done():
+            self.up.set_exception(EngineLost(f"{self.spec.name}: {reason}"))
+        for future in (self.asleep, self.gone):
+            if not future.done():
+                future.set_result(None)

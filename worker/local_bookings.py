@@ -1,0 +1,193 @@
+"""All engines of a program's own pool: who gets which device, and what the pool says of them.
+
+It is the pool's owner, and is only called in the pool's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from tokenyard.errors import EngineLost, NoFreeDevice
+from tokenyard.scripts import Why
+from tokenyard.settings import WorkerSettings
+from worker.allocation import Goal
+from worker.engines import Unsupported
+from worker.local_booking import Booking
+from worker.local_status import ProcessStatus, process_status
+from worker.messages import Made, ToController
+from worker.models import ModelSpec
+from worker.pool import Pool
+from worker.pooled import Pooled, State
+
+log = logging.getLogger("tokenyard.worker.local")
+
+
+class Bookings:
+    """Gives devices to engines; ``show`` is told whenever a process has changed."""
+
+    def __init__(
+        self, settings: WorkerSettings, show: Callable[[Sequence[ProcessStatus]], None]
+    ) -> None:
+        self.pool = Pool(settings, self)
+        self._all: list[Booking] = []
+        self._deaths: dict[str, str] = {}  # by process, how the last one ended
+        self._show = show
+
+    # What a program wants
+
+    def book(self, booking: Booking) -> Future[None]:
+        """Bring an engine up on free devices; raises `NoFreeDevice`."""
+        free = [device for device, goal in self.pool.goals.items() if goal is None]
+        ranks = booking.spec.ranks
+        if len(free) < ranks:
+            raise self._full(booking.spec, free)
+        chosen = sorted(sorted(free, key=self._burden)[:ranks])
+        self._all.append(booking)
+        return self._aim(booking, chosen)
+
+    def release(self, booking: Booking) -> Future[None]:
+        """Let it finish what it has, and its processes be warm again."""
+        booking.is_closed = True
+        if self._has_devices(booking):
+            self.pool.aim(None, booking.devices)
+        for member in self._holders(booking):
+            if member.state is State.ASLEEP:
+                self.pool.give_way(member)
+        self._settle()
+        return booking.gone
+
+    def put_to_sleep(self, booking: Booking, level: int) -> Future[None]:
+        """Let it give its device free, at this level."""
+        if booking.is_closed or booking.is_asleep:
+            return booking.asleep
+        if len(booking.devices) > 1:
+            raise Unsupported("an engine on several devices cannot sleep; delete it instead")
+        if booking.leader is None or not booking.is_serving:
+            raise EngineLost(f"{booking.spec.name}: it is being loaded again; try later")
+        booking.is_asleep, booking.asleep = True, Future()
+        self.pool.put_to_sleep(booking.leader, level)
+        return booking.asleep
+
+    def wake(self, booking: Booking) -> Future[None]:
+        """Bring it back to its devices; raises `NoFreeDevice`."""
+        if booking.is_closed:
+            raise RuntimeError(f"the engine {booking.spec.name} was deleted")
+        if not booking.is_asleep:
+            return booking.up
+        free = [device for device in booking.devices if self.pool.goals[device] is None]
+        if len(free) < len(booking.devices):
+            raise self._full(booking.spec, free)
+        return self._aim(booking, booking.devices)
+
+    def tell(self) -> None:
+        """Show the processes as they are now."""
+        members = self.pool.members
+        self._show([process_status(one, self._deaths.get(one.name, "")) for one in members])
+
+    def end(self) -> None:
+        """All are gone, and the pool is stopped."""
+        for booking in self._all:
+            booking.end("the controller has stopped")
+        self.pool.stop()
+        self.tell()
+
+    def _aim(self, booking: Booking, devices: Sequence[int]) -> Future[None]:
+        booking.book(devices)
+        self.pool.aim(booking.spec, devices)
+        return booking.up
+
+    def _burden(self, device: int) -> tuple[bool, bool]:
+        """Devices whose processes are warm and have nothing to let go of come first."""
+        members = [member for member in self.pool.members if member.device == device]
+        is_warm = any(member.state is State.WARM for member in members)
+        return self.pool.holder(device) is not None, not is_warm
+
+    def _full(self, spec: ModelSpec, free: Sequence[int]) -> NoFreeDevice:
+        held = [
+            f"device {device} holds {goal.spec.name}"
+            for device, goal in self.pool.goals.items()
+            if goal
+        ]
+        return NoFreeDevice(
+            f"{spec.name} takes {spec.ranks}, {len(free)} free: {', '.join(held)}; delete one first"
+        )
+
+    def _has_devices(self, booking: Booking) -> bool:
+        goals = [self.pool.goals[device] for device in booking.devices]
+        return any(goal is not None and goal.spec is booking.spec for goal in goals)
+
+    def _holders(self, booking: Booking) -> list[Pooled]:
+        return [member for member in self.pool.members if member.spec is booking.spec]
+
+    def _of(self, spec: ModelSpec | None) -> Booking | None:
+        return next((booking for booking in self._all if booking.spec is spec), None)
+
+    # What the pool tells (worker.pool.Owner)
+
+    def changed(self, member: Pooled) -> None:
+        """It has come into another state."""
+        if member.state is State.WARM:
+            self._deaths.pop(member.name, None)
+        if member.is_in_crash_loop:
+            self._despair(member.device)
+        self.tell()  # before whoever waits for it may look
+        self._settle()
+
+    def serves(self, member: Pooled) -> None:
+        """Its engine is up: it gets what was asked."""
+        self.tell()
+        booking = self._of(member.spec)
+        if booking and not booking.is_closed:
+            booking.serve(member)
+
+    def gives_way(self, member: Pooled) -> None:
+        """What it has not finished by now it never will."""
+        booking = self._of(member.spec)
+        if booking:
+            booking.give_up_requests("it had to go before it was done")
+
+    def died(self, member: Pooled, why: Why, reason: str) -> None:
+        """Its process is dead."""
+        if why != "left":
+            self._deaths[member.name] = reason
+        booking = self._of(member.spec)
+        if booking:
+            booking.lose(f"{member.name}: {reason}")
+
+    def failed(self, goal: Goal, reason: str) -> bool:
+        """A model could not be loaded; whether the pool shall go on trying."""
+        booking = self._of(goal.spec)
+        return booking is not None and booking.miss(reason)
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        """Nothing is asked of a process that has nothing to do with a goal."""
+
+    def heard(self, member: Pooled, message: ToController) -> None:
+        """Replies."""
+        booking = self._of(member.spec)
+        if booking and isinstance(message, Made):
+            booking.take(message.replies)
+
+    def _despair(self, device: int) -> None:
+        """All processes of a device die again and again: who waits for a first load is told."""
+        members = [member for member in self.pool.members if member.device == device]
+        goal = self.pool.goals[device]
+        if goal is None or not all(member.is_in_crash_loop for member in members):
+            return
+        deaths = [f"{one.name}: {self._deaths.get(one.name, '')}" for one in members]
+        if not self.failed(goal, f"processes die again and again: {'; '.join(deaths)}"):
+            self.pool.aim(None, goal.devices)
+
+    def _settle(self) -> None:
+        """Say so where an engine that was to sleep or to go has done so."""
+        for booking in self._all:
+            if booking.is_asleep and not booking.asleep.done() and not self._is_awake(booking):
+                booking.asleep.set_result(None)
+            if booking.is_closed and not self._holders(booking):
+                booking.end("it was deleted")
+        self._all = [booking for booking in self._all if not booking.gone.done()]
+
+    def _is_awake(self, booking: Booking) -> bool:
+        return any(member.is_awake for member in self._holders(booking))

@@ -1,0 +1,122 @@
+"""An engine as a program holds it: it generates, and goes when it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from tokenyard.replies import Delta, Result
+from worker.engines import EngineInfo
+from worker.local_booking import Booking
+from worker.local_call import Call
+from worker.local_pool import LocalPool
+from worker.local_requests import Prompt, as_prompts, make_requests
+
+
+class EngineHandle:
+    """An engine in a process of a `WorkerController`, which makes it; any thread may use it.
+
+    When its process dies, the calls that wait raise `tokenyard.errors.EngineLost`. The model is
+    loaded again, in another process where there is a warm one, and later calls wait for that.
+    """
+
+    def __init__(self, pool: LocalPool, booking: Booking, timeout_s: float) -> None:
+        self._pool = pool
+        self._booking = booking
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"<EngineHandle {self.model} on {self.devices}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return self._booking.spec.name
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Where it is."""
+        return self._booking.devices
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it said of itself when it came up the last time."""
+        info = self._booking.info
+        if info is None:
+            raise AssertionError("an engine that has never been up has no handle")
+        return info
+
+    @property
+    def phases_s(self) -> Mapping[str, float]:
+        """Seconds by phase of its last load, or of its last wake."""
+        return self.info.phases_s
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **sampling: Any,
+    ) -> list[Result]:
+        """The results of one or more prompts, in their order; of failed ones, too.
+
+        ``model`` may name an adapter. ``sampling`` are parameters by vLLM's names; what is left
+        out is as the model's spec says, else as in vLLM. Raises `InvalidRequest` before anything
+        is run, `EngineLost`, and `WaitTimeout` where no result comes for ``timeout_s``.
+        """
+        requests = make_requests(self._booking.spec, as_prompts(prompts), sampling, model=model)
+        call = Call(requests)
+        try:
+            self._pool.ask(self._booking, call)
+            return call.results(self._patience(timeout_s))
+        finally:
+            self._pool.forget(self._booking, call)
+
+    def stream(
+        self, prompt: Prompt, *, model: str = "", timeout_s: float | None = None, **sampling: Any
+    ) -> Iterator[Delta | Result]:
+        """The answer to one prompt piece by piece, and then its result; see `generate`.
+
+        The pieces are the whole answer. To close the iterator early ends the request.
+        """
+        spec = self._booking.spec
+        call = Call(make_requests(spec, [prompt], sampling, model=model, stream=True))
+        self._pool.ask(self._booking, call)
+        return self._pieces(call, self._patience(timeout_s))
+
+    def _pieces(self, call: Call, timeout_s: float) -> Iterator[Delta | Result]:
+        try:
+            yield from call.stream(timeout_s)
+        finally:
+            self._pool.forget(self._booking, call)
+
+    def sleep(self, level: int = 1, *, timeout_s: float | None = None) -> None:
+        """Give the device free once running requests are done; `wake` brings it back.
+
+        At level 1 the weights stay in the host's memory, at 2 they are read again. Where the
+        device knows no sleep, and where another engine needs the process, the model is unloaded,
+        and `wake` loads it. Raises `worker.engines.Unsupported` on several devices.
+        """
+        self._pool.put_to_sleep(self._booking, level, self._patience(timeout_s))
+
+    def wake(self, *, timeout_s: float | None = None) -> None:
+        """Take the device again; raises `NoFreeDevice`, `LoadFailed` or `WaitTimeout`."""
+        self._pool.wake(self._booking, self._patience(timeout_s))
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Let go of the model once running requests are done; idempotent.
+
+        Raises `WaitTimeout`; it goes nevertheless.
+        """
+        if not self._booking.gone.done():
+            self._pool.release(self._booking, self._patience(timeout_s))
+
+    def _patience(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
