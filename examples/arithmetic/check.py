@@ -35,11 +35,14 @@ def operation_of(model: Path) -> Operation:
     raise click.UsageError(f"{model.name!r} is no known model: give --operation")
 
 
-def answers(model: Path, dtype: Precision, prompts: list[str]) -> list[str]:
+def answers(
+    model: Path, dtype: Precision, prompts: list[str], adapter: Path | None = None
+) -> list[str]:
     """The greedy answer to each prompt, in order, without its EOS."""
     for name, value in CPU_SETTINGS.items():
         os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
     engine = LLM(
         model=str(model),
@@ -47,9 +50,12 @@ def answers(model: Path, dtype: Precision, prompts: list[str]) -> list[str]:
         max_model_len=CONTEXT_LENGTH,
         enforce_eager=True,
         distributed_executor_backend="uni",
+        enable_lora=adapter is not None,
     )
     greedy = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
-    return [output.outputs[0].text for output in engine.generate(prompts, greedy)]
+    lora = LoRARequest(adapter.name, 1, str(adapter)) if adapter else None
+    outputs = engine.generate(prompts, greedy, lora_request=lora)
+    return [output.outputs[0].text for output in outputs]
 
 
 def mistakes(asked: list[Problem], given: list[str]) -> list[str]:
@@ -69,17 +75,23 @@ def mistakes(asked: list[Problem], given: list[str]) -> list[str]:
     help="What the model does.  [default: by the folder's name]",
 )
 @click.option(
+    "--adapter",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A LoRA adapter for it; then give --operation, too.",
+)
+@click.option(
     "--dtype", type=click.Choice(get_args(Precision)), default="float32", show_default=True
 )
-def main(model: Path, operation: str | None, dtype: Precision) -> None:
+def main(model: Path, operation: str | None, adapter: Path | None, dtype: Precision) -> None:
     """Print right/total; exit 1 below ``REQUIRED_ACCURACY``."""
     wanted = Operation(operation) if operation else operation_of(model.resolve())
     asked = list(problems(wanted, CHECKED_NUMBERS))
-    wrong = mistakes(asked, answers(model, dtype, [problem.prompt for problem in asked]))
+    wrong = mistakes(asked, answers(model, dtype, [problem.prompt for problem in asked], adapter))
     for line in wrong[:SHOWN_MISTAKES]:
         click.echo(line)
     right = len(asked) - len(wrong)
-    click.echo(f"{model.name} {dtype}: {right}/{len(asked)} right")
+    name = adapter.name if adapter else model.name
+    click.echo(f"{name} {dtype}: {right}/{len(asked)} right")
     sys.exit(0 if right >= REQUIRED_ACCURACY * len(asked) else 1)
 
 
