@@ -1,0 +1,230 @@
+"""Reading the intake: how far ahead, what was pending, and what is gone meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import redis
+
+import coordinator.audit
+import coordinator.intake
+from coordinator.intake import LOOK_AHEAD, Entry, Intake
+from coordinator.waiting import Waiting
+from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
+
+BATCH = 8
+
+
+@pytest.fixture
+def intake(connection: redis.Redis, keys: Keys) -> Intake:
+    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events):
+        connection.xgroup_create(stream, GROUP, "0", mkstream=True)
+    return Intake(connection, keys, max_batch=BATCH, most_held=5 * BATCH)
+
+
+class Yard:
+    """What clients add, and what the intake says of it."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, intake: Intake) -> None:
+        self.connection = connection
+        self.keys = keys
+        self.intake = intake
+
+    def push(self, count: int, name: IntakeClass = "normal") -> list[str]:
+        pipeline = self.connection.pipeline(transaction=True)
+        for at in range(count):
+            pipeline.xadd(self.keys.intake(name), {"id": f"r{at}"})
+        return [entry.decode() for entry in pipeline.execute()]
+
+    def read(self, room: int = 0, *, everything: bool = True) -> list[Entry]:
+        """What one turn reads and holds."""
+        entries, _ = self.intake.read(room, 0, everything=everything)
+        for one in entries:
+            self.intake.held.add(Waiting(intake=one.intake, entry=one.id, id="r"))
+        return entries
+
+    def read_all(self, **how: bool) -> list[str]:
+        """What the turns read until one finds nothing."""
+        found: list[str] = []
+        while entries := self.read(**how):
+            found += [one.id for one in entries]
+        return found
+
+    def held(self, name: IntakeClass = "normal") -> list[str]:
+        return self.intake.held.ids(name)
+
+    def leave(self, entries: Iterable[str], name: IntakeClass = "normal") -> None:
+        """As when requests are cancelled."""
+        self.connection.xack(self.keys.intake(name), GROUP, *entries)
+        self.connection.xdel(self.keys.intake(name), *entries)
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, intake: Intake) -> Yard:
+    return Yard(connection, keys, intake)
+
+
+class TestAhead:
+    def test_only_what_there_is_room_for(self, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coordinator.intake, "LOOK_AHEAD", 3)
+        ids = yard.push(20)
+
+        assert yard.read_all(everything=False) == ids[:3]
+        assert yard.read(room=5, everything=False)
+        assert yard.held() == ids[:8]
+        assert not yard.intake.is_behind
+
+    def test_never_more_than_a_batch(self, yard: Yard) -> None:
+        assert BATCH < LOOK_AHEAD
+        yard.push(20)
+
+        assert len(yard.read(room=100, everything=False)) == BATCH
+
+    def test_all_that_waits_a_batch_of_each_class_a_turn(self, yard: Yard) -> None:
+        normal, high = yard.push(20), yard.push(5, "high")
+
+        sizes = [len(yard.read()) for _ in range(4)]
+
+        assert sizes == [BATCH + 5, BATCH, 4, 0]
+        assert (yard.held(), yard.held("high")) == (normal, high)
+
+    def test_it_says_whether_more_may_wait(self, yard: Yard) -> None:
+        yard.push(BATCH + 1)
+
+        behind = []
+        for _ in range(3):
+            yard.read()
+            behind.append(yard.intake.is_behind)
+
+        assert behind == [True, False, False]
+
+    def test_up_to_the_bound_and_then_only_what_there_is_room_for(self, yard: Yard) -> None:
+        # Given more than may be held
+        yard.push(10 * BATCH)
+        yard.read_all()
+        assert len(yard.held()) == 5 * BATCH
+
+        # If urgent requests come, I expect a few of them to be read, and no more of the others.
+        yard.push(50, "high")
+        yard.read_all()
+        assert (len(yard.held()), len(yard.held("high"))) == (5 * BATCH, BATCH)
+
+
+class TestAgain:
+    def test_what_was_pending_comes_first_in_order(self, yard: Yard) -> None:
+        # Given what another had read, some of it gone since, and new entries behind it
+        ids = yard.push(30)
+        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"}, count=20)
+        yard.leave(ids[3:6])
+        low = yard.push(2, "low")
+
+        yard.intake.read_again()
+        first = [one.id for one in yard.read()]
+
+        # I expect pages of it, and what is new in its turn.
+        assert yard.intake.is_behind
+        assert first == [*ids[:3], *ids[6 : BATCH + 3]]
+        yard.read_all()
+        assert yard.held() == ids[:3] + ids[6:]
+        assert yard.held("low") == low
+        assert not yard.intake.is_behind
+
+    def test_it_is_bounded_as_ever(self, yard: Yard) -> None:
+        ids = yard.push(100)
+        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"})
+
+        yard.intake.read_again()
+        yard.read_all()
+        assert len(yard.held()) == 5 * BATCH
+        assert not yard.intake.is_behind, "nothing more will be read before some leave"
+
+        # If there is room again, I expect the next of them.
+        for entry in ids[:BATCH]:
+            yard.intake.held.remove(Waiting(intake="normal", entry=entry, id="r"))
+        yard.leave(ids[:BATCH])
+        assert [one.id for one in yard.read()] == ids[5 * BATCH : 6 * BATCH]
+
+    def test_all_is_read_anew_without_being_held_twice(self, yard: Yard) -> None:
+        ids = yard.push(20)
+        yard.read_all()
+
+        yard.intake.read_again()
+        assert len(yard.intake.held) == 0
+
+        assert yard.read_all() == ids
+        assert yard.held() == ids
+
+
+class TestCompare:
+    def test_all_is_well(self, yard: Yard) -> None:
+        yard.push(20)
+        yard.read_all()
+
+        yard.intake.compare()
+
+        assert not yard.intake.is_auditing
+        assert len(yard.held()) == 20
+
+    def test_nothing_is_compared_before_all_is_read(self, yard: Yard) -> None:
+        ids = yard.push(20)
+        yard.read_all()
+        yard.intake.read_again()
+        yard.read()
+
+        yard.intake.compare()
+
+        assert not yard.intake.is_auditing
+        assert yard.read_all() == ids[BATCH:]
+
+    def test_what_another_took_is_read(self, yard: Yard) -> None:
+        ids = yard.push(5)
+        yard.read_all()
+        ids += yard.push(2)
+        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"})
+
+        assert yard.read() == []
+        yard.intake.compare()
+
+        yard.read_all()
+        assert yard.held() == ids
+
+    def test_what_waits_no_more_is_found_page_by_page(
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given cancelled requests here and there, and whole pages of them
+        monkeypatch.setattr(coordinator.intake, "PAGE", 3)
+        monkeypatch.setattr(coordinator.audit, "PAGE", 3)
+        ids, low = yard.push(25), yard.push(2, "low")
+        yard.read_all()
+        gone = [ids[0], *ids[7:16], ids[24]]
+        yard.leave(gone)
+        yard.leave(low, "low")
+
+        # If what is held is counted
+        yard.intake.compare()
+        assert yard.intake.is_auditing
+        found = []
+        for _ in range(20):
+            page = yard.intake.gone()
+            assert len(page) < 15
+            found += page
+            for waiting in page:
+                yard.intake.held.remove(waiting)
+
+        # I expect exactly these to be found, once, while more comes and goes.
+        assert sorted(one.entry for one in found) == sorted(gone + low)
+        assert not yard.intake.is_auditing
+        assert set(yard.held()) == set(ids) - set(gone)
+
+    def test_what_leaves_meanwhile_is_not_named(self, yard: Yard) -> None:
+        ids = yard.push(6)
+        yard.read_all()
+        yard.leave(ids[:3])
+        yard.intake.compare()
+
+        yard.intake.held.remove(Waiting(intake="normal", entry=ids[0], id="r"))
+        yard.push(3)
+        yard.read()
+
+        assert [one.entry for one in yard.intake.gone()] == ids[1:3]

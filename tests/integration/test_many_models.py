@@ -1,0 +1,404 @@
+"""Several models in one yard: none hides another, and what waits for each is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+import coordinator.sweeper
+from coordinator.coordinator import Coordinator
+from coordinator.held import FAIR_TURN
+from tests.support.builders import make_request, worker_json
+from tests.support.lanes import LONG_MS, Lanes
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.replies import to_result
+from tokenyard.wire import Request
+from tokenyard.worker_info import HostInfo, ModelInfo, encode_host
+
+
+class Yard(Lanes):
+    """One whose host may load several models, and whose coordinator takes a turn when told to."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.leading: list[Coordinator] = []
+
+    def close(self) -> None:
+        for one in self.leading:
+            one._close()
+        super().close()
+
+    def host(self, *models: str, **adapters: str) -> str:
+        """A host with a warm worker; ``adapters`` by name with their base models."""
+        offered = [
+            ModelInfo(name=one, adapters=[name for name, base in adapters.items() if base == one])
+            for one in models
+        ]
+        self.connection.hset(
+            self.keys.hosts, "host", encode_host(HostInfo(name="host", models=offered))
+        )
+        info = worker_json("warm", state="warm", model="", controller="host")
+        return self.scripts.register("warm", LONG_MS, info)
+
+    def leader(self, **values: Any) -> Coordinator:
+        """A coordinator that has had its first turn; it places no models."""
+        settings = self.settings(**{"block_ms": 20, "lease_ms": 60_000, "static": True, **values})
+        one = Coordinator(settings)
+        self.leading.append(one)
+        one.run_once()
+        return one
+
+    def ask(self, model: str, count: int, priority_class: Any = "normal", **more: Any) -> list[str]:
+        """Requests for a model; their ids sort in their order."""
+        return self.push(_requests(model, count, priority_class, **more), priority_class)
+
+    def info(self, name: str) -> Any:
+        return msgspec.json.decode(self.connection.hget(self.keys.info, name) or b"null")
+
+
+def _requests(model: str, count: int, prefix: str, **more: Any) -> list[Request]:
+    return [make_request(f"{model}-{prefix}{at:04}", model=model, **more) for at in range(count)]
+
+
+def turns(leading: Coordinator, count: int) -> None:
+    for _ in range(count):
+        leading.run_once()
+
+
+def demands(leading: Coordinator) -> dict[str, tuple[int, int]]:
+    """Requests and tokens that wait, by model."""
+    return {one.model: (one.requests, one.tokens) for one in leading._dispatcher.demands()}
+
+
+@pytest.fixture
+def yard(broker: Server) -> Iterator[Yard]:
+    opened = Yard(broker.url)
+    yield opened
+    opened.close()
+
+
+class TestNoneHidesAnother:
+    def test_behind_many_for_a_model_that_no_worker_holds(self, yard: Yard) -> None:
+        yard.host("a", "b")
+        worker = yard.worker("b", model="b")
+        yard.coordinator(max_batch=8, static=True)
+
+        yard.ask("a", 200)
+        ids = yard.ask("b", 3)
+
+        assert yard.wait_for_load(worker, 3) == ids
+        assert yard.waiting() == 200
+
+    def test_behind_many_for_a_model_whose_lanes_are_full(self, yard: Yard) -> None:
+        full = yard.worker("a", lane_limit=1, model="a")
+        free = yard.worker("b", model="b")
+        yard.coordinator(max_batch=8)
+
+        first = yard.ask("a", 200)
+        ids = yard.ask("b", 3)
+
+        assert yard.wait_for_load(free, 3) == ids
+        assert yard.ids(full) == first[:1]
+
+    def test_behind_many_for_a_model_that_is_not_served_any_more(self, yard: Yard) -> None:
+        # Given a yard that knows a model which nobody may load now
+        worker = yard.worker("a", model="a")
+        yard.leader()
+        yard.scripts.retire(worker, "left")
+        leading = yard.leader(name="next")
+        yard.leading[0]._close()
+
+        # If there are more requests for it than are read ahead, and others behind them
+        free = yard.worker("b", model="b")
+        yard.ask("a", 100)
+        ids = yard.ask("b", 3)
+
+        eventually(lambda: (leading.run_once(), yard.load(free) == 3)[1])
+        assert yard.ids(free) == ids
+
+    def test_one_model_is_read_ahead_as_ever(self, yard: Yard) -> None:
+        # Given one model with an adapter, and a full lane
+        yard.host("a", roman="a")
+        worker = yard.worker("a", model="a", lane_limit=2)
+        leading = yard.leader(max_batch=8)
+        yard.ask("a", 100)
+        yard.ask("roman", 100)
+
+        turns(leading, 20)
+
+        assert yard.load(worker) == 2
+        assert yard.pending() <= 16
+
+    def test_models_take_turns_where_one_batch_does_not_hold_all(self, yard: Yard) -> None:
+        # Given far more for two models than one turn hands over
+        yard.host("a", "b")
+        leading = yard.leader(max_batch=4)
+        yard.ask("a", 8)
+        yard.ask("b", 8)
+        turns(leading, 6)
+
+        # If both have a worker
+        workers = [yard.worker(name, model=name) for name in "ab"]
+        turns(leading, 1)  # hears of them
+
+        # I expect neither to have to wait until the other has had all of its own.
+        loads = []
+        for _ in range(4):
+            turns(leading, 1)
+            loads.append([yard.load(worker) for worker in workers])
+        assert loads == [[4, 0], [4, 4], [8, 4], [8, 8]]
+
+    def test_low_is_not_starved_in_either_of_two_models(self, yard: Yard) -> None:
+        # Given two models that are served in turns, one request each time
+        yard.host("a", "b")
+        leading = yard.leader(max_batch=1)
+        for model in "ab":
+            yard.ask(model, 3 * FAIR_TURN, "high")
+            yard.ask(model, 1, "low")
+        eventually(lambda: (leading.run_once(), len(leading._intake.held) == 6 * FAIR_TURN + 2)[1])
+        workers = {name: yard.worker(name, model=name) for name in "ab"}
+        turns(leading, 1)  # hears of them
+
+        turns(leading, 2 * FAIR_TURN)
+
+        for name, worker in workers.items():
+            assert f"{name}-low0000" in yard.ids(worker)
+
+    def test_strict_order_is_one_of_each_model(self, yard: Yard) -> None:
+        # Given the deterministic mode, and a model whose worker is full
+        full = yard.worker("a", lane_limit=1, model="a")
+        free = yard.worker("b", model="b")
+        yard.coordinator(deterministic=True, expect_workers=2)
+
+        first = yard.ask("a", 3)
+        ids = yard.ask("b", 3)
+
+        assert yard.wait_for_load(free, 3) == ids
+        assert yard.ids(full) == first[:1]
+
+
+class TestDemand:
+    def test_it_is_known_in_the_turn_in_which_a_request_is_read(self, yard: Yard) -> None:
+        yard.host("a", "b")
+        leading = yard.leader()
+
+        yard.ask("a", 2)
+        yard.ask("b", 1, tokens=[1] * 10)
+        turns(leading, 1)
+
+        assert demands(leading) == {"a": (2, 6), "b": (1, 10)}
+        waits = [one.oldest_wait_s for one in leading._dispatcher.demands()]
+        assert all(0.0 <= wait < 10.0 for wait in waits)
+
+    def test_adapters_count_with_their_base_model(self, yard: Yard) -> None:
+        yard.host("a", "b", roman="a")
+        leading = yard.leader()
+
+        yard.ask("roman", 2)
+        yard.ask("a", 1)
+        turns(leading, 1)
+
+        assert demands(leading) == {"a": (3, 9)}
+
+    def test_what_is_dispatched_waits_no_more(self, yard: Yard) -> None:
+        yard.host("a", "b")
+        leading = yard.leader()
+        yard.ask("a", 5)
+        turns(leading, 1)
+
+        yard.worker("a", model="a", lane_limit=2)
+        turns(leading, 2)
+
+        assert demands(leading) == {"a": (3, 9)}
+
+    def test_cancelled_requests_do_not_count(self, yard: Yard) -> None:
+        # Given requests for a model that no worker holds
+        yard.host("a", "b")
+        leading = yard.leader()
+        submitted = _requests("a", 6, "s")
+        yard.scripts.submit("normal", submitted)
+        turns(leading, 2)
+        assert demands(leading) == {"a": (6, 18)}
+
+        # If some are cancelled
+        for request in submitted[::2]:
+            yard.scripts.cancel(request.client, request.id, "not wanted")
+
+        # I expect the rest to count, and to be served in order.
+        eventually(lambda: (leading.run_once(), demands(leading) == {"a": (3, 9)})[1])
+        worker = yard.worker("a", model="a")
+        eventually(lambda: (leading.run_once(), yard.load(worker) == 3)[1])
+        assert yard.ids(worker) == [request.id for request in submitted[1::2]]
+
+    def test_a_clients_entry_ids_do_not_make_it_wait_less_than_nothing(self, yard: Yard) -> None:
+        yard.host("a", "b")
+        leading = yard.leader()
+        far = f"{2**50}-0"
+        yard.connection.xadd(
+            yard.keys.intake("normal"), {"id": "r", "prompt": "p", "model": "a"}, id=far
+        )
+
+        turns(leading, 1)
+
+        before = leading._dispatcher.demands()[0].oldest_wait_s
+        eventually(lambda: leading._dispatcher.demands()[0].oldest_wait_s > before >= 0.0)
+
+
+class TestNames:
+    def test_of_models_that_a_host_may_load(self, yard: Yard) -> None:
+        yard.host("a", "b", roman="a")
+        yard.leader()
+
+        assert yard.info("models") == ["a", "b", "roman"]
+        assert yard.info("adapters") == {"roman": "a"}
+        assert yard.connection.hget(yard.keys.info, "default_model") == b""
+
+    def test_one_model_is_the_default_whatever_its_adapters(self, yard: Yard) -> None:
+        yard.host("a", roman="a")
+        leading = yard.leader()
+
+        yard.push([make_request("r")])
+        turns(leading, 1)
+
+        assert yard.connection.hget(yard.keys.info, "default_model") == b"a"
+        assert demands(leading) == {"a": (1, 3)}
+
+    def test_a_request_for_an_adapter_goes_to_its_base_model(self, yard: Yard) -> None:
+        yard.host("a", "b", roman="a")
+        base, other = yard.worker("a", model="a"), yard.worker("b", model="b")
+        leading = yard.leader()
+
+        ids = yard.ask("roman", 2)
+        turns(leading, 2)
+
+        assert (yard.ids(base), yard.ids(other)) == (ids, [])
+        assert {one.request.model for one in yard.lane(base)} == {"roman"}
+
+    @pytest.mark.parametrize("model", ["c", ""])
+    def test_an_unknown_model_is_refused(self, yard: Yard, model: str) -> None:
+        yard.host("a", "b", roman="a")
+        leading = yard.leader()
+
+        yard.push([make_request("r", model=model)])
+        turns(leading, 1)
+
+        error = to_result(yard.result("r")).error
+        assert error.code == "MODEL_UNAVAILABLE"
+        assert error.message.endswith("served: a, b, roman")
+
+    def test_they_stay_known_when_their_host_is_away(self, yard: Yard) -> None:
+        # Given a host that has gone, and a coordinator that has never seen it
+        warm = yard.host("a", "b", roman="a")
+        yard.leader()._close()
+        yard.scripts.retire(warm, "left")
+        leading = yard.leader(name="next")
+
+        yard.ask("roman", 2)
+        turns(leading, 1)
+
+        assert demands(leading) == {"a": (2, 6)}
+        assert yard.info("adapters") == {"roman": "a"}
+
+    def test_what_came_before_anybody_knew_is_judged_by_what_is_known(self, yard: Yard) -> None:
+        # Given requests that came before the first host
+        leading = yard.leader()
+        yard.ask("roman", 1)
+        yard.ask("c", 1)
+        yard.push([make_request("none")])
+        turns(leading, 2)
+        assert (demands(leading), yard.waiting()) == ({}, 3)
+
+        yard.host("a", roman="a")
+        turns(leading, 2)
+
+        assert demands(leading) == {"a": (2, 6)}
+        assert to_result(yard.result("c-normal0000")).error.code == "MODEL_UNAVAILABLE"
+
+
+class TestGivenUp:
+    def test_what_waits_for_a_model_that_cannot_be_had(self, yard: Yard) -> None:
+        # Given requests of all classes for a model, and for another
+        yard.host("a", "b", roman="a")
+        leading = yard.leader(max_batch=4)
+        ids = yard.ask("a", 6) + yard.ask("roman", 1, "low") + yard.ask("a", 2, "high")
+        yard.ask("b", 2)
+        turns(leading, 4)
+        assert demands(leading) == {"a": (9, 27), "b": (2, 6)}
+
+        # If its loading is given up, I expect a batch to be answered each time, and the others
+        # to wait on.
+        left = []
+        for _ in range(4):
+            leading._dispatcher.fail_model(leading._leadership.token, "a", "no such file")
+            left.append(demands(leading).get("a", (0, 0))[0])
+        assert left == [5, 1, 0, 0]
+        for name in ids:
+            error = to_result(yard.result(name)).error
+            assert (error.code, error.message) == ("MODEL_UNAVAILABLE", "model: a: no such file")
+        assert demands(leading) == {"b": (2, 6)}
+        assert yard.waiting() == 2
+
+
+class TestDeadlines:
+    def test_no_more_late_ones_are_answered_in_a_turn_than_a_batch(
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given ten requests that become late while they are held, and no sweeper
+        monkeypatch.setattr(coordinator.sweeper, "EVERY_S", 1e9)
+        yard.host("a", "b")
+        leading = yard.leader(max_batch=4)
+        deadline_ms = int(time.time() * 1000) + 300
+        ids = yard.ask("a", 10, deadline_ms=deadline_ms)
+        turns(leading, 4)
+        assert len(leading._intake.held) == 10
+        eventually(lambda: leading._roster.server_ms() > deadline_ms)
+
+        assert demands(leading) == {}
+        left = []
+        for _ in range(3):
+            turns(leading, 1)
+            left.append(yard.waiting())
+
+        assert left == [6, 2, 0]
+        assert {to_result(yard.result(name)).error.code for name in ids} == {"DEADLINE_EXCEEDED"}
+
+
+class TestTakeOver:
+    def test_pages_of_what_was_read_before(self, yard: Yard) -> None:
+        # Given a leader that holds much more than a batch for a model without a worker
+        yard.host("a", "b")
+        first = yard.leader(max_batch=8)
+        ids = yard.ask("a", 100)
+        turns(first, 20)
+        assert len(first._intake.held) == 100
+
+        # If another takes over
+        first._close()
+        second = yard.leader(name="second", max_batch=8)
+
+        # I expect it to read a page a turn, to say so, and to hold all in order in the end.
+        assert len(second._intake.held) == 8
+        assert not second._dispatcher.knows_all
+        more = yard.ask("a", 10, "low")
+        turns(second, 20)
+        assert second._dispatcher.knows_all
+        worker = yard.worker("a", model="a")
+        eventually(lambda: (second.run_once(), yard.load(worker) == 110)[1])
+        assert yard.ids(worker) == ids + more
+
+
+class TestExpectedWorkers:
+    def test_warm_ones_count_where_models_come_on_demand(self, yard: Yard) -> None:
+        # Given a coordinator that expects two workers, of which one is warm
+        yard.host("a", "b")
+        leading = yard.leader(expect_workers=2)
+        yard.ask("a", 1)
+        turns(leading, 2)
+        worker = yard.worker("a", model="a")
+
+        eventually(lambda: (leading.run_once(), yard.load(worker) == 1)[1])

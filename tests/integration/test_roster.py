@@ -1,0 +1,193 @@
+"""What the coordinator reads of workers and hosts."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+import coordinator.roster
+from coordinator.roster import Roster
+from tests.support.builders import worker_json
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+from tokenyard.worker_info import WORKER_STATES, HostInfo, ModelInfo, encode_host
+
+LONG_MS = 600_000
+
+
+@pytest.fixture
+def roster(connection: redis.Redis, keys: Keys) -> Roster:
+    return Roster(connection, keys)
+
+
+class Yard:
+    """Workers and hosts of a yard."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+        self.connection = connection
+        self.keys = keys
+        self.scripts = scripts
+
+    def worker(self, name: str = "w", *, lease_ms: int = LONG_MS, **info: object) -> str:
+        return self.scripts.register(name, lease_ms, worker_json(name, **info))
+
+    def host(self, name: str, *models: ModelInfo) -> None:
+        info = encode_host(HostInfo(name=name, models=list(models)))
+        self.connection.hset(self.keys.hosts, name, info)
+
+    def hosts(self) -> set[bytes]:
+        return set(self.connection.hkeys(self.keys.hosts))
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    return Yard(connection, keys, scripts)
+
+
+def read_anew(roster: Roster) -> None:
+    roster.mark_stale()
+    assert roster.refresh()
+
+
+@pytest.mark.parametrize("state", WORKER_STATES)
+def test_only_a_ready_worker_with_a_model_is_given_requests(
+    yard: Yard, roster: Roster, state: str
+) -> None:
+    worker = yard.worker("a", state=state, model="adder")
+    yard.worker("b", state=state, model="")
+
+    roster.refresh()
+
+    assert [lane.worker for lane in roster.lanes()] == ([worker] if state == "ready" else [])
+
+
+class TestHosts:
+    def test_one_counts_while_a_living_worker_names_it(self, yard: Yard, roster: Roster) -> None:
+        # Given a host with a worker, one whose worker has gone, and one that nobody names
+        yard.worker("a", state="warm", model="", controller="lives")
+        gone = yard.worker("b", state="warm", model="", controller="gone")
+        for name in ("lives", "gone", "unnamed"):
+            yard.host(name, ModelInfo(name=f"model of {name}"))
+        yard.scripts.retire(gone, "left")
+
+        roster.refresh()
+        assert set(roster.hosts) == {"lives"}
+        assert roster.servable == {"model of lives"}
+
+        # If its worker goes, too, I expect nothing of it to be left.
+        (worker,) = roster.members
+        yard.scripts.retire(worker, "left")
+        read_anew(roster)
+        assert (roster.hosts, roster.servable, roster.bases()) == ({}, set(), {})
+
+    def test_one_whose_workers_are_lost_does_not_count(self, yard: Yard, roster: Roster) -> None:
+        worker = yard.worker(controller="c")
+        yard.host("c", ModelInfo(name="subtractor"))
+        yard.connection.xadd(yard.keys.lane(worker), {"id": "r"})  # so it stays in the roster
+        yard.scripts.retire(worker, "lost")
+
+        roster.refresh()
+
+        assert roster.lost == [worker]
+        assert (roster.hosts, roster.servable) == ({}, set())
+
+    def test_entries_that_nobody_can_read(self, yard: Yard, roster: Roster) -> None:
+        yard.worker(controller="c")
+        yard.host("c", ModelInfo(name="adder"))
+        yard.connection.hset(yard.keys.hosts, "rubbish", "{")
+        yard.connection.hset(yard.keys.hosts, b"\xff", "{}")
+
+        roster.refresh()
+
+        assert set(roster.hosts) == {"c"}
+
+    def test_entries_that_nobody_names_are_deleted_in_the_end(
+        self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given a host with a worker, and one without
+        yard.worker(controller="stays")
+        yard.host("stays")
+        yard.host("gone")
+        yard.connection.hset(yard.keys.hosts, b"\xff", "{}")
+        roster.refresh()
+
+        # I expect nothing to be deleted at first,
+        roster.forget_hosts()
+        assert yard.hosts() == {b"stays", b"gone", b"\xff"}
+
+        # and later what has had no worker all the time.
+        yard.host("new")
+        monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
+        roster.forget_hosts()
+        assert yard.hosts() == {b"stays", b"new"}
+
+    def test_one_that_is_named_again_is_waited_for_anew(
+        self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        yard.host("c")
+        roster.refresh()
+        yard.worker(controller="c")
+        read_anew(roster)
+
+        monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
+        roster.forget_hosts()
+
+        assert yard.hosts() == {b"c"}
+
+
+class TestModels:
+    def test_names_of_what_workers_hold_and_hosts_may_load(
+        self, yard: Yard, roster: Roster
+    ) -> None:
+        yard.worker("a", model="adder", adapters=["roman"], controller="c")
+        yard.worker("b", state="warm", model="", controller="c")
+        yard.host("c", ModelInfo(name="subtractor", adapters=["greek"]), ModelInfo(name="adder"))
+
+        roster.refresh()
+
+        assert roster.servable == {"adder", "subtractor"}
+        assert roster.bases() == {
+            "adder": "adder",
+            "subtractor": "subtractor",
+            "roman": "adder",
+            "greek": "subtractor",
+        }
+
+    def test_the_name_of_a_model_is_never_an_adapters(self, yard: Yard, roster: Roster) -> None:
+        yard.worker("a", model="adder", adapters=["subtractor"], controller="c")
+        yard.host("c", ModelInfo(name="subtractor", adapters=["adder"]))
+
+        roster.refresh()
+
+        assert roster.bases() == {"adder": "adder", "subtractor": "subtractor"}
+
+    def test_two_that_claim_an_adapter_do_not_take_turns(self, yard: Yard, roster: Roster) -> None:
+        yard.worker("a", model="b", adapters=["roman"])
+        yard.worker("b", model="a", adapters=["roman"])
+
+        for _ in range(2):
+            read_anew(roster)
+            assert roster.bases()["roman"] == "b"
+
+
+class TestJoined:
+    def test_a_warm_worker_has_joined_where_it_may_get_several_models(
+        self, yard: Yard, roster: Roster
+    ) -> None:
+        for name, state in (("a", "warm"), ("b", "asleep"), ("c", "warming"), ("d", "attached")):
+            yard.worker(name, state=state, model="", controller="c")
+        yard.worker("e")
+        yard.host("c", ModelInfo(name="adder"), ModelInfo(name="subtractor"))
+
+        roster.refresh()
+
+        assert roster.joined() == {"a", "b", "d", "e"}
+
+    def test_else_it_is_about_to_get_its_model(self, yard: Yard, roster: Roster) -> None:
+        yard.worker("a", state="warm", model="", controller="c")
+        yard.worker("b", state="attached", model="", controller="c")
+        yard.host("c", ModelInfo(name="adder"))
+
+        roster.refresh()
+
+        assert roster.joined() == {"b"}
