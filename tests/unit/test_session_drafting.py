@@ -100,7 +100,9 @@ def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where
 
     draft = Drafter("me", tokenizer).draft("x", options)
 
-    sent = msgspec.json.decode(request_fields(draft.request)["params"])
+    params = request_fields(draft.request)["params"]
+    assert isinstance(params, bytes)
+    sent = msgspec.json.decode(params)
     assert said.items() <= sent.items()
     assert "top_p" not in sent
     assert draft.size == wire_size(draft)
