@@ -198,12 +198,11 @@ class TestWhenNothingIsPlaced:
 
 class TestHowOften:
     @pytest.fixture(params=[3_600.0])
-    def pause_s(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    def pause_s(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(placer, "PAUSE_S", request.param)
-        return request.param
 
     @pytest.fixture
-    def leader(self, lanes: Lanes, pause_s: float) -> Leader:
+    def leader(self, lanes: Lanes, pause_s: None) -> Leader:
         """One that has just decided; a growing queue of `sim` would get one more worker."""
         lanes.host("adder", "sim", devices=2)
         lanes.warm()

@@ -14,7 +14,13 @@ from coordinator.demand import Demand
 from coordinator.devices import AWAKE, SERVING, Worker
 from coordinator.placement import Order, Situation, place
 from tokenyard.commands import Command
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
+from tokenyard.worker_info import (
+    WORKER_STATES,
+    HostInfo,
+    ModelInfo,
+    WorkerInfo,
+    WorkerState,
+)
 
 NOW_MS = 1_000_000_000.0
 WAIT_S = 30.0
@@ -53,7 +59,7 @@ def process(
     name: str,
     controller: str,
     device: int,
-    kind: str,
+    kind: Any,
     model: str,
     group: Sequence[str] = (),
 ) -> Worker:
@@ -264,4 +270,4 @@ def test_all_states_are_thought_of() -> None:
     """Given a new state of workers, I expect somebody to look at the placement."""
     known = AWAKE | frozenset[WorkerState]({"warming", "warm", "asleep", "failed"})
 
-    assert known == set(WorkerState.__args__)
+    assert known == set(WORKER_STATES)
