@@ -32,6 +32,8 @@ from worker.outcomes import Expired, Outcome, Run
 log = logging.getLogger("tokenyard.worker.loop")
 
 IDLE_WAIT_S = 0.5
+#: The same while it drains: the last results are being published, and somebody waits for that.
+DRAINING_WAIT_S = 0.005
 #: Deadlines of requests that have ended are kept up to so many.
 LEAST_CLEARED = 1000
 
@@ -160,8 +162,9 @@ class EngineLoop:
 
     def _take_all(self) -> None:
         """Everything in the inbox; waits for it only where the engine has nothing to do."""
+        wait_s = DRAINING_WAIT_S if self._draining else IDLE_WAIT_S
         try:
-            self._take(self.inbox.get(block=not self._engine.has_unfinished, timeout=IDLE_WAIT_S))
+            self._take(self.inbox.get(block=not self._engine.has_unfinished, timeout=wait_s))
             while True:
                 self._take(self.inbox.get_nowait())
         except queue.Empty:

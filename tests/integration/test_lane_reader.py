@@ -1,0 +1,112 @@
+"""The reader of a lane, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tests.support.yard import Yard
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+from tokenyard.wire import Assignment
+from worker.reader import LaneReader
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    return Yard(connection, keys, scripts)
+
+
+@pytest.fixture
+def delivered() -> list[Assignment]:
+    return []
+
+
+@pytest.fixture
+def cancelled() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def reader(
+    yard: Yard, broker: Server, delivered: list[Assignment], cancelled: list[str]
+) -> Iterator[LaneReader]:
+    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+        reader = LaneReader(
+            own, yard.keys, yard.worker(), delivered.append, cancelled.append, block_ms=100
+        )
+        yield reader
+        reader.stop()
+        reader._thread.join(5.0)
+
+
+def test_each_assignment_once_and_in_order(
+    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+) -> None:
+    worker = reader._lane.rpartition(":")[2]
+    placed = [yard.assign(worker) for _ in range(3)]
+    reader.start()
+    eventually(lambda: delivered == placed)
+    placed += [yard.assign(worker) for _ in range(3)]
+
+    eventually(lambda: delivered == placed)
+    assert len(yard.lane(worker)) == 6, "they stay until their results are published"
+
+
+def test_forged_entries_are_removed(
+    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+) -> None:
+    for fields in (
+        {"x": "y"},
+        {"id": "a", "prompt": "p"},
+        {"id": "a", "prompt": "p", "attempt": "abc", "sid": "normal/1-0"},
+        {"id": "a", "prompt": "p", "attempt": "1"},
+        {"id": "a", "prompt": "p", "attempt": "1", "sid": "normal/1-0", "published": "abc"},
+    ):
+        yard.connection.xadd(reader._lane, fields)
+    reader.start()
+
+    eventually(lambda: not yard.connection.xlen(reader._lane))
+    assert delivered == []
+
+
+def test_cancels_are_passed_on_and_taken_off_the_lane(
+    yard: Yard, reader: LaneReader, cancelled: list[str]
+) -> None:
+    for entry in ("7-0", "8-0"):
+        yard.connection.xadd(reader._lane, {"cancel": entry})
+    reader.start()
+
+    eventually(lambda: not yard.connection.xlen(reader._lane))
+    assert cancelled == ["7-0", "8-0"]
+
+
+def test_it_goes_on_after_its_connection_was_killed(
+    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+) -> None:
+    worker = reader._lane.rpartition(":")[2]
+    reader.start()
+    first = yard.assign(worker)
+    eventually(lambda: delivered == [first])
+    yard.connection.client_kill_filter(_type="normal", skipme=True)
+
+    second = yard.assign(worker)
+
+    eventually(lambda: delivered == [first, second])
+
+
+def test_nothing_is_delivered_after_stop(
+    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+) -> None:
+    worker = reader._lane.rpartition(":")[2]
+    reader.start()
+    reader.stop()
+    yard.assign(worker)
+
+    reader._thread.join(5.0)
+
+    assert delivered == []

@@ -1,0 +1,139 @@
+"""An engine loop whose engine and terms do nothing by themselves."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.builders import make_assignment
+from tokenyard.errors import InvalidRequest
+from tokenyard.replies import Choice
+from tokenyard.wire import Assignment
+from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
+from worker.loop import Delivery, EngineLoop
+from worker.messages import Profile, Reset, Serve, Sleep, ToController, Wake
+from worker.outcomes import Outcome, Run
+
+INFO = EngineInfo(
+    "simulated", "1", "sim", "", max_model_len=100, vocab_size=100, slots=4, adapters=("lora",)
+)
+
+
+def finished(key: str, tokens: list[int]) -> Finished:
+    return Finished(key, [Choice(0, tokens, None, "length")], prompt_tokens=3)
+
+
+@dataclass
+class StubEngine:
+    """Does nothing by itself: the test says what a step gives."""
+
+    info: EngineInfo = INFO
+    has: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    steps: list[list[EngineEvent]] = field(default_factory=list)
+    refuse: str = ""
+    made: list[int] = field(default_factory=list)
+
+    def add(self, assignment: Assignment) -> None:
+        if self.refuse:
+            raise InvalidRequest("prompt", self.refuse)
+        self.has.append(assignment.entry)
+
+    def abort(self, keys: Iterable[str]) -> None:
+        gone = list(keys)
+        self.aborted += gone
+        self.has = [key for key in self.has if key not in gone]
+
+    def take_out(self, key: str) -> Finished | None:
+        if key not in self.has:
+            return None
+        self.has.remove(key)
+        return finished(key, self.made)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.has)
+
+    def step(self) -> list[EngineEvent]:
+        events = self.steps.pop(0) if self.steps else []
+        ended = {event.key for event in events if not isinstance(event, TokenDelta)}
+        self.has = [key for key in self.has if key not in ended]
+        return events
+
+    def close(self) -> None: ...
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def profile(self, *, start: bool) -> None: ...
+
+
+class StubTerm:
+    """Notes what it is given."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.clock_ms = 0.0
+        self.attempts = 0
+        self.runs: dict[str, Run] = {}
+        self.given: list[Outcome] = []
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def put(self, events: Sequence[Outcome]) -> None:
+        self.given += events
+        for event in events:
+            if not isinstance(event, TokenDelta):
+                self.runs.pop(event.key, None)
+
+    def end(self) -> None:
+        self.running = False
+
+
+class NotingQueue(queue.SimpleQueue):
+    """Notes for how long it was waited for."""
+
+    waits: list[float | None]
+
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        self.waits.append(timeout if block else 0.0)
+        return super().get(block, timeout)
+
+
+class Office:
+    """An engine loop whose terms are stubs, and everything that it has said."""
+
+    def __init__(self) -> None:
+        self.engine = StubEngine()
+        self.terms: list[StubTerm] = []
+        self.cared: list[object] = []
+        self.told: list[ToController] = []
+        self.inbox = NotingQueue()
+        self.inbox.waits = []
+        self.loop = EngineLoop(self.engine, self.inbox, self._term, self._care, self.told.append)
+        self.loop.inbox.put(Serve("w.1"))
+        self.turn()
+
+    def _term(self, worker: str, loop: EngineLoop) -> StubTerm:
+        assert loop is self.loop
+        self.terms.append(StubTerm(worker))
+        return self.terms[-1]
+
+    def _care(self, command: Sleep | Wake | Reset | Profile) -> None:
+        term = self.terms[-1]
+        self.cared.append((command, term.running, list(self.engine.has)))
+
+    def turn(self) -> None:
+        self.loop.run_once()
+
+    def deliver(self, entry: str, worker: str = "w.1", **values: Any) -> Assignment:
+        assignment = make_assignment(entry=entry, **values)
+        self.loop.inbox.put(Delivery(worker, assignment))
+        return assignment

@@ -1,0 +1,76 @@
+"""What is done to an engine beside giving it requests, and what the controller hears of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.care import Care
+from worker.engines import Engine
+from worker.engines.simulated_backend import SimulatedBackend
+from worker.messages import Asleep, Done, Profile, Ready, Refusal, Reset, Sleep, ToController, Wake
+from worker.models import ModelSpec
+
+
+class Ward:
+    """An engine in care."""
+
+    def __init__(self) -> None:
+        self.told: list[ToController] = []
+        self.backend = SimulatedBackend()
+        self.engine: Engine = self.backend.load(ModelSpec(name="sim", path="sim"))
+        self.care = Care(self.engine, self.backend, self.told.append)
+
+
+@pytest.fixture
+def ward() -> Ward:
+    return Ward()
+
+
+def test_sleep_and_wake(ward: Ward) -> None:
+    ward.care(Sleep(1))
+    ward.care(Wake())
+
+    asleep, ready = ward.told
+    assert isinstance(asleep, Asleep)
+    assert asleep.seconds >= 0.0
+    assert asleep.memory == ward.backend.memory()
+    assert isinstance(ready, Ready)
+    assert ready.info.model == "sim"
+    assert set(ready.info.phases_s) == {"wake"}, "it was not loaded"
+
+
+def test_what_the_engine_cannot_do_is_refused(ward: Ward) -> None:
+    ward.care(Sleep(7))
+    ward.care(Profile(True))
+
+    sleep, profile = ward.told
+    assert isinstance(sleep, Refusal)
+    assert "no sleep level 7" in sleep.reason
+    assert isinstance(profile, Refusal)
+    assert "no profiler" in profile.reason
+
+
+@pytest.mark.parametrize("command", [Reset(), Profile(True), Profile(False)])
+def test_what_changes_no_state(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch, command: Reset | Profile
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(ward.engine, "reset", lambda: done.append(Reset()))
+    monkeypatch.setattr(ward.engine, "profile", lambda *, start: done.append(Profile(start)))
+
+    ward.care(command)
+
+    assert done == [command]
+    assert ward.told == [Done()]
+
+
+def test_a_fault_is_no_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the process: nobody knows what state the engine is in."""
+
+    def wake() -> None:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(ward.engine, "wake", wake)
+    with pytest.raises(RuntimeError):
+        ward.care(Wake())
+    assert ward.told == []
