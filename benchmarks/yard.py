@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import redis
 
-from tokenyard import Client
+from tokenyard.admin import YardView, read_yard
 from tokenyard.broker import EmbeddedBroker
+from tokenyard.commands import Command, parse_command
+from tokenyard.keys import Keys
 from tokenyard.tether import start_tethered, stop_tethered
 
 START_TIMEOUT_S = 120.0
 STOP_S = 20.0
+_POLL_S = 0.05
+_LOG_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,11 @@ class Yard:
     def missing(self) -> int:
         """How many of its processes are gone, also where another has taken the place."""
         return sum(not psutil.pid_exists(pid) for group in self.pids.values() for pid in group)
+
+
+def end_in_order() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: what it has started is stopped first."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager
@@ -55,20 +67,61 @@ def simulated_yard(
     coordinator_options: Sequence[str] = (),
 ) -> Iterator[Yard]:
     """A coordinator and simulated workers of unlimited speed."""
+    with _yard(
+        broker,
+        name,
+        ["--expect-workers", str(workers), *coordinator_options],
+        ["--engine", "simulated", "--slots", str(workers), "--max-num-seqs", str(max_num_seqs)],
+        lambda view: view.leader is not None and view.ready_workers >= workers,
+    ) as yard:
+        yield yard
+
+
+@contextmanager
+def models_yard(
+    broker: EmbeddedBroker,
+    name: str,
+    models: Path,
+    *,
+    max_model_wait_s: float,
+    sleepers: int = 0,
+) -> Iterator[Yard]:
+    """A coordinator and one device whose processes are warm and hold no model yet."""
+    with _yard(
+        broker,
+        name,
+        ["--max-model-wait-s", str(max_model_wait_s)],
+        ["--models", str(models), "--slots", "1", "--sleepers", str(sleepers)],
+        lambda view: view.leader is not None and _count(view, "warm") > sleepers,
+    ) as yard:
+        yield yard
+
+
+def _count(view: YardView, state: str) -> int:
+    return sum(worker.state == state for worker in view.workers)
+
+
+@contextmanager
+def _yard(
+    broker: EmbeddedBroker,
+    name: str,
+    coordinator_options: Sequence[str],
+    worker_options: Sequence[str],
+    is_up: Callable[[YardView], bool],
+) -> Iterator[Yard]:
     shared = ["--redis-url", broker.url, "--yard", name]
-    worker = ["--engine", "simulated", "--slots", str(workers), "--max-num-seqs", str(max_num_seqs)]
+    programs = {"coordinator": coordinator_options, "worker": worker_options}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
-        pids = {}
-        for program, options in (
-            ("coordinator", ["--expect-workers", str(workers), *coordinator_options]),
-            ("worker", worker),
-        ):
+        processes = {}
+        for program, options in programs.items():
             command = [sys.executable, "-m", program, *shared, *options]
             process = start_tethered(command, folder / f"{program}.log")
             stack.callback(stop_tethered, process, STOP_S)
-            pids[program] = process.pid
-        _wait_for_workers(broker.url, name, workers)
+            processes[program] = process
+        watch = _Watch(processes, folder)
+        wait_until(broker.url, name, lambda view: watch.is_well() and is_up(view), START_TIMEOUT_S)
+        pids = {program: process.pid for program, process in processes.items()}
         children = [child.pid for child in psutil.Process(pids["worker"]).children(recursive=True)]
         yield Yard(
             broker.url,
@@ -82,10 +135,47 @@ def simulated_yard(
         )
 
 
-def _wait_for_workers(url: str, name: str, count: int) -> None:
-    until = time.monotonic() + START_TIMEOUT_S
-    with Client(url, yard=name, connect_timeout_s=START_TIMEOUT_S) as client:
-        while len(client.info().workers) < count:
+class _Watch:
+    """Sees programs that end before they should."""
+
+    def __init__(self, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path) -> None:
+        self._processes = processes
+        self._folder = folder
+
+    def is_well(self) -> bool:
+        """Whether all run; raises `ChildProcessError` with the last words of one that does not."""
+        for program, process in self._processes.items():
+            if process.poll() is not None:
+                log = (self._folder / f"{program}.log").read_text(errors="replace")
+                raise ChildProcessError(
+                    f"{program} ended with status {process.returncode}:\n{last_lines(log)}"
+                )
+        return True
+
+
+def last_lines(log: str) -> str:
+    """The end of a log."""
+    return "\n".join(log.splitlines()[-_LOG_LINES:])
+
+
+def wait_until(
+    url: str, name: str, is_so: Callable[[YardView], bool], timeout_s: float
+) -> YardView:
+    """Look at a yard until it is as expected; raises `TimeoutError` with what it was last."""
+    until = time.monotonic() + timeout_s
+    keys = Keys(name)
+    with redis.Redis.from_url(url, socket_timeout=10.0) as connection:
+        while not is_so(view := read_yard(connection, keys)):
             if time.monotonic() > until:
-                raise TimeoutError(f"not all {count} workers came up in {START_TIMEOUT_S:g} s")
-            time.sleep(0.05)
+                states = [(worker.worker, worker.state) for worker in view.workers]
+                raise TimeoutError(f"the yard did not get there in {timeout_s:g} s: {states}")
+            time.sleep(_POLL_S)
+        return view
+
+
+def read_commands(yard: Yard) -> list[tuple[int, Command]]:
+    """All commands that were given to controllers, with the unix ms at which."""
+    with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:
+        entries = connection.xrange(Keys(yard.name).control)
+    found = [(int(entry.split(b"-")[0]), parse_command(fields)) for entry, fields in entries]
+    return [(at_ms, command) for at_ms, command in found if command]

@@ -1,0 +1,245 @@
+"""Two models take turns on one device: what do the swaps cost, and is every answer right?
+
+Arithmetic requests to a yard with one slot, adder and subtractor in turn (A-B-A-B), against as
+many requests for the adder alone: all submitted at once, and with so many under way; with swaps
+by unloading, and with a sleeper. No two swaps may be closer than the longest wait of a model.
+
+    python -m benchmarks.alternate [--requests 1000] [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from benchmarks.machine import machine
+from benchmarks.measure import print_table
+from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
+from tokenyard import Client
+from tokenyard.drafting import FullPrompt
+
+MODELS: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
+ADDER: Final = "adder"
+SUBTRACTOR: Final = "subtractor"
+ANSWER_TOKENS: Final = 6
+#: Where no result comes for so long, a run has failed.
+PATIENCE_S: Final = 120.0
+_YARD: Final = "alternate"
+#: The coordinator counts from when the old model gave way, which is a moment after its command.
+_MARGIN_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt with its model, and the right answer."""
+
+    model: str
+    prompt: str
+    answer: str
+
+
+def questions(models: Sequence[str], count: int) -> list[Question]:
+    """So many, the models in turn; the same in each run."""
+    draw = random.Random(count)
+    return [_question(model, draw) for model in itertools.islice(itertools.cycle(models), count)]
+
+
+def _question(model: str, draw: random.Random) -> Question:
+    left, right = draw.randrange(10, 100), draw.randrange(10, 100)
+    if model == ADDER:
+        return Question(model, f"{left}+{right}=", str(left + right))
+    return Question(model, f"{left}-{right}=", str(left - right))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked, and how often."""
+
+    requests: int
+    outstanding: int
+    max_model_wait_s: float
+    rounds: int
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """Most requests under way, by the name of the load."""
+        return {"at_once": self.requests, f"of_{self.outstanding}": self.outstanding}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of some questions."""
+
+    requests: int
+    per_s: float
+    wrong: int
+    swaps_s: Sequence[float]  # unix times
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The adder alone, and both in turn, one after the other."""
+
+    alone: Run
+    in_turn: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One kind of swap under one load: medians over the rounds, and all wrong answers."""
+
+    alone_per_s: float
+    in_turn_per_s: float
+    ratio: float
+    swaps: float
+    requests_per_turn: float
+    closest_swaps_s: float | None  # also those between two runs
+    wrong: int
+
+
+class Asker:
+    """Asks a yard with one device, which holds the adder or the subtractor."""
+
+    def __init__(self, yard: Yard, client: Client, max_model_wait_s: float) -> None:
+        self._yard = yard
+        self._client = client
+        self._wait_s = max_model_wait_s
+
+    def measure(self, requests: int, window: int) -> Round:
+        """Ask so many questions for one model, and then for both, at most ``window`` at a time."""
+        self.hold(ADDER)
+        alone = self._ask(questions([ADDER], requests), window)
+        self.hold(ADDER)
+        return Round(alone, self._ask(questions([ADDER, SUBTRACTOR], requests), window))
+
+    def hold(self, model: str) -> None:
+        """Have a model loaded, and wait until another may take its place."""
+        if self._ask(questions([model], 1), 1).wrong:
+            sys.exit(f"{model} gave a wrong answer")
+        swaps_s = self.swaps_s()
+        if swaps_s:
+            time.sleep(max(0.0, swaps_s[-1] + self._wait_s + _MARGIN_S - time.time()))
+
+    def swaps_s(self) -> list[float]:
+        """When the coordinator had the device change its model, unix times."""
+        loads = [(at, one.model) for at, one in read_commands(self._yard) if one.verb == "load"]
+        return [at / 1000 for (_, old), (at, new) in itertools.pairwise(loads) if new != old]
+
+    def _ask(self, asked: Sequence[Question], window: int) -> Run:
+        items: Iterator[FullPrompt] = ({"prompt": one.prompt, "model": one.model} for one in asked)
+        before, began = len(self.swaps_s()), time.perf_counter()
+        results = self._client.map(items, window=window, max_tokens=ANSWER_TOKENS, temperature=0.0)
+        wrong = sum(result.text != asked[number].answer for number, result in results)
+        seconds = time.perf_counter() - began
+        return Run(len(asked), len(asked) / seconds, wrong, self.swaps_s()[before:])
+
+
+def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
+    """All loads, in a yard whose models are unloaded, or sleep, when they give way."""
+    with (
+        embedded_broker() as broker,
+        models_yard(
+            broker, _YARD, MODELS, max_model_wait_s=plan.max_model_wait_s, sleepers=sleepers
+        ) as yard,
+        Client(yard.url, yard=yard.name, result_timeout_s=PATIENCE_S) as client,
+    ):
+        asker = Asker(yard, client, plan.max_model_wait_s)
+        for model in (ADDER, SUBTRACTOR):
+            asker.hold(model)  # each has been there once before anything is timed
+        rounds = [
+            {name: asker.measure(plan.requests, window) for name, window in plan.windows.items()}
+            for _ in range(plan.rounds)
+        ]
+        pairs = itertools.pairwise(asker.swaps_s())
+        closest_s = min((later - sooner for sooner, later in pairs), default=None)
+    return {name: _report([one[name] for one in rounds], closest_s) for name in plan.windows}
+
+
+def _report(rounds: Sequence[Round], closest_s: float | None) -> Report:
+    swaps = statistics.median(len(one.in_turn.swaps_s) for one in rounds)
+    return Report(
+        alone_per_s=statistics.median(one.alone.per_s for one in rounds),
+        in_turn_per_s=statistics.median(one.in_turn.per_s for one in rounds),
+        ratio=statistics.median(one.in_turn.per_s / one.alone.per_s for one in rounds),
+        swaps=swaps,
+        requests_per_turn=rounds[0].in_turn.requests / (swaps + 1),
+        closest_swaps_s=closest_s,
+        wrong=sum(one.alone.wrong + one.in_turn.wrong for one in rounds),
+    )
+
+
+def faults(reports: Mapping[str, Report], max_model_wait_s: float) -> list[str]:
+    """What should not be, in words."""
+    found = [f"{name}: {one.wrong} wrong answers" for name, one in reports.items() if one.wrong]
+    for name, one in reports.items():
+        if one.closest_swaps_s is not None and one.closest_swaps_s < max_model_wait_s:
+            found.append(f"{name}: two swaps within {one.closest_swaps_s:.2f} s")
+    return found
+
+
+def show(reports: Mapping[str, Report], plan: Plan) -> None:
+    """The table for people."""
+    labels = {
+        "requests/s, the adder alone": "alone_per_s",
+        "requests/s, both in turn": "in_turn_per_s",
+        "in turn / alone": "ratio",
+        "swaps": "swaps",
+        "requests between two swaps": "requests_per_turn",
+        "closest swaps, s": "closest_swaps_s",
+        "wrong answers": "wrong",
+    }
+    rows = [
+        (label, *(getattr(one, field) for one in reports.values()))
+        for label, field in labels.items()
+    ]
+    title = f"{plan.requests:,} requests, a swap in {plan.max_model_wait_s:g} s at most"
+    print_table(f"{title}; medians of {plan.rounds}", ["", *reports], rows)
+    print(machine())
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--requests", default=1000, type=click.IntRange(2), help="Of one run.")
+@click.option("--outstanding", default=64, type=click.IntRange(1), help="Of the second load.")
+@click.option("--max-model-wait-s", default=2.0, help="Shortest time between two swaps.")
+@click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(
+    requests: int,
+    outstanding: int,
+    max_model_wait_s: float,
+    rounds: int,
+    *,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Have two models take turns on one device, and compare with one of them alone."""
+    end_in_order()
+    plan = Plan(requests, outstanding, max_model_wait_s, rounds)
+    if quick:
+        plan = Plan(200, 64, 1.0, 1)
+    reports = {
+        f"{kind}_{name}": one
+        for kind, sleepers in (("unload", 0), ("sleep", 1))
+        for name, one in measure(sleepers, plan).items()
+    }
+    if as_json:
+        print(json.dumps({name: asdict(one) for name, one in reports.items()}))
+    else:
+        show(reports, plan)
+    if found := faults(reports, plan.max_model_wait_s):
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""A part of `cold_start.py` that runs in an interpreter of its own and reports in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.cold_case import TIMEOUT_S
+from benchmarks.yard import last_lines
+from tokenyard.tether import start_tethered, stop_tethered
+
+_STOP_S: Final = 10.0
+
+
+def run_child(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Any:
+    """What the module writes as JSON to the file that is its last argument.
+
+    Raises `ChildProcessError` with the end of its log, or `subprocess.TimeoutExpired`.
+    """
+    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
+        log, report = Path(folder) / "log", Path(folder) / "report.json"
+        command = [sys.executable, "-m", module, *arguments, str(report)]
+        process = start_tethered(command, log, env={**os.environ, **environment})
+        try:
+            status = process.wait(TIMEOUT_S)
+        finally:
+            stop_tethered(process, _STOP_S)
+        if status:
+            words = last_lines(log.read_text(errors="replace"))
+            raise ChildProcessError(f"{module} ended with status {status}:\n{words}")
+        return json.loads(report.read_text())

@@ -1,0 +1,33 @@
+"""A cold `vllm.LLM` in a new interpreter, to its first token."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Final
+
+from benchmarks.cold_case import ANSWER_TOKENS, Task, Timed, phases
+from benchmarks.cold_child import run_child
+
+#: In one process, as our engines are: without, vLLM starts one or two more, which takes longer.
+_ENVIRONMENT: Final = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def measure_llm(task: Task) -> Timed:
+    """From the start of the interpreter to the first token."""
+    model = task.model
+    settings = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": model.max_num_seqs,
+        "enforce_eager": model.enforce_eager,
+        "kv_cache_memory_bytes": int(model.kv_cache_gib * 1024**3),
+    }
+    arguments = [json.dumps(settings), task.prompt, str(ANSWER_TOKENS)]
+    began = time.monotonic()
+    said = run_child("benchmarks.cold_llm_child", arguments, _ENVIRONMENT)
+    task.check("vllm.LLM", said["answer"])
+    phases_s = phases(began, said["ends"])
+    phases_s["executor"] -= sum(said["inner_s"].values())
+    return Timed(said["ends"]["first token"] - began, {**phases_s, **said["inner_s"]})

@@ -1,0 +1,47 @@
+"""The new interpreter of `cold_llm.py`: makes a `vllm.LLM`, asks it, and says when what was done.
+
+It imports next to nothing before it reads the clock. Arguments: a JSON object of arguments for
+`LLM`, the prompt, the most tokens of an answer, and the file for what it has to say, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Times are those of the monotonic clock, which all processes of a host share."""
+    ends = {"process": time.monotonic()}
+    arguments, prompt, tokens, report = sys.argv[1:]
+
+    from vllm import LLM, EngineArgs, SamplingParams
+
+    ends["import"] = time.monotonic()
+
+    # It is vLLM's own executor of one process, and also says how long its parts take.
+    from worker.engines.stopwatch import Stopwatch
+    from worker.engines.vllm_executor import SingleExecutor
+
+    stopwatch, make_config = Stopwatch(), EngineArgs.create_engine_config
+
+    def timed(*args: object, **named: object) -> object:
+        with stopwatch.phase("config"):
+            return make_config(*args, **named)
+
+    EngineArgs.create_engine_config = timed
+    llm = LLM(**json.loads(arguments), distributed_executor_backend=SingleExecutor)
+    inner_s = stopwatch.phases_s | llm.llm_engine.model_executor.phases_s
+    ends["executor"] = time.monotonic()
+    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
+    ends["first token"] = time.monotonic()
+    greedy = SamplingParams(temperature=0.0, max_tokens=int(tokens))
+    [output] = llm.generate([prompt], greedy, use_tqdm=False)
+    answer = output.outputs[0].text
+    Path(report).write_text(json.dumps({"ends": ends, "inner_s": inner_s, "answer": answer}))
+
+
+if __name__ == "__main__":
+    main()
