@@ -1,0 +1,117 @@
+"""The reader of the control stream, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.commands import Command
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+from worker.command_reader import COUNT, CommandReader
+
+
+@pytest.fixture
+def taken() -> list[tuple[str, Command]]:
+    return []
+
+
+@pytest.fixture
+def reader(broker: Server, keys: Keys, taken: list[tuple[str, Command]]) -> Iterator[CommandReader]:
+    own = redis.Redis.from_url(broker.url, socket_timeout=10.0)
+    made = CommandReader(own, keys, lambda *one: taken.append(one), block_ms=100)
+    yield made
+    made.stop()
+    if made._thread.is_alive():
+        made._thread.join(5.0)
+    own.close()
+
+
+def command(scripts: Scripts, model: str) -> tuple[str, Command]:
+    """Give a command; its entry and itself."""
+    given = Command(verb="load", worker="w.1", model=model)
+    entry = scripts.command(given)
+    assert entry
+    return entry, given
+
+
+def test_each_command_once_and_in_order(
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+) -> None:
+    reader.start()
+    given = [command(scripts, f"model-{number}") for number in range(5)]
+    eventually(lambda: taken == given)
+
+    given.append(command(scripts, "last"))
+
+    eventually(lambda: taken == given)
+
+
+def test_what_is_said_before_the_first_read_is_not_missed(
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+) -> None:
+    # Its worker may have joined already, while the server did not answer the reader.
+    given = command(scripts, "model")
+
+    reader.run_once()
+
+    assert taken == [given]
+
+
+def test_more_than_one_read_takes(
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+) -> None:
+    given = [command(scripts, f"model-{number}") for number in range(COUNT + 1)]
+
+    reader.run_once()
+    assert taken == given[:COUNT]
+    reader.run_once()
+    assert taken == given
+
+
+def test_what_is_no_command_is_passed_over(
+    connection: redis.Redis,
+    keys: Keys,
+    scripts: Scripts,
+    reader: CommandReader,
+    taken: list[tuple[str, Command]],
+) -> None:
+    for forged in ({"x": "y"}, {"command": "{"}, {"command": '{"verb": "explode", "worker": "w"}'}):
+        connection.xadd(keys.control, forged)
+    given = command(scripts, "model")
+    reader.start()
+
+    eventually(lambda: taken == [given])
+
+
+def test_it_goes_on_after_its_connection_was_killed(
+    connection: redis.Redis,
+    scripts: Scripts,
+    reader: CommandReader,
+    taken: list[tuple[str, Command]],
+) -> None:
+    reader.start()
+    given = [command(scripts, "first")]
+    eventually(lambda: taken == given)
+    connection.client_kill_filter(_type="normal", skipme=True)
+
+    given.append(command(scripts, "second"))
+
+    eventually(lambda: taken == given)
+
+
+def test_stop_is_the_end(
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+) -> None:
+    reader.start()
+    reader.stop()
+    reader.stop()
+    reader._thread.join(5.0)
+    command(scripts, "model")
+
+    assert not reader._thread.is_alive()
+    assert taken == []

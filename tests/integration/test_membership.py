@@ -1,0 +1,129 @@
+"""The workers of a host in the yard: joining, keeping the leases, leaving, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.support.builders import make_worker_info
+from tests.support.waiting import eventually
+from tests.support.yard import LONG_MS, Yard
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, decode_host, decode_worker
+from worker.membership import Membership
+
+HOST = HostInfo(name="host", models=[ModelInfo(name="adder")])
+
+
+class Members:
+    """A membership, and what is seen of it."""
+
+    def __init__(self, yard: Yard, lease_ms: int = LONG_MS) -> None:
+        self.yard = yard
+        self.lost: list[str] = []
+        self.membership = Membership(yard.scripts, lease_ms, self.lost.append)
+
+    def roster(self) -> dict[str, WorkerInfo]:
+        entries = self.yard.connection.hgetall(self.yard.keys.workers)
+        return {worker.decode(): decode_worker(packed) for worker, packed in entries.items()}
+
+    def hosts(self) -> list[HostInfo]:
+        entries = self.yard.connection.hgetall(self.yard.keys.hosts)
+        return [decode_host(packed) for packed in entries.values()]
+
+
+@pytest.fixture
+def members(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Iterator[Members]:
+    made = Members(Yard(connection, keys, scripts))
+    yield made
+    made.membership.stop()
+
+
+def test_join_and_leave(members: Members) -> None:
+    entry = make_worker_info("w")
+    worker = members.membership.join(entry)
+    assert members.roster() == {worker: entry}
+
+    members.membership.leave(worker, "left")
+    members.membership.renew()
+
+    assert members.roster() == {}
+    assert members.lost == [], "it went by itself"
+
+
+def test_what_is_shown_is_seen_at_once(members: Members) -> None:
+    # Given leases so long that the next renewal is minutes away
+    members.membership.start()
+    worker = members.membership.join(make_worker_info("w", state="warming"))
+
+    members.membership.show(worker, make_worker_info("w", state="warm"))
+
+    eventually(lambda: members.roster()[worker].state == "warm")
+
+
+def test_one_that_has_left_is_not_shown_again(members: Members) -> None:
+    worker = members.membership.join(make_worker_info("w"))
+    members.membership.leave(worker, "left")
+
+    members.membership.show(worker, make_worker_info("w"))
+    members.membership.renew()
+
+    assert members.roster() == {}
+
+
+def test_leases_are_renewed_again_and_again(members: Members) -> None:
+    brief = Members(members.yard, lease_ms=300)
+    brief.membership.start()
+    worker = brief.membership.join(make_worker_info("w"))
+    keys, connection = members.yard.keys, members.yard.connection
+    first = connection.zscore(keys.leases, worker)
+    assert first
+
+    eventually(lambda: (connection.zscore(keys.leases, worker) or 0) > first + 600)
+
+    brief.membership.stop()
+    assert brief.lost == []
+
+
+def test_a_lost_lease_is_reported_once(members: Members) -> None:
+    lost, kept = (members.membership.join(make_worker_info(name)) for name in ("a", "b"))
+    members.yard.scripts.retire(lost, "lost")
+
+    members.membership.renew()
+    members.membership.renew()
+
+    assert members.lost == [lost]
+    assert members.roster().keys() == {kept}
+
+
+def test_a_host_says_what_it_may_load(members: Members) -> None:
+    members.membership.start()
+    members.membership.publish(HOST)
+    eventually(lambda: members.hosts() == [HOST])
+
+    # Given that somebody, or a server without its files, has forgotten it
+    members.yard.connection.delete(members.yard.keys.hosts)
+    members.membership.renew()
+    assert members.hosts() == [HOST]
+
+    members.membership.stop()
+    assert members.hosts() == []
+
+
+def test_stop_is_idempotent_and_tolerates_that_nothing_was_started(members: Members) -> None:
+    members.membership.stop()
+    members.membership.stop()
+
+
+def test_leases_come_before_the_host_where_the_server_has_no_memory(members: Members) -> None:
+    worker = members.membership.join(make_worker_info("w", state="warming"))
+    members.membership.publish(HOST)
+    members.membership.show(worker, make_worker_info("w", state="warm"))
+
+    with members.yard.without_memory():
+        members.membership.renew()
+
+    assert members.roster()[worker].state == "warm"
