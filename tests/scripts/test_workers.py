@@ -61,6 +61,37 @@ def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: Yard) -> None
     assert roster(yard)[worker] == draining
 
 
+def test_a_changed_entry_wakes_the_leader(yard: Yard) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    before = yard.events()
+    entries = [(one, worker_json("one", state="draining")), (two, worker_json("two"))]
+
+    yard.scripts.renew(60_000, entries)
+    assert yard.events() == [*before, {b"event": b"changed", b"worker": one.encode()}]
+
+    yard.scripts.renew(60_000, entries)
+    assert len(yard.events()) == len(before) + 1, "the same again is no news"
+
+
+def test_what_a_lost_worker_says_wakes_nobody(yard: Yard) -> None:
+    worker = yard.worker()
+    yard.assign(worker)
+    yard.scripts.retire(worker, "lost")
+    before = yard.events()
+
+    yard.scripts.renew(60_000, [(worker, worker_json(state="draining"))])
+
+    assert yard.events() == before
+
+
+def test_changes_are_bounded_wake_ups(yard: Yard) -> None:
+    worker = yard.worker()
+    for number in range(1500):
+        yard.scripts.renew(LONG_MS, [(worker, worker_json(pid=number))])
+
+    assert len(yard.events()) <= 1200
+
+
 def test_expired_lease_that_nobody_took_may_be_renewed(yard: Yard) -> None:
     worker = yard.worker()
     yard.expire(worker)
