@@ -269,7 +269,7 @@ def test_a_follower_learns_that_its_leader_has_died(ranks: Callable[..., Ranks])
     woken = threading.Event()
     follower.watch(woken.set)
 
-    for line in leader._lines:  # what the system does with those of a dead process
+    for line in list(leader._lines):  # what the system does with those of a dead process
         with socket.socket(fileno=os.dup(line.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 

@@ -39,7 +39,7 @@ class FollowerLink:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._line: Connection | None = None
-        self._end: Dismissed | GroupFault | None = None
+        self._end: FromLeader | Gone | None = None  # the leader's last word
         self._ended = threading.Event()
         self._finished = threading.Event()
         self._wake: Callable[[], None] | None = None
@@ -94,7 +94,7 @@ class FollowerLink:
     def check(self) -> None:
         """Raise `Dismissed`, or `GroupFault` where the leader has died."""
         if self._end is not None:
-            raise self._end
+            raise _ending(self._end)
 
     def close(self) -> None:
         """Close the line; idempotent."""
@@ -133,7 +133,7 @@ class FollowerLink:
     def _listen(self, bell: Connection) -> None:
         if bell in wait([self._opened, bell]):
             return
-        self._end = _ending(self._receive())
+        self._end = self._receive()
         self._ended.set()
         if self._wake is not None:
             self._wake()
