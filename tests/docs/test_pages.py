@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
 from tokenyard.cli import COMMANDS
 from tokenyard.replies import TERMINAL
 from tokenyard.settings import CoordinatorSettings, WorkerSettings
-from worker.slot import State
+from worker.pooled import State
 
 SETTINGS = {"### Coordinator": CoordinatorSettings, "### Worker": WorkerSettings}
 SCRIPTS = {file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua")}
