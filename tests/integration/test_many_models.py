@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import coordinator.roster
 import coordinator.sweeper
 from coordinator.coordinator import Coordinator
 from coordinator.held import FAIR_TURN
@@ -108,13 +109,12 @@ class TestNoneHidesAnother:
     def test_behind_many_for_a_model_that_is_not_served_any_more(self, yard: Yard) -> None:
         # Given a yard that knows a model which nobody may load now
         worker = yard.worker("a", model="a")
-        yard.leader()
+        leading = yard.leader(max_batch=8)
         yard.scripts.retire(worker, "left")
-        leading = yard.leader(name="next")
-        yard.leading[0]._close()
+        free = yard.worker("b", model="b")
+        turns(leading, 2)
 
         # If there are more requests for it than are read ahead, and others behind them
-        free = yard.worker("b", model="b")
         yard.ask("a", 100)
         ids = yard.ask("b", 3)
 
@@ -318,6 +318,20 @@ class TestNames:
 
         assert demands(leading) == {"a": (2, 6)}
         assert to_result(yard.result("c-normal0000")).error.code == "MODEL_UNAVAILABLE"
+
+    def test_the_entry_of_a_host_that_is_gone_is_deleted(
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        yard.host("a")
+        yard.connection.hset(yard.keys.hosts, "gone", encode_host(HostInfo(name="gone")))
+        leading = yard.leader()
+        assert yard.connection.hlen(yard.keys.hosts) == 2
+
+        monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
+        leading._roster.mark_stale()
+        turns(leading, 1)
+
+        assert yard.connection.hkeys(yard.keys.hosts) == [b"host"]
 
 
 class TestGivenUp:
