@@ -80,8 +80,9 @@ class WorkerController:
             devices=tuple(str(device) for device in devices),
             **options,
         )
-        is_file = isinstance(models, Path | str)
-        self._models = read_models(Path(models)) if is_file else dict(models or {})
+        if isinstance(models, Path | str):
+            models = read_models(Path(models))
+        self._models = dict(models or {})
         self._timeout_s = timeout_s
         self._pool: LocalPool | None = None
         self._turn = threading.Lock()  # held while it starts

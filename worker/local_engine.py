@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Final, Self
 
+from tokenyard.errors import InvalidRequest
 from tokenyard.replies import Delta, Result
 from worker.engines import EngineInfo
 from worker.local_booking import Booking
 from worker.local_call import Call
 from worker.local_pool import LocalPool
 from worker.local_requests import Prompt, as_prompts, make_requests
+
+#: As deep as engines sleep.
+_LEVELS: Final = (1, 2)
 
 
 class EngineHandle:
@@ -81,7 +85,7 @@ class EngineHandle:
 
     def stream(
         self, prompt: Prompt, *, model: str = "", timeout_s: float | None = None, **sampling: Any
-    ) -> Iterator[Delta | Result]:
+    ) -> Generator[Delta | Result, None, None]:
         """The answer to one prompt piece by piece, and then its result; see `generate`.
 
         The pieces are the whole answer. To close the iterator early ends the request.
@@ -91,7 +95,7 @@ class EngineHandle:
         self._pool.ask(self._booking, call)
         return self._pieces(call, self._patience(timeout_s))
 
-    def _pieces(self, call: Call, timeout_s: float) -> Iterator[Delta | Result]:
+    def _pieces(self, call: Call, timeout_s: float) -> Generator[Delta | Result, None, None]:
         try:
             yield from call.stream(timeout_s)
         finally:
@@ -102,8 +106,11 @@ class EngineHandle:
 
         At level 1 the weights stay in the host's memory, at 2 they are read again. Where the
         device knows no sleep, and where another engine needs the process, the model is unloaded,
-        and `wake` loads it. Raises `worker.engines.Unsupported` on several devices.
+        and `wake` loads it. Raises `InvalidRequest` for another level,
+        `worker.engines.Unsupported` on several devices, `EngineLost`, `WaitTimeout`.
         """
+        if level not in _LEVELS:
+            raise InvalidRequest("level", f"use one of {', '.join(map(str, _LEVELS))}")
         self._pool.put_to_sleep(self._booking, level, self._patience(timeout_s))
 
     def wake(self, *, timeout_s: float | None = None) -> None:

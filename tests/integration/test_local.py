@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.docs.pages import first_names, page, section
 from tests.support.waiting import eventually
 from tokenyard.errors import (
     EngineLost,
@@ -485,14 +486,21 @@ class TestSleeping:
 
         assert states(controller) == [("warm", "")]
 
-    def test_a_level_that_there_is_not_unloads_and_wake_loads(self, start: Start) -> None:
+    def test_a_level_that_there_is_not(self, start: Start) -> None:
+        engine = start().create(SIM)
+
+        with pytest.raises(InvalidRequest, match="level: use one of 1, 2"):
+            engine.sleep(level=3)
+        assert engine.generate("a")[0].ok
+
+    def test_an_engine_that_cannot_sleep_is_unloaded(self, start: Start) -> None:
+        # Given an engine that refuses, as those do whose device knows no sleep
         controller = start()
         engine = controller.create(SIM)
+        engine._pool.put_to_sleep(engine._booking, 7, START_S)
 
-        engine.sleep(level=7)
         assert states(controller) == [("warm", "")]
         engine.wake()
-
         assert engine.generate("a")[0].ok
 
 
@@ -589,3 +597,14 @@ class TestSettings:
 
         with pytest.raises(SettingsError, match="use a new process"):
             WorkerController(engine="vllm").start()
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [("### The controller", WorkerController), ("### An engine", EngineHandle)],
+)
+def test_the_page_has_all_verbs(heading: str, kind: type) -> None:
+    told = section(page("docs/warm-workers.md"), heading)
+
+    verbs = {name for name in vars(kind) if not name.startswith("_")}
+    assert {name.partition("(")[0] for name in first_names(told)} == verbs
