@@ -68,11 +68,16 @@ class Program:
         return self._process.poll() is None
 
     def children(self) -> list[psutil.Process]:
-        """Its worker processes; the helper that multiprocessing starts is none."""
+        """Its worker processes, which are children of the fork-server that it has started."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = psutil.Process(self.pid).children(recursive=True)
-            return [child for child in found if not _is_tracker(child)]
+            helpers = psutil.Process(self.pid).children()
+            return [worker for helper in helpers for worker in helper.children()]
         return []
+
+    def fork_server(self) -> psutil.Process:
+        """What starts its worker processes."""
+        (found,) = (one for one in psutil.Process(self.pid).children() if _is_fork_server(one))
+        return found
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -94,7 +99,10 @@ class Program:
 
     def end(self) -> None:
         """End it and its children at once, also those that are stopped."""
-        children = self.children()
+        children = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = psutil.Process(self.pid).children(recursive=True)
+            children = [child for child in found if not _is_tracker(child)]
         for pid in (self.pid, *(child.pid for child in children)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -106,6 +114,10 @@ def _is_tracker(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return any("resource_tracker" in part for part in process.cmdline())
     return True
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    return any("multiprocessing.forkserver" in part for part in process.cmdline())
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +184,24 @@ class Plant:
         return self._start("coordinator", options)
 
     def worker(self, **options: object) -> Program:
-        """Start a controller with simulated engines; see `wait_for_workers`."""
-        defaults: dict[str, object] = {"engine": "simulated", "model_name": "sim", "name": "w"}
+        """Start a controller with simulated engines of one model, or of a file of ``models``.
+
+        See `wait_for_workers`.
+        """
+        defaults: dict[str, object] = {"engine": "simulated", "name": "w", "backoff_s": 0.1}
+        if "models" not in options:
+            defaults["model_name"] = "sim"
+        return self._start("worker", {**defaults, **options})
+
+    def write(self, name: str, text: str) -> Path:
+        """A file that is there for as long as the yard."""
+        path = Path(self._folder.name) / name
+        path.write_text(text)
+        return path
+
+    def host(self, models: Path, **options: object) -> Program:
+        """Start a controller that may load the models of a file, with simulated engines."""
+        defaults: dict[str, object] = {"engine": "simulated", "models": models, "name": "host"}
         return self._start("worker", {**defaults, "backoff_s": 0.1, **options})
 
     def wait_for_leader(self, other_than: bytes | None = None) -> bytes:

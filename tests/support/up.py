@@ -30,8 +30,8 @@ class Up:
 
     def worker_pids(self) -> list[int]:
         """The processes that run the engines."""
-        children = psutil.Process(self.controller).children()
-        return [one.pid for one in children if "slot" in " ".join(one.cmdline())]
+        children = psutil.Process(self.controller).children(recursive=True)
+        return [one.pid for one in children if one.cmdline()[0].startswith("tokenyard worker")]
 
 
 def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

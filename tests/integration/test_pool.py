@@ -1,0 +1,413 @@
+"""The pool of a host at work: real processes, commanded over the control stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.hosts import Host, seconds_since
+from tests.support.processes import START_S, Answer, Plant
+from tests.support.servers import Server
+from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.waiting import eventually
+
+NewHost = Callable[..., Host]
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+@pytest.fixture
+def new_host(plant: Plant, tmp_path: Path) -> NewHost:
+    """Starts the host, and waits until all its processes are warm."""
+
+    def start(**options: object) -> Host:
+        host = Host(plant, tmp_path, **options)
+        count = sum(int(str(options.get(name, least))) for name, least in _COUNTS)
+        names = [f"host-{number}" for number in range(count)] if count > 1 else ["host"]
+        host.wait("warm", *names)
+        return host
+
+    return start
+
+
+#: What the processes of a host with one sleeper a device at most are counted by.
+_COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
+
+
+class TestStart:
+    def test_processes_are_warm_before_any_model_is_asked_for(self, new_host: NewHost) -> None:
+        host = new_host(slots=2, spares=1)
+
+        infos = [host.wait("warm", f"host-{number}") for number in range(3)]
+
+        assert [info.device for info in infos] == [0, 1, 0]
+        assert {info.pid for info in infos} == {one.pid for one in host.program.children()}
+        for info in infos:
+            assert (info.controller, info.model, info.lane_limit) == ("host", "", 2)
+            assert "import" in info.phases_s
+            assert info.memory_bytes == info.warm_bytes > 0
+            assert 0 <= seconds_since(info.since_ms) < 60
+
+    def test_the_host_says_what_it_may_load_as_long_as_it_is_there(self, new_host: NewHost) -> None:
+        host = new_host(slots=2)
+
+        entry = host.entry()
+        assert (entry.name, entry.devices) == ("host", 2)
+        assert host.model("pair").ranks == 2
+        assert {model.load_s for model in entry.models} == {0.0}
+
+        assert host.program.stop() == 0
+        assert not host.plant.connection.exists(host.plant.keys.hosts)
+        assert not host.plant.roster()
+
+    def test_a_process_that_cannot_stay_alive_is_shown_as_failed(
+        self, plant: Plant, tmp_path: Path
+    ) -> None:
+        host = Host(plant, tmp_path, crash_point="warming", backoff_s=0.05, max_backoff_s=60)
+
+        host.wait("failed", "host")
+
+        # It goes on trying, and leaves in order.
+        deaths = host.program.log.count("process died")
+        eventually(lambda: host.program.log.count("process died") > deaths, timeout_s=START_S)
+        host.wait("failed", "host")
+        assert host.program.stop() == 0
+        assert not plant.roster()
+
+
+class TestModels:
+    def test_load_swap_and_unload_in_one_process(self, new_host: NewHost) -> None:
+        # Given a warm process
+        host = new_host(simulated_load_s=1.0)
+        pid = host.process("host").pid
+
+        # If a model is loaded
+        load = host.command("load", "host", model="adder")
+        host.wait("loading", "host", model="adder")
+        assert host.acknowledgement(load) is None, "not before it is there"
+        assert host.answer(load).done
+
+        # I expect it to be ready, and to say how long that took,
+        info = host.wait("ready", "host", model="adder")
+        assert info.phases_s["weights"] >= 1.0
+        assert (info.slots, info.lane_limit) == (64, 80)
+        assert info.swapped_ms == 0
+        assert host.model("adder").load_s >= 1.0
+
+        # to give way to another one as somebody else,
+        first = host.find("host")
+        host.obey("load", "host", model="subtractor")
+        second = host.find("host")
+        assert first
+        assert second
+        assert first[0] != second[0], "an incarnation serves one model at most"
+        assert second[1].model == "subtractor"
+        assert 0 <= seconds_since(second[1].swapped_ms) < 60
+
+        # and to be warm again without one.
+        host.obey("unload", "host")
+        info = host.wait("warm", "host")
+        assert "unload" in info.phases_s
+        assert info.pid == pid
+
+    def test_a_model_that_cannot_be_loaded_leaves_its_process_warm(self, new_host: NewHost) -> None:
+        host = new_host()
+        pid = host.process("host").pid
+
+        reason = host.refuse("load", "host", model="bad")
+        assert "broken model" in reason
+        assert "models file" in host.refuse("load", "host", model="evil")
+
+        eventually(lambda: host.model("bad").faults == 1)
+        assert "broken model" in host.model("bad").fault
+        assert 0 <= seconds_since(host.model("bad").faulted_ms) < 60
+        assert host.wait("warm", "host").pid == pid
+        host.obey("load", "host", model="adder")
+        assert host.wait("ready", "host", model="adder").pid == pid
+        assert host.model("bad").faults == 1, "another model's success is not its own"
+
+
+class TestSleep:
+    def test_models_change_places_by_sleep(self, new_host: NewHost) -> None:
+        # Given a device that has held one model and holds another
+        host = new_host(sleepers=1)
+        host.obey("load", "host-0", model="adder")
+        host.obey("load", "host-0", model="subtractor")
+        asleep = host.wait("asleep", "host-0", model="adder")
+        host.wait("ready", "host-1", model="subtractor")
+        assert "sleep" in asleep.phases_s
+
+        # If the first is wanted again
+        host.obey("load", "host-1", model="adder")
+
+        # I expect it to wake where it sleeps, and the other to sleep.
+        awake = host.wait("ready", "host-0", model="adder")
+        assert set(awake.phases_s) == {"wake"}
+        assert awake.pid == asleep.pid
+        host.wait("asleep", "host-1", model="subtractor")
+
+    def test_a_sleeper_makes_room_for_a_third_model(self, new_host: NewHost) -> None:
+        host = new_host(sleepers=1)
+        host.obey("load", "host-0", model="adder")
+        host.obey("load", "host-0", model="subtractor")
+
+        host.obey("load", "host-1", model="wakeful")
+
+        host.wait("ready", "host-1", model="wakeful")
+        host.wait("asleep", "host-0", model="adder")
+
+    def test_on_command(self, new_host: NewHost) -> None:
+        host = new_host()
+        assert "only a ready worker" in host.refuse("sleep", "host")
+        host.obey("load", "host", model="adder")
+
+        host.obey("sleep", "host", level=2)
+        host.wait("asleep", "host", model="adder")
+        host.obey("wake", "host")
+        host.wait("ready", "host", model="adder")
+
+        # A level that the engine does not know is refused, and the model let go.
+        assert "level 7" in host.refuse("sleep", "host", level=7)
+        host.wait("warm", "host")
+
+    def test_a_sleeper_may_be_unloaded(self, new_host: NewHost) -> None:
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        host.obey("sleep", "host")
+
+        host.obey("unload", "host")
+
+        host.wait("warm", "host")
+
+
+class TestOtherCommands:
+    def test_reset_and_profile(self, new_host: NewHost) -> None:
+        host = new_host()
+        assert "not ready" in host.refuse("reset", "host")
+        host.obey("load", "host", model="adder")
+
+        host.obey("reset", "host")
+        assert "no profiler" in host.refuse("profile", "host")
+
+        host.wait("ready", "host", model="adder")
+
+    def test_stop_puts_a_new_process_in_the_place_of_one(self, new_host: NewHost) -> None:
+        host = new_host(spares=1)
+        host.obey("load", "host-0", model="adder")
+        pid = host.process("host-0").pid
+
+        host.obey("stop", "host-0")
+
+        host.wait("ready", "host-1", model="adder")
+        assert host.wait("warm", "host-0").pid != pid
+
+
+class TestDeath:
+    def test_a_spare_goes_on_with_the_model_and_with_the_requests(
+        self, plant: Plant, new_host: NewHost
+    ) -> None:
+        # Given a worker with running streams
+        plant.coordinator(static=True)
+        host = new_host(spares=1, simulated_step_s=0.02)
+        host.obey("load", "host-0", model="adder")
+        requests = streams(3, 60, model="adder")
+        plant.push_all(requests)
+        wait_mid_stream(plant, requests)
+
+        # If its process is killed
+        host.process("host-0").kill()
+
+        # I expect the spare to have the model at once, and to end the streams,
+        host.wait("ready", "host-1", model="adder")
+        answers = check_exact(plant, requests)
+        assert attempts(answers) == [2, 2, 2]
+
+        # and the dead one to be the spare from then on.
+        host.wait("warm", "host-0")
+
+    @pytest.mark.parametrize("state", ["warm", "loading", "asleep"])
+    def test_the_pool_is_whole_again(self, new_host: NewHost, state: str) -> None:
+        host = new_host(spares=1, simulated_load_s=1.0)
+        entry = ""
+        if state == "loading":
+            entry = host.command("load", "host-0", model="adder")
+            host.wait("loading", "host-0", model="adder")
+        elif state == "asleep":
+            host.obey("load", "host-0", model="adder")
+            host.obey("sleep", "host-0")
+        process = host.process("host-0")
+
+        process.kill()
+        process.wait(10.0)
+
+        eventually(lambda: (found := host.find("host-0")) and found[1].pid != process.pid)
+        host.wait("warm", "host-0")
+        if state == "loading":
+            assert host.answer(entry).done
+            host.wait("ready", "host-1", model="adder")
+
+    def test_a_fork_server_that_is_killed(self, plant: Plant, new_host: NewHost) -> None:
+        # Given a worker with running streams
+        plant.coordinator(static=True)
+        host = new_host(simulated_step_s=0.02)
+        host.obey("load", "host", model="adder")
+        requests = streams(3, 60, model="adder")
+        plant.push_all(requests)
+        wait_mid_stream(plant, requests)
+        before = host.process("host")
+
+        # If the process that started it is killed, so that nobody can tell whether it lives
+        host.program.fork_server().kill()
+
+        # I expect it to be ended, and another one to go on from another fork-server.
+        before.wait(10.0)
+        answers = check_exact(plant, requests)
+        assert attempts(answers) == [2, 2, 2]
+        assert "its fork-server is gone" in host.program.log
+        assert host.wait("ready", "host", model="adder").pid != before.pid
+
+    def test_workers_do_not_outlive_their_controller(self, new_host: NewHost) -> None:
+        host = new_host(slots=2)
+        host.obey("load", "host-0", model="adder")
+        children = host.program.children()
+        assert len(children) == 2
+
+        host.program.kill()
+
+        for child in children:
+            child.wait(10.0)
+
+
+class TestSwapsAndRequests:
+    def test_a_swap_interrupts_nothing(self, plant: Plant, new_host: NewHost) -> None:
+        # Given two workers with the same model and running streams
+        plant.coordinator(static=True)
+        host = new_host(slots=2, simulated_step_s=0.02)
+        for name in ("host-0", "host-1"):
+            host.obey("load", name, model="adder")
+        requests = streams(6, 100, model="adder")
+        plant.push_all(requests)
+        wait_mid_stream(plant, requests)
+
+        # If one is to serve another model
+        swap = host.command("load", "host-0", model="subtractor")
+        host.wait("draining", "host-0", model="adder")
+        others = streams(2, 5, model="subtractor")
+        plant.push_all([*others, *(late := streams(2, 5, model="adder"))])
+
+        # I expect its requests to end where they are, new ones to go elsewhere,
+        answers = check_exact(plant, requests)
+        assert attempts(answers) == [1] * 6
+        assert {_name(answer) for answer in answers} == {"host-0", "host-1"}
+        assert {_name(answer) for answer in check_exact(plant, late)} == {"host-1"}
+
+        # and those for the other model to wait for it.
+        assert host.answer(swap).done
+        assert {_name(answer) for answer in check_exact(plant, others)} == {"host-0"}
+
+    def test_what_takes_too_long_goes_elsewhere(self, plant: Plant, new_host: NewHost) -> None:
+        # Given a worker with streams that take long, and little patience
+        plant.coordinator(static=True)
+        host = new_host(slots=2, simulated_step_s=0.05, drain_timeout_s=0.5)
+        host.obey("load", "host-0", model="adder")
+        requests = streams(3, 60, model="adder")
+        plant.push_all(requests)
+        wait_mid_stream(plant, requests)
+
+        # If it is to serve another model, and somebody else has the first
+        host.obey("load", "host-0", model="subtractor")
+        host.obey("load", "host-1", model="adder")
+
+        # I expect them to go on there, and nobody to be counted as dead.
+        answers = check_exact(plant, requests)
+        assert attempts(answers) == [2, 2, 2]
+        assert {_name(answer) for answer in answers} == {"host-1"}
+        assert {plant.ledger(one.id).get("crashes", "0") for one in requests} == {"0"}
+
+    def test_a_worker_that_was_fenced_keeps_its_model(
+        self, plant: Plant, new_host: NewHost
+    ) -> None:
+        plant.coordinator(static=True)
+        host = new_host(lease_ms=1000)
+        host.obey("load", "host", model="adder")
+        first, pid = host.find("host"), host.process("host").pid
+        assert first
+
+        plant.scripts.retire(first[0], "lost")
+
+        eventually(lambda: (found := host.find("host")) and found[0] != first[0])
+        assert host.wait("ready", "host", model="adder").pid == pid
+        request = make_request(model="adder")
+        plant.push(request)
+        assert plant.result(request.id).ok
+
+
+class TestGroups:
+    def test_a_group_is_formed_and_let_go(self, plant: Plant, new_host: NewHost) -> None:
+        # Given two warm processes
+        plant.coordinator(static=True)
+        host = new_host(slots=2)
+        pids = {child.pid for child in host.program.children()}
+
+        # If they are to hold a model together
+        host.obey("load", "host-1", model="pair", devices=[1, 0])
+
+        # I expect one to lead, the other to follow, and requests to be served,
+        leader, follower = host.wait("ready", "host-1", model="pair"), host.find("host-0")
+        assert follower
+        assert (follower[1].state, follower[1].model) == ("attached", "pair")
+        assert leader.group == follower[1].group == ["host-1", "host-0"]
+        request = make_request(model="pair")
+        plant.push(request)
+        assert plant.result(request.id).ok
+
+        # and both to be warm again afterwards, nothing having been started.
+        host.obey("unload", "host-1")
+        host.wait("warm", "host-0", "host-1")
+        assert {child.pid for child in host.program.children()} == pids
+        assert host.wait("warm", "host-0").group == []
+
+    @pytest.mark.parametrize("dies", ["host-0", "host-1"])
+    def test_it_fails_as_a_whole_and_is_formed_again(
+        self, plant: Plant, new_host: NewHost, dies: str
+    ) -> None:
+        plant.coordinator(static=True)
+        host = new_host(slots=2, simulated_step_s=0.02)
+        host.obey("load", "host-0", model="pair")
+        requests = streams(2, 60, model="pair")
+        plant.push_all(requests)
+        wait_mid_stream(plant, requests)
+        before = {child.pid for child in host.program.children()}
+
+        host.process(dies).kill()
+
+        assert attempts(check_exact(plant, requests)) == [2, 2]
+        host.wait("ready", "host-0", model="pair")
+        host.wait("attached", "host-1", model="pair")
+        assert before.isdisjoint(child.pid for child in host.program.children())
+
+    def test_a_group_that_cannot_be_loaded_lets_all_go(self, new_host: NewHost) -> None:
+        host = new_host(slots=2)
+
+        assert "broken model" in host.refuse("load", "host-0", model="bad-pair")
+
+        host.wait("warm", "host-0", "host-1")
+        host.obey("load", "host-1", model="adder")
+
+    def test_a_model_that_is_too_large_for_the_host(self, new_host: NewHost) -> None:
+        host = new_host()
+
+        assert "takes 2" in host.refuse("load", "host", model="pair")
+
+
+def _name(answer: Answer) -> str:
+    """The worker that gave an answer, without its incarnation."""
+    provenance = answer.result.provenance
+    return provenance.worker.partition(".")[0] if provenance else ""
