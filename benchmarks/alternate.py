@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import statistics
 import sys
 import time
@@ -24,41 +23,17 @@ import click
 
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
+from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
 from tokenyard import Client
 from tokenyard.drafting import FullPrompt
 
 MODELS: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
-ADDER: Final = "adder"
-SUBTRACTOR: Final = "subtractor"
-ANSWER_TOKENS: Final = 6
 #: Where no result comes for so long, a run has failed.
 PATIENCE_S: Final = 120.0
 _YARD: Final = "alternate"
 #: The coordinator counts from when the old model gave way, which is a moment after its command.
 _MARGIN_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt with its model, and the right answer."""
-
-    model: str
-    prompt: str
-    answer: str
-
-
-def questions(models: Sequence[str], count: int) -> list[Question]:
-    """So many, the models in turn; the same in each run."""
-    draw = random.Random(count)
-    return [_question(model, draw) for model in itertools.islice(itertools.cycle(models), count)]
-
-
-def _question(model: str, draw: random.Random) -> Question:
-    left, right = draw.randrange(10, 100), draw.randrange(10, 100)
-    if model == ADDER:
-        return Question(model, f"{left}+{right}=", str(left + right))
-    return Question(model, f"{left}-{right}=", str(left - right))
 
 
 @dataclass(frozen=True, slots=True)

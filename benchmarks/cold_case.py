@@ -12,8 +12,6 @@ import click
 from worker.models import ModelSpec, read_models
 
 MODELS: Final = Path(__file__).parent / "models.toml"
-#: More than the longest answer takes.
-ANSWER_TOKENS: Final = 6
 #: For anything that the benchmark waits for.
 TIMEOUT_S: Final = 300.0
 

@@ -6,8 +6,9 @@ import json
 import time
 from typing import Final
 
-from benchmarks.cold_case import ANSWER_TOKENS, Task, Timed, phases
-from benchmarks.cold_child import run_child
+from benchmarks.child import run_child
+from benchmarks.cold_case import Task, Timed, phases
+from benchmarks.sums import ANSWER_TOKENS
 
 #: In one process, as our engines are: without, vLLM starts one or two more, which takes longer.
 _ENVIRONMENT: Final = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
@@ -26,7 +27,7 @@ def measure_llm(task: Task) -> Timed:
     }
     arguments = [json.dumps(settings), task.prompt, str(ANSWER_TOKENS)]
     began = time.monotonic()
-    said = run_child("benchmarks.cold_llm_child", arguments, _ENVIRONMENT)
+    said = run_child("benchmarks.cold_llm_child", arguments, environment=_ENVIRONMENT)
     task.check("vllm.LLM", said["answer"])
     phases_s = phases(began, said["ends"])
     phases_s["executor"] -= sum(said["inner_s"].values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from benchmarks.cold_case import ANSWER_TOKENS, MODELS, TIMEOUT_S, Task, Timed, phases
+from benchmarks.cold_case import MODELS, TIMEOUT_S, Task, Timed, phases
+from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import Yard, embedded_broker, models_yard, read_commands, wait_until
 from tokenyard import Client
 from tokenyard.admin import YardView

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cold_case import ANSWER_TOKENS, TIMEOUT_S, Task, Timed, phases
+from benchmarks.cold_case import TIMEOUT_S, Task, Timed, phases
+from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
 from tokenyard.tether import start_tethered, stop_tethered
 from worker.models import ModelSpec

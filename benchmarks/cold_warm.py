@@ -10,8 +10,9 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.cold_case import ANSWER_TOKENS, MODELS, TIMEOUT_S, Task, Timed, tasks
-from benchmarks.cold_child import run_child
+from benchmarks.child import run_child
+from benchmarks.cold_case import MODELS, TIMEOUT_S, Task, Timed, tasks
+from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import end_in_order
 from tokenyard.replies import Result
 from tokenyard.settings import WorkerSettings
@@ -26,7 +27,7 @@ _REST: Final = "pool"
 
 def measure_warm() -> Parts:
     """All parts, in a program that starts one process and waits until it is warm."""
-    return msgspec.convert(run_child("benchmarks.cold_warm", [], {}), Parts)
+    return msgspec.convert(run_child("benchmarks.cold_warm"), Parts)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""A part of `cold_start.py` that runs in an interpreter of its own and reports in the end."""
+"""A part of a benchmark that runs in an interpreter of its own, and reports in the end.
+
+What engines write to standard output is then not mixed with the benchmark's own.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cold_case import TIMEOUT_S
 from benchmarks.yard import last_lines
 from tokenyard.tether import start_tethered, stop_tethered
 
+TIMEOUT_S: Final = 300.0
 _STOP_S: Final = 10.0
 
 
-def run_child(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Any:
+def run_child(
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
     """What the module writes as JSON to the file that is its last argument.
 
     Raises `ChildProcessError` with the end of its log, or `subprocess.TimeoutExpired`.
@@ -25,9 +34,9 @@ def run_child(module: str, arguments: Sequence[str], environment: Mapping[str, s
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
         log, report = Path(folder) / "log", Path(folder) / "report.json"
         command = [sys.executable, "-m", module, *arguments, str(report)]
-        process = start_tethered(command, log, env={**os.environ, **environment})
+        process = start_tethered(command, log, env={**os.environ, **(environment or {})})
         try:
-            status = process.wait(TIMEOUT_S)
+            status = process.wait(timeout_s)
         finally:
             stop_tethered(process, _STOP_S)
         if status:

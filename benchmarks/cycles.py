@@ -1,0 +1,110 @@
+"""Does a worker process stay as small as it was, whatever models come and go?
+
+One warm process loads two arithmetic models in turn, 50 times, answers questions, and lets go of
+the model again. Its memory is then compared with what it was before its first model. The pool
+replaces a process that keeps more than 2 %, when nobody needs it; `--keep` forbids that, so that
+what one process keeps can be seen. The exit status is not 0 where an answer is wrong, or where
+the process of the end keeps more than 2 %.
+
+    python -m benchmarks.cycles [--cycles 50] [--keep] [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+import msgspec
+
+from benchmarks.child import TIMEOUT_S, run_child
+from benchmarks.cycles_child import Cycle
+from benchmarks.machine import machine
+from benchmarks.measure import print_table
+from benchmarks.yard import end_in_order
+from worker.engines import Memory
+
+#: What may stay behind, as a part of the warm memory.
+TOLERANCE: Final = 0.02
+#: With so much of it no process is ever replaced.
+_ANY: Final = 1e9
+#: Cycles of which the table shows the memory, beside the last.
+_SHOWN: Final = (1, 2, 5, 10, 20, 30, 40)
+#: More than a cycle takes, also where a process is replaced after each.
+_CYCLE_S: Final = 60.0
+_MIB: Final = 1024**2
+
+
+def run(cycles: int, *, keep: bool) -> list[Cycle]:
+    """So many cycles, one after the other, on one device."""
+    arguments = [str(cycles), str(_ANY if keep else TOLERANCE)]
+    timeout_s = TIMEOUT_S + cycles * _CYCLE_S
+    return msgspec.convert(
+        run_child("benchmarks.cycles_child", arguments, timeout_s=timeout_s), list[Cycle]
+    )
+
+
+def summary(cycles: Sequence[Cycle]) -> dict[str, float]:
+    """The figures, in MiB, seconds and percent."""
+    last = cycles[-1]
+    figures = {
+        "cycles": len(cycles),
+        "wrong_answers": sum(one.wrong for one in cycles),
+        "replaced": sum(one.after is None for one in cycles),
+        "seconds_per_cycle": statistics.median(one.seconds for one in cycles),
+        "warm_mib": last.warm.scarce / _MIB,
+        "loaded_mib": last.loaded.scarce / _MIB,
+        "kept_percent_most": 100 * max(one.kept for one in cycles),
+        "kept_percent_last": 100 * last.kept,
+    }
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def show(cycles: Sequence[Cycle]) -> None:
+    """The figures, and how the memory went."""
+    rows = [
+        (
+            f"after {number}",
+            _mib(cycles[number - 1].after),
+            f"{100 * cycles[number - 1].kept:+.2f} %",
+        )
+        for number in sorted({*_SHOWN, len(cycles)})
+        if number <= len(cycles)
+    ]
+    print_table("memory of the process, MiB", ["", "resident", "above warm"], rows)
+    print_table("load and unload", ["", ""], summary(cycles).items())
+    print(machine())
+
+
+def _mib(memory: Memory | None) -> str:
+    if memory is None:
+        return "replaced"
+    gpu = f", GPU {memory.device / _MIB:,.1f}" if memory.device else ""
+    return f"{memory.host / _MIB:,.1f}{gpu}"
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--cycles", default=50, type=click.IntRange(1), help="Models that come and go.")
+@click.option("--keep", is_flag=True, help="Replace no process, however much it keeps.")
+@click.option("--quick", is_flag=True, help="Six cycles, for CI.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(cycles: int, *, keep: bool, quick: bool, as_json: bool) -> None:
+    """Load and unload models in one process, and watch its memory."""
+    end_in_order()
+    done = run(6 if quick else cycles, keep=keep)
+    figures = summary(done)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        show(done)
+    if figures["wrong_answers"]:
+        sys.exit(f"{figures['wrong_answers']} wrong answers")
+    if done[-1].kept > TOLERANCE:
+        sys.exit(f"the process keeps {figures['kept_percent_last']} % and was not replaced")
+
+
+if __name__ == "__main__":
+    main()

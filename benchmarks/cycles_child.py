@@ -1,0 +1,93 @@
+"""The process that `cycles.py` watches, and who has it load models and let go of them.
+
+Arguments: the number of cycles, the tolerance of the pool, and the file for the report, as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, questions
+from benchmarks.yard import end_in_order
+from worker import EngineHandle, ProcessStatus, WorkerController
+from worker.engines import Memory
+
+MODELS: Final = Path(__file__).parent / "models.toml"
+#: Questions to each engine.
+BATCH: Final = 64
+_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """A model has come and gone."""
+
+    seconds: float
+    wrong: int
+    warm: Memory  # of the process before its first model
+    loaded: Memory
+    after: Memory | None  # None where the process has been replaced since
+
+    @property
+    def kept(self) -> float:
+        """Part of the warm memory that has stayed behind; of the GPU's where there is one."""
+        return self.after.scarce / self.warm.scarce - 1.0 if self.after else 0.0
+
+
+def main() -> None:
+    """All cycles, one after the other, on one device."""
+    end_in_order()
+    cycles, tolerance, report = sys.argv[1:]
+    with WorkerController(
+        MODELS, timeout_s=_TIMEOUT_S, leak_tolerance=float(tolerance)
+    ) as controller:
+        controller.wait_warm()
+        done = [cycle(controller, (ADDER, SUBTRACTOR)[at % 2]) for at in range(int(cycles))]
+    Path(report).write_bytes(msgspec.json.encode(done))
+
+
+def cycle(controller: WorkerController, model: str) -> Cycle:
+    """Load a model, ask it, unload it."""
+    began = time.perf_counter()
+    engine = controller.create(model)
+    seconds = time.perf_counter() - began
+    wrong = _ask(engine)
+    [loaded] = controller.status()
+    began = time.perf_counter()
+    controller.delete(engine)
+    seconds += time.perf_counter() - began
+    controller.wait_warm()  # where it is being replaced
+    [after] = controller.status()
+    is_same = after.pid == loaded.pid
+    return Cycle(
+        seconds,
+        wrong,
+        _measured(loaded, loaded.baseline),
+        _measured(loaded, loaded.memory),
+        _measured(after, after.memory) if is_same else None,
+    )
+
+
+def _ask(engine: EngineHandle) -> int:
+    """How many answers were not right."""
+    asked = questions([engine.model], BATCH)
+    results = engine.generate(
+        [one.prompt for one in asked], max_tokens=ANSWER_TOKENS, temperature=0.0
+    )
+    return sum(one.answer != result.text for one, result in zip(asked, results, strict=True))
+
+
+def _measured(status: ProcessStatus, memory: Memory | None) -> Memory:
+    if memory is None:
+        raise RuntimeError(f"nothing was measured: {status}")
+    return memory
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Questions for the two arithmetic models (`examples/arithmetic`), with their answers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ADDER: Final = "adder"
+SUBTRACTOR: Final = "subtractor"
+#: More than the longest answer takes.
+ANSWER_TOKENS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt with its model, and the right answer."""
+
+    model: str
+    prompt: str
+    answer: str
+
+
+def questions(models: Sequence[str], count: int) -> list[Question]:
+    """So many, the models in turn; the same in each run."""
+    draw = random.Random(count)
+    return [_question(model, draw) for model in itertools.islice(itertools.cycle(models), count)]
+
+
+def _question(model: str, draw: random.Random) -> Question:
+    left, right = draw.randrange(10, 100), draw.randrange(10, 100)
+    if model == ADDER:
+        return Question(model, f"{left}+{right}=", str(left + right))
+    return Question(model, f"{left}-{right}=", str(left - right))
