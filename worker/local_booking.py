@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from typing import Final
 
 from tokenyard.errors import EngineLost, LoadFailed
 from tokenyard.replies import Reply
+from tokenyard.wire import Assignment
 from worker.engines import EngineInfo
 from worker.local_call import Call
 from worker.local_term import LOCAL
 from worker.messages import Abort, Give, Serve
 from worker.models import ModelSpec
 from worker.pooled import Pooled
+
+#: Requests in one message: the engine begins with the first while others are on their way.
+_AT_ONCE: Final = 500
 
 
 class Booking:
@@ -46,8 +51,7 @@ class Booking:
         """The engine is up: it gets what was asked in the meantime."""
         self.leader, self.info, self.fault, self.is_serving = leader, leader.engine, "", True
         leader.send(Serve(LOCAL))
-        for entry, call in self._asked.items():
-            leader.send(Give(call.assignments[entry]))
+        _give(leader, [call.assignments[entry] for entry, call in self._asked.items()])
         if not self.up.done():
             self.up.set_result(None)
 
@@ -57,16 +61,15 @@ class Booking:
             state = "was deleted" if self.is_closed else "sleeps; wake it first"
             call.fail(RuntimeError(f"the engine {self.spec.name} {state}"))
             return
-        for entry, assignment in call.assignments.items():
-            self._asked[entry] = call
-            if self.is_serving and self.leader:
-                self.leader.send(Give(assignment))
+        self._asked.update(dict.fromkeys(call.assignments, call))
+        if self.is_serving and self.leader:
+            _give(self.leader, list(call.assignments.values()))
 
     def forget(self, entries: Iterable[str]) -> None:
         """Nobody waits for these any more."""
-        for entry in entries:
-            if self._asked.pop(entry, None) and self.is_serving and self.leader:
-                self.leader.send(Abort(entry))
+        known = [entry for entry in entries if self._asked.pop(entry, None)]
+        if known and self.is_serving and self.leader:
+            self.leader.send(Abort(known))
 
     def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
         """Hand replies to those who asked."""
@@ -113,3 +116,8 @@ class Booking:
         for future in (self.asleep, self.gone):
             if not future.done():
                 future.set_result(None)
+
+
+def _give(leader: Pooled, assignments: Sequence[Assignment]) -> None:
+    for at in range(0, len(assignments), _AT_ONCE):
+        leader.send(Give(assignments[at : at + _AT_ONCE]))

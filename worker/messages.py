@@ -69,16 +69,16 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """To the process, where there is no yard: a request."""
+    """To the process, where there is no yard: requests. One by one they cost many times as much."""
 
-    assignment: Assignment
+    assignments: Sequence[Assignment]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """To the process, where there is no yard: forget the request of this lane entry."""
+    """To the process, where there is no yard: forget the requests of these lane entries."""
 
-    entry: str
+    entries: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 from setproctitle import setproctitle
@@ -132,7 +132,8 @@ class WorkerProcess:
                 command: ToProcess = self._pipe.recv()
             except (EOFError, OSError):  # the controller has died; `_die_with_controller` sees it
                 return
-            self._inbox.put(_as_item(command))
+            for item in _as_items(command):
+                self._inbox.put(item)
 
     def _beat(self) -> None:
         """Tell once a second how far the loop has come, so that a hang is seen."""
@@ -153,14 +154,14 @@ class WorkerProcess:
             os._exit(1)
 
 
-def _as_item(command: ToProcess) -> Item:
+def _as_items(command: ToProcess) -> Sequence[Item]:
     """What came over the pipe in place of a lane is taken as if it came over one."""
     match command:
-        case Give(assignment):
-            return Delivery(LOCAL, assignment)
-        case Abort(entry):
-            return Stale(LOCAL, entry)
-    return command
+        case Give(assignments):
+            return [Delivery(LOCAL, assignment) for assignment in assignments]
+        case Abort(entries):
+            return [Stale(LOCAL, entry) for entry in entries]
+    return [command]
 
 
 class _Terms:
