@@ -78,6 +78,11 @@ def ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
         group.close()
 
 
+def end_of_thread(link: LeaderLink | FollowerLink) -> None:
+    assert link._thread is not None
+    link._thread.join(WAIT_S)
+
+
 @pytest.fixture
 def faults_of_threads(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """What the hook of a worker process would end that process for."""
@@ -217,7 +222,7 @@ def test_a_leader_stuck_in_a_broken_group_is_an_exception_of_its_thread(
 
     with leader.inside():
         follower.close()
-        leader._thread.join(WAIT_S)
+        end_of_thread(leader)
 
     assert [str(fault) for fault in faults_of_threads] == ["rank 1 of the group has died"]
 
@@ -228,7 +233,7 @@ def test_a_leader_that_is_not_stuck_goes_on(
     leader, follower = ranks().form()
 
     follower.close()
-    leader._thread.join(WAIT_S)
+    end_of_thread(leader)
 
     assert faults_of_threads == []
 
@@ -288,7 +293,7 @@ def test_a_follower_stuck_in_an_ended_group_is_an_exception_of_its_thread(
     follower.watch(lambda: None)
 
     leader.dismiss()
-    follower._thread.join(WAIT_S)
+    end_of_thread(follower)
 
     (fault,) = faults_of_threads
     assert "still inside vLLM" in str(fault)

@@ -54,6 +54,7 @@ class _Held:
     pipe: Connection
     engine: Any = None
     executor: Any = None
+    loading: Any = None
     has_loaded = False
 
 
@@ -261,19 +262,21 @@ def reduce_without(worker: Any, dying: int) -> None:
 
 
 def break_loading() -> None:
-    from worker.executor.rank import Rank
-
-    def load(_: Rank) -> None:
+    def fail(_: object) -> None:
         raise OSError("no such weights")
 
-    _Held.sound = Rank.load
-    Rank.load = load
+    _Held.loading = rank_class().load
+    rank_class().load = fail
 
 
 def mend_loading() -> None:
+    rank_class().load = _Held.loading
+
+
+def rank_class() -> Any:
     from worker.executor.rank import Rank
 
-    Rank.load = _Held.sound
+    return Rank
 
 
 def named_shared_memory() -> list[str]:
