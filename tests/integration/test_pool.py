@@ -133,6 +133,23 @@ class TestModels:
         assert host.wait("ready", "host", model="adder").pid == pid
         assert host.model("bad").faults == 1, "another model's success is not its own"
 
+    @pytest.mark.parametrize("first", ["subtractor", "bad"])
+    def test_the_last_command_for_a_device_counts(self, new_host: NewHost, first: str) -> None:
+        # Given a device that loads one model and is told to hold another
+        host = new_host(simulated_load_s=1.0)
+        void = host.command("load", "host", model=first)
+        host.wait("loading", "host", model=first)
+        entry = host.command("load", "host", model="adder")
+
+        # I expect the first command to be void, the second to be done when its own model is there,
+        assert host.answer(void).reason == "another command came first"
+        assert host.answer(entry).done
+        assert "is up with adder" in host.program.log
+        host.wait("ready", "host", model="adder")
+
+        # and no model to pay for the other.
+        assert {model.faults for model in host.entry().models} == {0}
+
 
 class TestSleep:
     def test_models_change_places_by_sleep(self, new_host: NewHost) -> None:
