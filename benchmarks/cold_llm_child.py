@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -25,13 +26,15 @@ def main() -> None:
     from worker.engines.stopwatch import Stopwatch
     from worker.engines.vllm_executor import SingleExecutor
 
-    stopwatch, make_config = Stopwatch(), EngineArgs.create_engine_config
+    stopwatch = Stopwatch()
+    owner: Any = EngineArgs  # whose method is replaced
+    make_config = owner.create_engine_config
 
-    def timed(*args: object, **named: object) -> object:
+    def timed(*args: Any, **named: Any) -> Any:
         with stopwatch.phase("config"):
             return make_config(*args, **named)
 
-    EngineArgs.create_engine_config = timed
+    owner.create_engine_config = timed
     llm = LLM(**json.loads(arguments), distributed_executor_backend=SingleExecutor)
     inner_s = stopwatch.phases_s | llm.llm_engine.model_executor.phases_s
     ends["executor"] = time.monotonic()

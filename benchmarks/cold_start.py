@@ -35,9 +35,9 @@ PARTS: Final = {
     "warm_create": "create",
     "swap": "swap",
     "wake": "wake",
-    "wake_2": "wake, level 2",
+    "wake_2": "wake 2",
     "wake_cpu": "wake (CPU)",
-    "wake_cpu_2": "wake, level 2 (CPU)",
+    "wake_cpu_2": "wake 2 (CPU)",
     "request_cold": "request",
 }
 #: What ``--json`` has in any case; null where it could not be measured.
@@ -104,9 +104,9 @@ def show(found: Round, rounds: int) -> None:
         for phase in [*PHASES, *sorted(known.difference(PHASES))]
         if phase in known
     ]
-    rows.append(("to the first token", *(_cell(one.seconds) for one in found.values())))
+    rows.append(("in all", *(_cell(one.seconds) for one in found.values())))
     columns = ["seconds", *(PARTS[part] for part in found)]
-    print_table(f"median of {rounds} rounds", columns, rows)
+    print_table(f"medians of {rounds}", columns, rows)
     s = {part: one.seconds for part, one in found.items()}
     print(f"vllm serve / create: {s['serve_cold'] / s['warm_create']:.1f}")
     print(f"vllm serve / swap: {s['serve_cold'] / s['swap']:.1f}")
