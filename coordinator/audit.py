@@ -8,11 +8,14 @@ compared, page by page, since there may be very many.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from coordinator.streams import position
 
 PAGE = 1000
+#: After an audit there is none for so many times the time that it took.
+REST = 9
 
 
 class Audit:
@@ -22,6 +25,12 @@ class Audit:
         self.after = "-"  # where the next page begins, as XPENDING understands it
         self._left = iter(held)
         self._next = next(self._left, None)
+        self._began = time.monotonic()
+
+    def rests_until(self) -> float:
+        """When the next audit may begin (monotonic), if this one ends now."""
+        now = time.monotonic()
+        return now + REST * (now - self._began)
 
     @property
     def is_over(self) -> bool:

@@ -7,6 +7,7 @@ bounded (`coordinator.held`); it stays in the intake until `dispatch` moves it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ class Intake:
         # to go on.
         self._behind: dict[IntakeClass, str] = {}
         self._audits: dict[IntakeClass, Audit] = {}
+        self._next_audit = 0.0  # not before (monotonic)
         self.is_behind = False  # whether it reads on, since more may wait than is held
 
     def read(
@@ -129,6 +131,7 @@ class Intake:
         They are pending like those held here, and nobody would be given them again. On the other
         hand, what is cancelled is pending no more.
         """
+        may_audit = time.monotonic() >= self._next_audit
         names = [name for name in INTAKE_CLASSES if name not in self._behind]
         pipeline = self._connection.pipeline(transaction=False)
         for name in names:
@@ -138,7 +141,7 @@ class Intake:
             if pending > held:
                 self.read_again()
                 return
-            if pending < held and name not in self._audits:
+            if pending < held and name not in self._audits and may_audit:
                 self._audits[name] = Audit(self.held.ids(name))
 
     def gone(self) -> list[Waiting]:
@@ -152,4 +155,5 @@ class Intake:
             found += [self.held.get(name, entry) for entry in audit.compare(pending)]
             if audit.is_over:
                 del self._audits[name]
+                self._next_audit = audit.rests_until()
         return [waiting for waiting in found if waiting]

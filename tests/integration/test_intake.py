@@ -228,3 +228,22 @@ class TestCompare:
         yard.read()
 
         assert [one.entry for one in yard.intake.gone()] == ids[1:3]
+
+    def test_audits_do_not_follow_each_other_at_once(
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given one that has just ended
+        ids = yard.push(6)
+        yard.read_all()
+        yard.leave(ids[:1])
+        yard.intake.compare()
+        monkeypatch.setattr(coordinator.audit, "REST", 1e9)
+        for waiting in yard.intake.gone():
+            yard.intake.held.remove(waiting)
+
+        # If more is cancelled, I expect it to be left for later.
+        yard.leave(ids[1:2])
+        yard.intake.compare()
+
+        assert not yard.intake.is_auditing
+        assert yard.held() == ids[1:]

@@ -13,10 +13,13 @@ import coordinator.roster
 import coordinator.sweeper
 from coordinator.coordinator import Coordinator
 from coordinator.held import FAIR_TURN
+from coordinator.intake import Entry
+from coordinator.refusals import refuse
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.errors import Code
 from tokenyard.replies import to_result
 from tokenyard.wire import Request
 from tokenyard.worker_info import HostInfo, ModelInfo, encode_host
@@ -234,6 +237,21 @@ class TestDemand:
         worker = yard.worker("a", model="a")
         eventually(lambda: (leading.run_once(), yard.load(worker) == 3)[1])
         assert yard.ids(worker) == [request.id for request in submitted[1::2]]
+
+    def test_what_another_answers_is_held_no_more(self, yard: Yard) -> None:
+        # Given a request that is held, and that the sweeper finds
+        yard.host("a", "b")
+        leading = yard.leader()
+        (name,) = yard.ask("a", 1)
+        turns(leading, 1)
+        (waiting,) = leading._intake.held.queue("a")
+
+        entry = Entry(waiting.intake, waiting.entry, {})
+        refused = refuse(waiting.request, Code.QUEUE_FULL, "no room")
+        leading._dispatcher.answer(leading._leadership.token, entry, refused)
+
+        assert (demands(leading), len(leading._intake.held)) == ({}, 0)
+        assert to_result(yard.result(name)).error.message == "no room"
 
     def test_a_clients_entry_ids_do_not_make_it_wait_less_than_nothing(self, yard: Yard) -> None:
         yard.host("a", "b")
