@@ -221,6 +221,18 @@ class TestHang:
 
         assert pooled.fault == ""
 
+    def test_each_engine_counts_from_its_own_beginning(self, clock: Clock) -> None:
+        pooled = make_ready(hang_timeout_s=60.0)
+        pooled.note_beat(Beat(progress=5, unfinished=2))
+        pooled.warm(WARM)
+        pooled.load(ADDER)
+        pooled.ready(Ready(INFO, Memory(host=3000)))
+        clock.now += 59
+        pooled.note_beat(Beat(progress=5, unfinished=1))
+        clock.now += 59
+
+        assert pooled.fault == ""
+
     def test_a_process_without_a_sign_of_life(self, clock: Clock) -> None:
         pooled = make_ready(hang_timeout_s=60.0)
         clock.now += 61
