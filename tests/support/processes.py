@@ -107,7 +107,15 @@ class Program:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.wait()
-        psutil.wait_procs(children, timeout=10.0)
+        eventually(lambda: all(is_gone(child.pid) for child in children))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; that nobody may have asked how does not count."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _is_tracker(process: psutil.Process) -> bool:

@@ -14,6 +14,7 @@ CRASH_POINTS: Final = {
     **dict.fromkeys(("warming", "loading", "attached", "unloading"), signal.SIGKILL),
     **dict.fromkeys(("asleep", "waking"), signal.SIGKILL),
     "poison": signal.SIGSEGV,
+    "stall": signal.SIGSTOP,
 }
 #: Not a place to die: the engine fails to serve some requests.
 FAULT: Final = "fault"
@@ -31,6 +32,7 @@ class CrashPoint:
     ``warming``, ``loading``, ``attached`` (to the leader of a group), ``asleep`` (and nobody has
     been told yet), ``waking``, ``unloading``; all by SIGKILL as from outside. And ``poison``: a
     step with a request in the batch whose prompt begins with `POISON`, which ends in a SIGSEGV.
+    At ``stall``, which is while it warms up, the process stops until somebody lets it go on.
     With ``fault:<n>`` nothing dies: a request whose prompt begins with `FAULTY` fails n times, a
     stream after its first tokens.
     """

@@ -1,0 +1,145 @@
+"""A yard of models on demand, whose processes a test kills in a state of their life."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection
+
+import psutil
+
+from tests.support.processes import Answer, Plant, Program, is_gone
+from tests.support.streams import check_exact, streams
+from tests.support.waiting import eventually
+from tokenyard.wire import Request
+from tokenyard.worker_info import WorkerInfo, WorkerState
+
+#: Longest wait for one event, on a machine that has much else to do.
+WAIT_S = 60.0
+STEP_S = 0.02
+#: So that a swap among busy models need not be waited for.
+MAX_MODEL_WAIT_S = 0.3
+#: States in which a process rests.
+AT_REST: frozenset[WorkerState] = frozenset({"warm", "ready", "asleep", "attached"})
+
+MODELS = """
+[defaults]
+max_num_seqs = 8
+
+[models.red]
+path = "red"
+
+[models.blue]
+path = "blue"
+
+[models.pair]
+path = "pair"
+tensor_parallel_size = 2
+
+[models.torn]
+path = "broken"
+"""
+
+
+class LifeYard(Plant):
+    """A plant that remembers what was asked of it and whom the test has killed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked: list[Request] = []
+        self.killed: set[int] = set()
+
+    def start(self, **options: object) -> Program:
+        """A coordinator and one host; the host once all its processes are warm."""
+        self.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
+        host = self.host(**options)
+        eventually(lambda: self.states(host) == ["warm"] * processes(options), timeout_s=WAIT_S)
+        return host
+
+    def host(self, name: str = "h", **options: object) -> Program:
+        """Start a host that may load all `MODELS`."""
+        models = self.write(f"{name}.toml", MODELS)
+        return self.worker(name=name, models=models, **{"simulated_step_s": STEP_S, **options})
+
+    # Requests
+
+    def ask(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
+        """Streams for a model, which have to complete."""
+        asked = streams(count, max_tokens, model=model)
+        self.push_all(asked)
+        self.asked += asked
+        return asked
+
+    def flow(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
+        """Streams for a model that are in their middle."""
+        asked = self.ask(model, count, max_tokens)
+        eventually(
+            lambda: all(self.published(request.id) >= 3 for request in asked), timeout_s=WAIT_S
+        )
+        return asked
+
+    def check_all(self) -> dict[str, Answer]:
+        """Everything that was asked is answered, with all its tokens once, by its model; by id."""
+        self.results(self.asked, timeout_s=WAIT_S)
+        answers = check_exact(self, self.asked)
+        for request, answer in zip(self.asked, answers, strict=True):
+            assert answer.result.provenance
+            assert answer.result.provenance.model == request.model
+        return {request.id: answer for request, answer in zip(self.asked, answers, strict=True)}
+
+    # Processes
+
+    def seen(self, state: WorkerState, model: str = "", but: Collection[int] = ()) -> WorkerInfo:
+        """A process in this state, once there is one; none of the pids in ``but``."""
+
+        def found() -> WorkerInfo | None:
+            for info in self.roster().values():
+                if (info.state, info.model) == (state, model) and info.pid not in but:
+                    return info
+            return None
+
+        return eventually(found, timeout_s=WAIT_S, every_s=0.002)
+
+    def pid_of(self, state: WorkerState, model: str = "") -> int:
+        """The pid of the one process in this state."""
+        (info,) = (
+            one for one in self.roster().values() if (one.state, one.model) == (state, model)
+        )
+        return info.pid
+
+    def states(self, host: Program) -> list[str]:
+        """The states of a host's processes; empty while the roster does not show just them."""
+        infos = list(self.roster().values())
+        alive = {process.pid for process in host.children()}
+        are_all = {info.pid for info in infos} == alive and len(infos) == len(alive)
+        return sorted(info.state for info in infos) if are_all else []
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL to one process; on return it is dead."""
+        os.kill(pid, signal.SIGKILL)
+        self.killed.add(pid)
+        eventually(lambda: is_gone(pid), timeout_s=WAIT_S)
+
+    def check_whole(self, host: Program, count: int) -> None:
+        """So many processes live, at rest, and none that was killed is shown; they serve."""
+
+        def whole() -> bool:
+            states = self.states(host)
+            shown = {info.pid for info in self.roster().values()}
+            return len(states) == count and set(states) <= AT_REST and not shown & self.killed
+
+        eventually(whole, timeout_s=WAIT_S)
+
+    def stalled(self) -> set[int]:
+        """The processes that have stopped themselves while they warm up."""
+        warming = {info.pid for info in self.roster().values() if info.state == "warming"}
+        return {pid for pid in warming if psutil.Process(pid).status() == psutil.STATUS_STOPPED}
+
+
+def processes(options: dict[str, object]) -> int:
+    """How many processes a host with these options has."""
+    slots, spares, sleepers = (
+        int(str(options.get(name, at_least)))
+        for name, at_least in (("slots", 1), ("spares", 0), ("sleepers", 0))
+    )
+    return slots * (1 + sleepers) + spares

@@ -1,0 +1,348 @@
+"""Processes that die in a state of their life: no request is lost, and the pool is whole again.
+
+Two models take turns on a device, and a third one takes two devices. The engine is the simulated
+one, so every token is known.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.crash.life_yard import MAX_MODEL_WAIT_S, WAIT_S, LifeYard
+from tests.support.processes import Program, is_gone
+from tests.support.servers import Server
+from tests.support.streams import attempts
+from tests.support.waiting import eventually
+from tokenyard.wire import Request
+
+pytestmark = pytest.mark.crash
+
+LEASE_MS = 1000
+#: A load that takes long enough to be seen and interrupted.
+LOAD_S = 0.5
+#: Tokens of a stream that goes on for as long as a test needs it.
+LONG = 150
+
+
+@pytest.fixture
+def yard(valkey_broker: Server) -> Iterator[LifeYard]:
+    with LifeYard(valkey_broker.url) as started:
+        yield started
+
+
+def check_all_is_well(yard: LifeYard, host: Program, count: int, *models: str) -> None:
+    """What was asked is answered, the pool is whole, and it goes on to serve all models."""
+    yard.check_all()
+    yard.check_whole(host, count)
+    for model in models or ("red", "blue"):
+        yard.ask(model, 2, max_tokens=5)
+    yard.check_all()
+    yard.check_whole(host, count)
+
+
+def attempts_of(yard: LifeYard, requests: list[Request]) -> set[int]:
+    answers = yard.check_all()
+    return set(attempts([answers[request.id] for request in requests]))
+
+
+class TestBeforeAModel:
+    def test_warming(self, yard: LifeYard) -> None:
+        # Given streams on one device, and a process that is in the middle of its start
+        yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
+        host = yard.host(slots=2, spares=1, crash_point="stall")
+        stalled = eventually(lambda: len(found := yard.stalled()) == 3 and found, timeout_s=WAIT_S)
+        victim, *others = stalled
+        for pid in others:
+            os.kill(pid, signal.SIGCONT)
+        yard.flow("red")
+
+        # If it is killed, and the next one is let through
+        yard.ask("blue")
+        yard.kill(victim)
+        yard.ask("red")
+        (following,) = eventually(lambda: yard.stalled() - {victim}, timeout_s=WAIT_S)
+        os.kill(following, signal.SIGCONT)
+
+        check_all_is_well(yard, host, 3)
+
+    def test_warm(self, yard: LifeYard) -> None:
+        # Given streams on one device, and a warm process without a stand-in on the other
+        host = yard.start(slots=2)
+        yard.flow("red")
+
+        # If it is killed when a model needs its device
+        yard.kill(yard.pid_of("warm"))
+        yard.ask("blue")
+
+        check_all_is_well(yard, host, 2)
+
+
+class TestWithAModel:
+    """One device, and a spare process for it."""
+
+    def test_loading(self, yard: LifeYard) -> None:
+        # Given requests for which a model is loaded
+        host = yard.start(spares=1, simulated_load_s=LOAD_S)
+        before = yard.ask("red")
+        loading = yard.seen("loading", "red").pid
+        spare = yard.pid_of("warm")
+
+        yard.kill(loading)
+        yard.ask("red")
+
+        # I expect the spare to load it, and nothing to have been given to the dead one.
+        assert yard.seen("loading", "red", but={loading}).pid == spare
+        assert yard.seen("ready", "red").pid == spare
+        assert attempts_of(yard, before) == {1}
+        check_all_is_well(yard, host, 2)
+
+    def test_ready(self, yard: LifeYard) -> None:
+        # Given a busy worker
+        host = yard.start(spares=1)
+        before = yard.flow("red")
+        ready, spare = yard.pid_of("ready", "red"), yard.pid_of("warm")
+
+        yard.kill(ready)
+        yard.ask("red")
+
+        # I expect the spare to go on with its streams.
+        assert yard.seen("ready", "red", but={ready}).pid == spare
+        assert attempts_of(yard, before) == {2}
+        check_all_is_well(yard, host, 2)
+
+    def test_draining(self, yard: LifeYard) -> None:
+        # Given a busy worker whose device is to serve another model
+        host = yard.start(spares=1)
+        before = yard.flow("red", max_tokens=LONG)
+        yard.ask("blue")
+        draining, spare = yard.seen("draining", "red").pid, yard.pid_of("warm")
+
+        yard.kill(draining)
+        yard.ask("red")
+        yard.ask("blue")
+
+        # I expect that model to be loaded at once, and the streams to go on when it is their turn.
+        assert yard.seen("ready", "blue").pid == spare
+        assert attempts_of(yard, before) == {2}
+        check_all_is_well(yard, host, 2)
+
+    def test_unloading(self, yard: LifeYard) -> None:
+        # Given a worker that dies when it unloads, which it must before its streams have ended
+        host = yard.start(spares=1, crash_point="unloading", drain_timeout_s=0.2)
+        before = yard.flow("red", max_tokens=LONG)
+        victim, spare = yard.pid_of("ready", "red"), yard.pid_of("warm")
+        yard.ask("blue")
+
+        eventually(lambda: is_gone(victim), timeout_s=WAIT_S)
+        yard.ask("red")
+
+        # I expect it to count as no crash: it had given back what it had.
+        assert yard.seen("ready", "blue").pid == spare
+        yard.check_all()
+        assert not any("crashes" in yard.ledger(request.id) for request in before)
+        check_all_is_well(yard, host, 2)
+
+
+class TestAsleep:
+    """One device, on which one engine may sleep beside the one that is awake."""
+
+    def test_asleep(self, yard: LifeYard) -> None:
+        # Given a model that sleeps while another one is busy
+        host = yard.start(sleepers=1)
+        yard.flow("red")
+        yard.flow("blue")
+        asleep = yard.pid_of("asleep", "red")
+
+        # If its process is killed, and it is asked for
+        yard.kill(asleep)
+        yard.ask("red")
+
+        # I expect it to be loaded from its files.
+        assert "wake" not in yard.seen("ready", "red").phases_s
+        check_all_is_well(yard, host, 2)
+
+    @pytest.mark.parametrize("place", ["asleep", "waking"])
+    def test_on_the_way(self, yard: LifeYard, place: str) -> None:
+        # Given workers that die as they fall asleep, or as they wake
+        host = yard.start(sleepers=1, crash_point=place)
+        yard.flow("red")
+        first = yard.pid_of("ready", "red")
+        yard.flow("blue")
+
+        # If the first model is asked for again
+        yard.ask("red")
+
+        # I expect another process to serve it.
+        again = yard.seen("ready", "red", but={first})
+        assert "wake" not in again.phases_s
+        assert is_gone(first)
+        yard.check_all()
+        yard.check_whole(host, 2)
+
+
+class TestGroup:
+    """Two devices that serve one model together, and a spare."""
+
+    @pytest.mark.parametrize("state", ["ready", "attached"])
+    def test_that_serves(self, yard: LifeYard, state: str) -> None:
+        # Given a busy group
+        host = yard.start(slots=2, spares=1)
+        before = yard.flow("pair")
+        group = {yard.pid_of("ready", "pair"), yard.pid_of("attached", "pair")}
+
+        # If its leader, or its follower, is killed
+        yard.kill(yard.pid_of("ready" if state == "ready" else "attached", "pair"))
+        yard.ask("pair")
+
+        # I expect both to be replaced, and the next group to go on with the streams.
+        yard.seen("ready", "pair", but=group)
+        yard.seen("attached", "pair", but=group)
+        assert all(is_gone(pid) for pid in group)
+        assert attempts_of(yard, before) == {2}
+        check_all_is_well(yard, host, 3, "pair", "red", "blue")
+
+    @pytest.mark.parametrize("state", ["loading", "attached"])
+    def test_that_loads(self, yard: LifeYard, state: str) -> None:
+        # Given a group that is being formed
+        host = yard.start(slots=2, spares=1, simulated_load_s=LOAD_S)
+        yard.ask("pair")
+        leader = yard.seen("loading", "pair").pid
+        follower = yard.seen("attached", "pair").pid
+
+        yard.kill(leader if state == "loading" else follower)
+        yard.ask("pair")
+
+        # I expect another one to be formed.
+        yard.seen("ready", "pair", but={leader, follower})
+        assert is_gone(leader)
+        assert is_gone(follower)
+        check_all_is_well(yard, host, 3, "pair", "red")
+
+
+class TestOthers:
+    """Whoever else a swap takes."""
+
+    @pytest.mark.parametrize("state", ["draining", "loading"])
+    def test_controller(self, yard: LifeYard, state: str) -> None:
+        # Given a device in the middle of a swap
+        options = {"spares": 1, "simulated_load_s": LOAD_S, "lease_ms": LEASE_MS}
+        host = yard.start(**options)
+        yard.flow("red", max_tokens=100)
+        yard.ask("blue")
+        if state == "draining":
+            yard.seen("draining", "red")
+        else:
+            yard.seen("loading", "blue")
+        left = [*host.children(), host.fork_server()]
+
+        # If its controller is killed, and started again
+        host.kill()
+        yard.ask("red")
+        yard.ask("blue")
+        eventually(lambda: all(is_gone(one.pid) for one in left), timeout_s=WAIT_S)
+        again = yard.host(**options)
+
+        check_all_is_well(yard, again, 2)
+
+    def test_coordinator_between_command_and_load(self, yard: LifeYard) -> None:
+        # Given a command that its controller has not yet seen
+        leader = yard.coordinator(name="one", lease_ms=LEASE_MS)
+        token = yard.wait_for_leader()
+        host = yard.host(spares=1)
+        eventually(lambda: yard.states(host) == ["warm", "warm"], timeout_s=WAIT_S)
+        controller = psutil.Process(host.pid)
+        controller.suspend()
+        yard.ask("red")
+        eventually(lambda: yard.connection.xlen(yard.keys.control) == 1, timeout_s=WAIT_S)
+
+        # If the coordinator is killed, and the next one commands again
+        leader.kill()
+        yard.coordinator(name="two", lease_ms=LEASE_MS, max_model_wait_s=MAX_MODEL_WAIT_S)
+        yard.wait_for_leader(other_than=token)
+        eventually(lambda: yard.connection.xlen(yard.keys.control) == 2, timeout_s=WAIT_S)
+        yard.ask("red")
+        controller.resume()
+
+        # I expect both commands to be one.
+        yard.check_all()
+        assert yard.states(host) == ["ready", "warm"]
+        check_all_is_well(yard, host, 2)
+
+    def test_coordinator_while_its_command_is_obeyed(self, yard: LifeYard) -> None:
+        # Given a model that is being loaded
+        leader = yard.coordinator(lease_ms=LEASE_MS)
+        host = yard.host(spares=1, simulated_load_s=LOAD_S)
+        before = yard.ask("red")
+        yard.seen("loading", "red")
+
+        # If the coordinator is killed, and started again when the model is there
+        leader.kill()
+        after = yard.ask("red")
+        holder = yard.seen("ready", "red")
+        yard.coordinator(lease_ms=LEASE_MS, max_model_wait_s=MAX_MODEL_WAIT_S)
+
+        # I expect the model to be used as it is.
+        assert attempts_of(yard, before + after) == {1}
+        assert yard.seen("ready", "red").since_ms == holder.since_ms
+        check_all_is_well(yard, host, 2)
+
+    def test_fork_server(self, yard: LifeYard) -> None:
+        # Given a host with a busy worker
+        host = yard.start(slots=2, spares=1)
+        yard.flow("red")
+        left = host.children()
+        assert len(left) == 3
+
+        # If what started its processes is killed, which makes them all look dead
+        yard.kill(host.fork_server().pid)
+        yard.ask("red")
+        yard.ask("blue")
+
+        # I expect none of them to be left behind.
+        eventually(lambda: all(is_gone(one.pid) for one in left), timeout_s=WAIT_S)
+        check_all_is_well(yard, host, 3)
+
+    def test_host_with_the_only_copy(self, yard: LifeYard) -> None:
+        # Given two busy hosts, and more requests for the model of one than its lane takes
+        yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
+        hosts = {name: yard.host(name, spares=1, lease_ms=LEASE_MS) for name in ("a", "b")}
+        eventually(lambda: len(yard.roster()) == 4, timeout_s=WAIT_S)
+        before = yard.flow("red", 8, max_tokens=LONG)
+        yard.flow("blue")
+        yard.ask("red", 8)
+        lost = yard.seen("ready", "red").controller
+        assert lost != yard.seen("ready", "blue").controller
+
+        # If that host is lost
+        hosts.pop(lost).end()
+
+        # I expect the other one to load that model.
+        (left,) = hosts.values()
+        assert attempts_of(yard, before) == {2}
+        check_all_is_well(yard, left, 2)
+
+
+class TestBrokenModel:
+    def test_its_requests_are_told_why_and_others_go_on(self, yard: LifeYard) -> None:
+        # Given streams on one device
+        host = yard.start(slots=2, spares=1)
+        yard.flow("red")
+        pids = {info.pid for info in yard.roster().values()}
+
+        # If a model is asked for that cannot be loaded
+        torn = yard.ask("torn", 3)
+        del yard.asked[-3:]
+        yard.ask("blue")
+
+        # I expect its requests to be answered, and no process to have died of it.
+        for result in yard.results(torn, timeout_s=WAIT_S):
+            assert result.error is not None
+            assert result.error.code == "MODEL_UNAVAILABLE"
+            assert "broken model" in result.error.message
+        check_all_is_well(yard, host, 3)
+        assert {info.pid for info in yard.roster().values()} == pids
