@@ -143,7 +143,7 @@ class WorkerSettings:
     start_timeout_s: float = 600.0
     #: Before a model gives way, its running requests may finish for so long; the rest goes back.
     drain_timeout_s: float = 600.0
-    #: Part of the warm memory that may stay behind after an unload; with more a process is replaced.
+    #: Part of the warm memory that may stay behind after an unload; above it, a new process.
     leak_tolerance: float = 0.02
     #: A busy engine that makes no step for so long is killed.
     hang_timeout_s: float = 60.0
@@ -175,14 +175,7 @@ class WorkerSettings:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
                 yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
-        if self.models and (self.model or self.model_name):
-            yield "models: the file names the models; give either it or one model"
-        if self.models and not self.models.is_file():
-            yield f"models: no file at {self.models}"
-        if self.redis_url and self.engine == "vllm" and not self.model and not self.models:
-            yield "model: the vllm engine needs one (a folder or a Hugging Face name), or a file"
-        if self.devices and len(self.devices) != self.slots:
-            yield f"devices: {len(self.devices)} given for {self.slots} slots"
+        yield from self._faults_of_models()
         try:
             msgspec.json.decode(self.engine_args, type=dict)
         except msgspec.MsgspecError as fault:
@@ -199,3 +192,13 @@ class WorkerSettings:
         for name in ("grace_s", "spares", "sleepers", "leak_tolerance", "simulated_load_s"):
             if getattr(self, name) < 0:
                 yield f"{name}: must not be negative"
+
+    def _faults_of_models(self) -> Iterator[str]:
+        if self.models and (self.model or self.model_name):
+            yield "models: the file names the models; give either it or one model"
+        if self.models and not self.models.is_file():
+            yield f"models: no file at {self.models}"
+        if self.redis_url and self.engine == "vllm" and not self.model and not self.models:
+            yield "model: the vllm engine needs one (a folder or a Hugging Face name), or a file"
+        if self.devices and len(self.devices) != self.slots:
+            yield f"devices: {len(self.devices)} given for {self.slots} slots"

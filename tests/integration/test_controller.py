@@ -217,7 +217,9 @@ class TestRestarting:
         plant.wait_for_workers(1)
         plant.push(make_request())
 
-        eventually(lambda: controller.log.count("process died (ended by SIGKILL)") >= 3, timeout_s=60.0)
+        eventually(
+            lambda: controller.log.count("process died (ended by SIGKILL)") >= 3, timeout_s=60.0
+        )
 
         assert _restarts(controller) <= 4
 
