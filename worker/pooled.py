@@ -131,16 +131,26 @@ class Pooled:
     # What the pool tells it to do
 
     def start(self) -> None:
-        """Start a process; it warms up."""
+        """Start a process, which warms up; where that cannot be, the next try is after a pause."""
         self.pipe, theirs = _server.Pipe()
-        self.process = _server.Process(
+        process = _server.Process(
             target=main, args=(self._settings, self.device, theirs), name=self.name
         )
-        self.process.start()
-        theirs.close()
         self._started = time.monotonic()
-        self._enter(State.WARMING)
-        log.info("%s: process %s starts", self.name, self.process.pid)
+        try:
+            process.start()
+        except (EOFError, OSError) as fault:
+            # The fork-server, or what it had just started, was killed at this very moment.
+            log.warning("%s: no process could be started: %s", self.name, fault)
+            self.pipe.close()
+            self.pipe = None
+            self._pause(self._failures + 1)
+        else:
+            self.process = process
+            self._enter(State.WARMING)
+            log.info("%s: process %s starts", self.name, process.pid)
+        finally:
+            theirs.close()
 
     def load(self, spec: ModelSpec, group: Group | None = None) -> None:
         """Make an engine; as the leader of a group where one is given."""
@@ -324,13 +334,17 @@ class Pooled:
             self.process.close()
         if self.pipe is not None:
             self.pipe.close()
-        self._failures = 1 if self.lived_s > HEALTHY_S else self._failures + 1
+        failures = 1 if self.lived_s > HEALTHY_S else self._failures + 1
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
         self._enter(State.DOWN)
-        self.start_at = time.monotonic() + self._backoff.compute(self._failures)
+        self._pause(failures)
         return status
+
+    def _pause(self, failures: int) -> None:
+        self._failures = failures
+        self.start_at = time.monotonic() + self._backoff.compute(failures)
 
     def replace(self) -> None:
         """The process is to be replaced, without a pause: it has done nothing wrong but leak."""

@@ -349,6 +349,33 @@ class TestBackoff:
         assert not pooled.is_in_crash_loop
 
 
+class TestStart:
+    @pytest.mark.parametrize("fault", [EOFError("unexpected EOF"), ConnectionRefusedError()])
+    def test_a_fork_server_that_is_killed_meanwhile(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    ) -> None:
+        # Given a fork-server that has gone before it says which process it has started
+        pooled = make_pooled()
+        starting = [fault, None]
+
+        def start(process: object) -> None:
+            if now := starting.pop(0):
+                raise now
+
+        monkeypatch.setattr(worker.pooled._server.Process, "start", start)
+
+        pooled.start()
+
+        # I expect it to count as a process that has died.
+        assert (pooled.state, pooled.process, pooled.pipe) == (State.DOWN, None, None)
+        assert pooled.start_at > clock.now
+
+        pooled.start()
+
+        assert pooled.state is State.WARMING
+        pooled.pipe.close()
+
+
 NOBODY = 2**31 - 1  # no process has this id
 
 
