@@ -74,6 +74,23 @@ def meet(queue: Any) -> None:
         raise GroupFault(f"a message queue was not connected within {MEET_S:g} s") from None
 
 
+def hang_up(queue: Any) -> None:
+    """Close the sockets of a queue; idempotent.
+
+    Python may collect them together with their context, and in an order in which this waits for
+    ever. vLLM 0.32 sees to that itself.
+    """
+    condition = getattr(queue, "_spin_condition", None)
+    for name in ("local_notify_socket", "read_cancel_socket", "write_cancel_socket"):
+        _close_socket(getattr(condition, name, None))
+    _close_socket(queue.local_socket)
+
+
+def _close_socket(socket: zmq.Socket[bytes] | None) -> None:
+    if socket is not None:
+        socket.close(linger=0)
+
+
 class Calls:
     """The leader's end of all queues. One thread calls, another may wake it."""
 
@@ -96,6 +113,13 @@ class Calls:
         for queue in (self._calls, *self._answers.values()):
             meet(queue)
         unname(self._calls)
+
+    def close(self) -> None:
+        """Let go of all queues; idempotent."""
+        for queue in (self._calls, *self._answers.values()):
+            hang_up(queue)
+        self._answers.clear()
+        self._unsettled.clear()
 
     def wake(self) -> None:
         """End all waiting for answers, with an exception; from another thread."""

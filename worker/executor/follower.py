@@ -13,7 +13,7 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from worker.engines import Group
-from worker.executor.calls import SEND_S, Answer, Call, make_queue, meet
+from worker.executor.calls import SEND_S, Answer, Call, hang_up, make_queue, meet
 from worker.executor.follower_link import CONNECT_S, FollowerLink
 from worker.executor.rank import Plan, Rank
 from worker.executor.shared_memory import unname
@@ -73,8 +73,11 @@ class _Follower:
 
     def leave(self) -> None:
         """Let go of the model."""
-        self._calls = self._answers = None
         self._rank.leave()
+        self._link.unwatch()
+        for queue in filter(None, (self._calls, self._answers)):
+            hang_up(queue)
+        self._calls = self._answers = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

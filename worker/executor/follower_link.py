@@ -96,14 +96,18 @@ class FollowerLink:
         if self._end is not None:
             raise _ending(self._end)
 
-    def close(self) -> None:
-        """Close the line; idempotent."""
+    def unwatch(self) -> None:
+        """Nothing waits for another rank any more, and nothing is to be woken; idempotent."""
         self._finished.set()
         if self._rope is not None:
             self._rope.close()
         if self._thread is not None:
             self._thread.join()
         self._wake = None
+
+    def close(self) -> None:
+        """Close the line; idempotent."""
+        self.unwatch()
         if self._line is not None:
             self._line.close()
 

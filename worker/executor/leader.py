@@ -209,7 +209,9 @@ class GroupExecutor(Executor):
         if rank is not None:
             rank.leave()
         self._link.close()
-        self._calls = None
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.close()
         if self._segments is not None:
             self._segments.free()
         self._meeting.unlink(missing_ok=True)
