@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from benchmarks.measure import print_table
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
 from tokenyard import Client
+from tokenyard.commands import Command
 from tokenyard.drafting import FullPrompt
 
 MODELS: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
@@ -82,6 +83,12 @@ class Report:
     wrong: int
 
 
+def swaps_s(commands: Iterable[tuple[int, Command]]) -> list[float]:
+    """When the coordinator had the only device change its model, as unix times."""
+    loads = [(at_ms, one.model) for at_ms, one in commands if one.verb == "load"]
+    return [at_ms / 1000 for (_, old), (at_ms, new) in itertools.pairwise(loads) if new != old]
+
+
 class Asker:
     """Asks a yard with one device, which holds the adder or the subtractor."""
 
@@ -101,22 +108,19 @@ class Asker:
         """Have a model loaded, and wait until another may take its place."""
         if self._ask(questions([model], 1), 1).wrong:
             sys.exit(f"{model} gave a wrong answer")
-        swaps_s = self.swaps_s()
-        if swaps_s:
-            time.sleep(max(0.0, swaps_s[-1] + self._wait_s + _MARGIN_S - time.time()))
-
-    def swaps_s(self) -> list[float]:
-        """When the coordinator had the device change its model, unix times."""
-        loads = [(at, one.model) for at, one in read_commands(self._yard) if one.verb == "load"]
-        return [at / 1000 for (_, old), (at, new) in itertools.pairwise(loads) if new != old]
+        if swaps := self._swaps_s():
+            time.sleep(max(0.0, swaps[-1] + self._wait_s + _MARGIN_S - time.time()))
 
     def _ask(self, asked: Sequence[Question], window: int) -> Run:
         items: Iterator[FullPrompt] = ({"prompt": one.prompt, "model": one.model} for one in asked)
-        before, began = len(self.swaps_s()), time.perf_counter()
+        before, began = len(self._swaps_s()), time.perf_counter()
         results = self._client.map(items, window=window, max_tokens=ANSWER_TOKENS, temperature=0.0)
         wrong = sum(result.text != asked[number].answer for number, result in results)
         seconds = time.perf_counter() - began
-        return Run(len(asked), len(asked) / seconds, wrong, self.swaps_s()[before:])
+        return Run(len(asked), len(asked) / seconds, wrong, self._swaps_s()[before:])
+
+    def _swaps_s(self) -> list[float]:
+        return swaps_s(read_commands(self._yard))
 
 
 def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
@@ -135,7 +139,7 @@ def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
             {name: asker.measure(plan.requests, window) for name, window in plan.windows.items()}
             for _ in range(plan.rounds)
         ]
-        pairs = itertools.pairwise(asker.swaps_s())
+        pairs = itertools.pairwise(swaps_s(read_commands(yard)))
         closest_s = min((later - sooner for sooner, later in pairs), default=None)
     return {name: _report([one[name] for one in rounds], closest_s) for name in plan.windows}
 
