@@ -75,8 +75,9 @@ class SimulatedEngine:
     ) -> None:
         """``crash_point``, where it is a text, is read by `CrashPoint`: raises `ValueError`."""
         self._speed = speed or SpeedModel()
-        is_text = isinstance(crash_point, str)
-        self._crash = CrashPoint(crash_point) if is_text else crash_point
+        if isinstance(crash_point, str):
+            crash_point = CrashPoint(crash_point)
+        self._crash = crash_point
         self._sleeps = False
         self._is_open = True
         self._waiting: deque[_Generation] = deque()

@@ -21,7 +21,7 @@ from worker.engines.vllm_executor import (
 from worker.models import AdapterSpec, ModelSpec
 
 _GIB: Final = 1024**3
-#: LoRA adapters that one step may use; each takes memory for the largest rank.
+#: LoRA adapters that one step may use on a GPU; each takes memory for the largest rank.
 _MAX_LORAS: Final = 8
 
 
@@ -34,9 +34,8 @@ def engine_config(
     what vLLM raises where the model, or an argument, makes no sense.
     """
     config = EngineArgs(**_arguments(spec, executor) | _nested(spec)).create_engine_config()
-    if executor is None and not current_platform.is_cpu():
-        # From here vLLM's executor of one process takes its local rank.
-        config.device_config.device = torch.device(current_platform.device_type, device)
+    if config.parallel_config.distributed_executor_backend in (SingleExecutor, ThriftyExecutor):
+        _place(config, device)
     return config
 
 
@@ -46,6 +45,17 @@ def lora_requests(spec: ModelSpec) -> dict[str, LoRARequest]:
         adapter.name: LoRARequest(adapter.name, number, _adapter_path(adapter))
         for number, adapter in enumerate(spec.adapters, start=1)
     }
+
+
+def _place(config: VllmConfig, device: int) -> None:
+    """Say which device the one rank takes."""
+    if config.parallel_config.world_size > 1:  # it would wait for the others for half an hour
+        raise ValueError(
+            f"this model takes {config.parallel_config.world_size} devices; load it with a group"
+        )
+    if not current_platform.is_cpu():
+        # From here vLLM's executor of one process takes its local rank.
+        config.device_config.device = torch.device(current_platform.device_type, device)
 
 
 def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, Any]:
@@ -89,10 +99,14 @@ def _memory(spec: ModelSpec) -> dict[str, Any]:
 def _lora(spec: ModelSpec) -> dict[str, Any]:
     if not spec.adapters:
         return {}
+    count = len(spec.adapters)
+    # On a CPU vLLM gives a request for the base model the adapter in the last place, where others
+    # of its batch have adapters (vLLM pull request 48421). Nobody ever takes the place added here.
+    places = count + 1 if current_platform.is_cpu() else min(count, _MAX_LORAS)
     return {
         "enable_lora": True,
-        "max_loras": min(len(spec.adapters), _MAX_LORAS),
-        "max_cpu_loras": len(spec.adapters),
+        "max_loras": places,
+        "max_cpu_loras": max(count, places),
         "max_lora_rank": spec.max_lora_rank,
     }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from worker.engines import Engine, Group, Memory
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_environment import engine_modules
-from worker.engines.warm_base import freeze, give_back, held_back, uncollected
+from worker.engines.warm_base import freeze, give_back, held_back, let_go, uncollected
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class VllmBackend:
 
     def attend(self, group: Group) -> None:
         """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
-        from worker.engines.vllm_engine import let_go
         from worker.executor import attend
 
         with held_back(has_kernels=self._has_kernels):
@@ -76,7 +75,7 @@ class VllmBackend:
         return Memory(host=psutil.Process().memory_info().rss, device=device)
 
     def _load(self, spec: ModelSpec, group: Group | None = None) -> VllmEngine:
-        from worker.engines.vllm_engine import VllmEngine, let_go
+        from worker.engines.vllm_engine import VllmEngine
 
         with held_back(has_kernels=self._has_kernels):
             executor = _executor_for(group) if group else None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import vllm
 from vllm import LLMEngine
-from vllm.distributed import cleanup_dist_env_and_memory
 
 from tokenyard.errors import Code
 from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
@@ -31,9 +30,10 @@ from worker.engines.vllm_answers import (
     Whole,
 )
 from worker.engines.vllm_arguments import engine_config, lora_requests
+from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm_params import build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
-from worker.engines.warm_base import give_back, held_back
+from worker.engines.warm_base import held_back, let_go
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class VllmEngine:
         with self._stopwatch.phase("config"):
             config = engine_config(spec, device, executor)
             self._adapters = lora_requests(spec)
-        with self._stopwatch.phase("executor"):
+        with self._stopwatch.phase(EXECUTOR):
             self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
                 config, disable_log_stats=True
             )
@@ -83,7 +83,7 @@ class VllmEngine:
                 self._add_adapters(self._engine)
         with self._stopwatch.phase("warm-up"):
             self._warm_up(self._engine)
-        self._phases_s = _phases(self._stopwatch.phases_s, self._engine)
+        self._phases_s = with_inner_phases(self._stopwatch.phases_s, self._engine.model_executor)
 
     @property
     def info(self) -> EngineInfo:
@@ -173,8 +173,8 @@ class VllmEngine:
         if self._asleep:
             raise Unsupported(f"the engine sleeps already, at level {self._asleep}")
         if level == max(LEVELS):
-            for number in engine.list_loras():
-                engine.remove_lora(number)
+            for request in self._adapters.values():
+                engine.remove_lora(request.lora_int_id)
         self._sleep.begin(engine, level)
         self._asleep = level
         engine.reset_prefix_cache()
@@ -196,7 +196,7 @@ class VllmEngine:
 
     def profile(self, *, start: bool) -> None:
         """Start or stop vLLM's profiler; raises `Unsupported` where the model's file names none."""
-        engine = self._open()
+        engine: Any = self._open()  # some of this has no types
         if not engine.vllm_config.profiler_config.profiler:
             raise Unsupported(
                 "this model has no profiler; set engine_args.profiler_config = "
@@ -357,32 +357,16 @@ class VllmEngine:
 
     def _add_adapters(self, engine: LLMEngine) -> None:
         """Read all adapters, so that a broken one shows before a request asks for it."""
-        for request in self._adapters.values():
-            engine.add_lora(request)
+        for name, request in self._adapters.items():
+            try:
+                engine.add_lora(request)
+            except Exception as fault:
+                raise ValueError(f"adapter {name} cannot be loaded: {fault}") from fault
 
     def _open(self) -> LLMEngine:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
-
-
-def let_go() -> None:
-    """Leave vLLM's process groups and return what nobody holds any more; idempotent."""
-    cleanup_dist_env_and_memory()
-    give_back()
-
-
-def _phases(measured: dict[str, float], engine: LLMEngine) -> dict[str, float]:
-    """Seconds by phase: what the executor tells of itself is taken out of its whole."""
-    inner: dict[str, float] = getattr(engine.model_executor, "phases_s", {})
-    phases_s: dict[str, float] = {}
-    for phase, seconds in measured.items():
-        if phase == "executor":
-            phases_s[phase] = seconds - sum(inner.values())
-            phases_s |= inner
-        else:
-            phases_s[phase] = seconds
-    return phases_s
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:

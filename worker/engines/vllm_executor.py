@@ -1,12 +1,11 @@
 """vLLM's own executor for one process, which also says how long each part of a load takes.
 
-It is passed as vLLM's ``distributed_executor_backend``. An executor with a dict ``phases_s``, of
-seconds by phase, is all that `VllmEngine` asks for; that of a group has one too.
+It is passed as vLLM's ``distributed_executor_backend``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from vllm.config import VllmConfig
@@ -15,6 +14,8 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from worker.engines.stopwatch import Stopwatch
 
+#: The phase of a load in which the executor and all of vLLM's engine are made.
+EXECUTOR: Final = "executor"
 #: What the executor tells its worker while it starts, and the phase that it is.
 _PHASES: Final = {"init_worker": "device", "init_device": "device", "load_model": "weights"}
 DEFAULT_KV_CACHE_BYTES: Final = 1024**3
@@ -76,6 +77,21 @@ def at_most_for_all(executor: Executor, available: list[int]) -> list[int]:
         min(there, sequences * sum(spec.max_memory_usage_bytes(config) for spec in specs.values()))
         for there, specs in zip(available, executor.get_kv_cache_specs(), strict=True)
     ]
+
+
+def with_inner_phases(phases_s: Mapping[str, float], executor: Any) -> dict[str, float]:
+    """Seconds by phase, with what the executor has counted taken out of `EXECUTOR`.
+
+    An executor that counts, of a group for instance, has a dict ``phases_s``.
+    """
+    inner: Mapping[str, float] = getattr(executor, "phases_s", {})
+    found: dict[str, float] = {}
+    for phase, seconds in phases_s.items():
+        found[phase] = seconds
+        if phase == EXECUTOR:
+            found[phase] -= sum(inner.values())
+            found |= inner
+    return found
 
 
 class _Timed:

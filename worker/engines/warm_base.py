@@ -13,11 +13,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 _KERNELS: Final = "register_triton_kernel_overrides"
+_RELOADING: Final = "vllm.model_executor.model_loader.reload.layerwise"
+_COMPILING: Final = "torch._dynamo.convert_frame"
 
 
 @contextmanager
@@ -51,10 +53,20 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_replaced(gc, "freeze", _do_nothing))
         stack.enter_context(_replaced(gc, "unfreeze", _do_nothing))
+        stack.enter_context(_own_excepthook())
         platform = _platform()
         if has_kernels and hasattr(platform, _KERNELS):
             stack.enter_context(_replaced(platform, _KERNELS, _do_nothing))
         yield
+
+
+def let_go() -> None:
+    """Leave vLLM's process groups and return what nobody holds any more; idempotent."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    _forget_models()
+    cleanup_dist_env_and_memory()
+    give_back()
 
 
 def give_back() -> None:
@@ -65,6 +77,27 @@ def give_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
+def _forget_models() -> None:
+    """Let go of what would keep a model, and all its weights, for ever; only while none is held.
+
+    Two tables do (seen in vLLM 0.32). One is of layers whose weights have been reloaded: its keys
+    are weak, but its values hold the keys. The other is of compiled models that hear what torch
+    compiles: vLLM takes its model out only where more of the engine is alive than after a shutdown.
+    """
+    _known_in(_RELOADING, "LAYERWISE_INFO").clear()
+    for listener in list(_known_in(_COMPILING, "_bytecode_hooks").values()):
+        # A plain function is a hook of torch's own.
+        cleanup = getattr(getattr(listener, "__self__", None), "cleanup", None)
+        if cleanup is not None:
+            cleanup()
+
+
+def _known_in(module: str, name: str) -> MutableMapping[Any, Any]:
+    """A table of a module; an empty one where the module is not loaded, or has none."""
+    found: MutableMapping[Any, Any] = getattr(sys.modules.get(module), name, {})
+    return found
+
+
 def _do_nothing() -> None:
     return
 
@@ -73,6 +106,15 @@ def _platform() -> Any:
     from vllm.platforms import current_platform
 
     return current_platform
+
+
+@contextmanager
+def _own_excepthook() -> Iterator[None]:
+    kept = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = kept
 
 
 @contextmanager

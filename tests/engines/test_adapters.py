@@ -1,0 +1,96 @@
+"""LoRA adapters: requests name them as they name models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.adapters import RANK, merge, write_adapter
+from tests.engines.harness import MODELS, greedy, run, spec_of
+from worker.engines import Backend, Engine
+from worker.models import AdapterSpec
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [
+    f"{left}+{right}=" for left, right in zip(range(10, 90, 9), range(80, 0, -9), strict=True)
+]
+
+
+def answers(engine: Engine, model: str = "") -> list[list[int]]:
+    """Greedy tokens for all prompts."""
+    asked = [
+        greedy(f"{at}-0", prompt=prompt, model=model, stream=at % 2 == 0)
+        for at, prompt in enumerate(PROMPTS)
+    ]
+    return [outcome.tokens for outcome in run(engine, *asked)]
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> tuple[AdapterSpec, AdapterSpec]:
+    """Two for the adder."""
+    first, second = (
+        write_adapter(tmp_path / name, MODELS / "adder", seed)
+        for seed, name in enumerate(("left", "right"))
+    )
+    return first, second
+
+
+def test_an_adapter_answers_as_the_model_into_which_it_was_merged(
+    backend: Backend, adapters: tuple[AdapterSpec, AdapterSpec], tmp_path: Path
+) -> None:
+    # Given what the base and the models with merged weights say
+    merged = []
+    for adapter in adapters:
+        path = merge(tmp_path / f"merged-{adapter.name}", MODELS / "adder", adapter)
+        engine = backend.load(spec_of(adapter.name, path))
+        merged.append(answers(engine))
+        engine.close()
+    engine = backend.load(spec_of("adder"))
+    plain = answers(engine)
+    engine.close()
+
+    # If one engine serves the base and both adapters
+    engine = backend.load(spec_of("adder", adapters=adapters, max_lora_rank=RANK))
+    by_name = {name: answers(engine, name) for name in ("left", "right", "adder", "")}
+    mixed = run(
+        engine,
+        *[
+            greedy(f"{at}-0", prompt=PROMPTS[0], model=name)
+            for at, name in enumerate(("left", "adder", "right"))
+        ],
+    )
+    info = engine.info
+    engine.close()
+
+    # I expect each to say its own, alone and in one batch.
+    assert info.adapters == ("left", "right")
+    assert by_name == {"left": merged[0], "right": merged[1], "adder": plain, "": plain}
+    assert [one.tokens for one in mixed] == [merged[0][0], plain[0], merged[1][0]]
+    assert len({str(tokens) for tokens in by_name.values()}) == 3
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_adapters_are_the_same_after_a_sleep(
+    backend: Backend, adapters: tuple[AdapterSpec, AdapterSpec], level: int
+) -> None:
+    engine = backend.load(spec_of("adder", adapters=adapters, max_lora_rank=RANK))
+    names = ("left", "right", "adder")
+    before = [answers(engine, name) for name in names]
+
+    engine.sleep(level)
+    engine.wake()
+
+    after = [answers(engine, name) for name in names]
+    engine.close()
+    assert after == before
+
+
+def test_an_adapter_that_cannot_be_read_fails_the_load_and_not_a_request(
+    backend: Backend, adapters: tuple[AdapterSpec, AdapterSpec]
+) -> None:
+    Path(adapters[0].path, "adapter_model.safetensors").write_bytes(b"nonsense")
+
+    with pytest.raises(Exception, match="left"):
+        backend.load(spec_of("adder", adapters=adapters, max_lora_rank=RANK))

@@ -1,0 +1,183 @@
+"""A process that only pretends to hold models: its life, its groups, and where it dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.engines.harness import ask, greedy, run
+from tokenyard.settings import WorkerSettings
+from worker.engines import Group
+from worker.engines.loading import make_backend
+from worker.engines.simulated_backend import BROKEN, SimulatedBackend
+from worker.models import AdapterSpec, ModelSpec
+
+SPEC = ModelSpec("pretended", "anything", max_num_seqs=3, max_model_len=64, revision="r1")
+WAIT_S = 30
+
+
+def test_it_serves_what_the_model_says() -> None:
+    backend = SimulatedBackend()
+    assert sum(backend.warm_up().values()) == 0
+
+    engine = backend.load(SPEC)
+
+    info = engine.info
+    assert (info.engine, info.model, info.revision) == ("simulated", "pretended", "r1")
+    assert (info.slots, info.max_model_len, info.adapters) == (3, 64, ())
+    assert list(info.phases_s) == ["weights"]
+    assert len(run(engine, greedy())[0].tokens) == 12
+
+
+def test_one_model_follows_another_and_memory_is_as_it_was() -> None:
+    backend = SimulatedBackend()
+    before = backend.memory()
+
+    for name in ("first", "second"):
+        engine = backend.load(ModelSpec(name, "anything"))
+        assert engine.info.model == name
+        engine.close()
+
+    assert backend.memory() == before
+
+
+def test_adapters_are_names() -> None:
+    adapters = (AdapterSpec("left", "a"), AdapterSpec("right", "b"))
+    engine = SimulatedBackend().load(ModelSpec("base", "anything", adapters=adapters))
+
+    (outcome,) = run(engine, ask(model="left", max_tokens=2))
+
+    assert engine.info.adapters == ("left", "right")
+    assert len(outcome.tokens) == 2
+
+
+def test_a_broken_model_is_refused_and_the_next_one_is_not() -> None:
+    backend = SimulatedBackend()
+
+    with pytest.raises(RuntimeError, match="broken model"):
+        backend.load(ModelSpec("any", BROKEN))
+
+    assert backend.load(SPEC).info.model == "pretended"
+
+
+def test_loading_takes_the_time_of_the_settings() -> None:
+    settings = WorkerSettings(
+        redis_url="redis://nowhere", engine="simulated", simulated_load_s=0.05
+    )
+
+    began = time.monotonic()
+    engine = make_backend(settings, 0).load(SPEC)
+
+    assert time.monotonic() - began >= 0.05
+    assert engine.info.phases_s["weights"] >= 0.05
+
+
+# ------------------------------------------------------------------------------------- groups
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    """Two processes, as the leader knows them."""
+    return Group(str(tmp_path / "group"), 0, (0, 1))
+
+
+@pytest.fixture
+def followers() -> Iterator[ThreadPoolExecutor]:
+    """Threads that stand for other processes."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("leader_first", [True, False])
+def test_a_follower_stays_until_its_leader_lets_go(
+    group: Group, followers: ThreadPoolExecutor, leader_first: bool
+) -> None:
+    def attend() -> None:
+        SimulatedBackend().attend(Group(group.address, 1, group.devices))
+
+    def lead() -> object:
+        return SimulatedBackend().load(SPEC, group)
+
+    first, second = (lead, attend) if leader_first else (attend, lead)
+    begun = [followers.submit(first), followers.submit(second)]
+    loading, attending = begun if leader_first else reversed(begun)
+
+    engine = loading.result(WAIT_S)
+
+    assert list(engine.info.phases_s) == ["weights", "group"]
+    assert not attending.done()
+    engine.close()
+    engine.close()
+    attending.result(WAIT_S)
+    assert not Path(group.address).exists()
+
+
+def _lead_and_die(group: Group) -> None:
+    SimulatedBackend(crash_point="asleep").load(SPEC, group).sleep(1)
+
+
+@pytest.mark.crash
+def test_a_follower_is_told_of_the_death_of_its_leader(
+    group: Group, followers: ThreadPoolExecutor
+) -> None:
+    follower = Group(group.address, 1, group.devices)
+    attending = followers.submit(SimulatedBackend().attend, follower)
+
+    process = multiprocessing.get_context("spawn").Process(target=_lead_and_die, args=(group,))
+    process.start()
+
+    with pytest.raises(ConnectionError, match="leader"):
+        attending.result(WAIT_S)
+    process.join(WAIT_S)
+    assert process.exitcode == -signal.SIGKILL
+
+
+# -------------------------------------------------------------------------------- crash points
+
+
+def _live(crash_point: str, address: str) -> None:
+    """A whole life: twice a model, a sleep, and a group."""
+    backend = SimulatedBackend(crash_point=crash_point)
+    backend.warm_up()
+    for _ in range(2):
+        engine = backend.load(SPEC)
+        engine.sleep(1)
+        engine.wake()
+        engine.close()
+    leader = threading.Thread(
+        target=lambda: SimulatedBackend().load(SPEC, Group(address, 0, (0, 1))).close(), daemon=True
+    )
+    leader.start()
+    backend.attend(Group(address, 1, (0, 1)))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("crash_point", "status"),
+    [
+        *[
+            (place, -signal.SIGKILL)
+            for place in ("warming", "loading:2", "asleep:2", "waking:2", "unloading:2")
+        ],
+        ("attached", -signal.SIGKILL),
+        ("loading:3", 0),
+        ("", 0),
+    ],
+)
+def test_it_dies_in_each_state_that_it_is_told_to(
+    crash_point: str, status: int, tmp_path: Path
+) -> None:
+    process = multiprocessing.get_context("spawn").Process(
+        target=_live, args=(crash_point, str(tmp_path / "group"))
+    )
+    process.start()
+    process.join(WAIT_S)
+
+    assert process.exitcode == status

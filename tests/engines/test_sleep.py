@@ -1,0 +1,213 @@
+"""Sleep, wake, reset and profile: what is done to an engine beside giving it requests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.harness import greedy, run, spec_of
+from tests.engines.llama import write_llama
+from worker.engines import Backend, Engine, Unsupported
+from worker.engines.vllm_engine import VllmEngine
+
+MIB = 1024**2
+CACHE_MIB = 64
+#: Of a model of four layers; what is packed, and the two tables of its vocabulary.
+WEIGHTS_MIB = 42
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    """Greedy tokens for a few prompts, which begin alike."""
+    prompts = [[4, 5, 14, 4 + at] for at in range(12)]
+    asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
+    return [outcome.tokens for outcome in run(engine, *asked)]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is large enough to be seen in the memory of a process."""
+    return write_llama(tmp_path_factory.mktemp("models") / "large")
+
+
+# ------------------------------------------------------------------------------- of every engine
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_after_a_sleep_it_says_the_same(engine: Engine, level: int) -> None:
+    before = answers(engine)
+
+    for _ in range(2):
+        engine.sleep(level)
+        engine.wake()
+
+        assert answers(engine) == before
+
+
+def test_it_takes_no_request_in_its_sleep(engine: Engine) -> None:
+    engine.sleep(1)
+
+    with pytest.raises(RuntimeError, match="wake it"):
+        engine.add(greedy())
+
+    engine.wake()
+    assert answers(engine)
+
+
+def test_it_does_not_fall_asleep_over_a_request(engine: Engine) -> None:
+    engine.add(greedy(stream=True))
+
+    with pytest.raises(RuntimeError, match="unfinished"):
+        engine.sleep(1)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_other_levels_are_unknown(engine: Engine, level: int) -> None:
+    with pytest.raises(Unsupported, match="level"):
+        engine.sleep(level)
+
+
+def test_it_falls_asleep_once(engine: Engine) -> None:
+    engine.sleep(1)
+    with pytest.raises(Unsupported, match="already"):
+        engine.sleep(2)
+
+    engine.wake()
+    engine.wake()
+    assert answers(engine)
+
+
+def test_a_reset_changes_no_answer(engine: Engine) -> None:
+    before = answers(engine)
+
+    engine.reset()
+
+    assert answers(engine) == before
+
+
+def test_without_a_profiler_it_says_so(engine: Engine) -> None:
+    with pytest.raises(Unsupported, match="profiler"):
+        engine.profile(start=True)
+
+
+# ---------------------------------------------------------------------------------- of a real one
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_host_gets_its_memory_back(backend: Backend, large: Path, dtype: str) -> None:
+    engine = backend.load(spec_of("large", large, kv_cache_gib=CACHE_MIB / 1024, dtype=dtype))
+    said = answers(engine)
+    size = WEIGHTS_MIB if dtype == "float32" else WEIGHTS_MIB / 2
+
+    def freed_mib(level: int) -> float:
+        awake = backend.memory().host
+        engine.sleep(level)
+        asleep = backend.memory().host
+        engine.wake()
+        assert answers(engine) == said
+        return (awake - asleep) / MIB
+
+    light = freed_mib(1)
+    refilled = answers(engine)  # takes a few pages of the cache again
+    deep = freed_mib(2)
+    engine.close()
+
+    # I expect the cache to go at the first level, nearly all weights at the second.
+    assert light > 0.9 * CACHE_MIB
+    assert deep > 0.9 * size
+    assert refilled == said
+
+
+@pytest.mark.vllm
+def test_a_model_that_slept_is_forgotten_with_its_engine(backend: Backend, large: Path) -> None:
+    def one_life() -> int:
+        engine = backend.load(spec_of("large", large))
+        answers(engine)
+        engine.sleep(2)
+        engine.wake()
+        engine.close()
+        return backend.memory().host
+
+    first = one_life()
+    later = [one_life() for _ in range(2)]
+
+    assert max(later) - first < 5 * MIB
+
+
+@pytest.mark.vllm
+def test_where_pages_cannot_be_given_back_it_stays_awake(
+    vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    with pytest.raises(Unsupported, match="Linux"):
+        vllm_engine.sleep(1)
+
+    monkeypatch.undo()
+    assert answers(vllm_engine)
+
+
+@pytest.mark.vllm
+def test_a_reset_forgets_the_prefix_cache(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an engine that has seen a prompt of more than a block
+    engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
+    assert isinstance(engine, VllmEngine)
+    inner = engine._open()
+    outputs: list[Any] = []
+    step = inner.step
+    monkeypatch.setattr(inner, "step", lambda: outputs.extend(made := step()) or made)
+
+    def reused() -> int:
+        run(engine, greedy(tokens=list(range(4, 14)) * 5, max_tokens=1))
+        return outputs[-1].num_cached_tokens
+
+    first, again = reused(), reused()
+    engine.reset()
+    after = reused()
+    engine.close()
+
+    assert (first, again, after) == (0, 32, 0)
+
+
+@pytest.mark.vllm
+def test_a_profile_is_written_where_the_model_has_a_profiler(
+    backend: Backend, tmp_path: Path
+) -> None:
+    profiler = {"profiler": "torch", "torch_profiler_dir": str(tmp_path)}
+    engine = backend.load(spec_of("adder", engine_args={"profiler_config": profiler}))
+
+    engine.profile(start=True)
+    run(engine, greedy(max_tokens=2))
+    engine.profile(start=False)
+    engine.close()
+
+    assert [file for file in tmp_path.iterdir() if "trace" in file.name]
+
+
+# ------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_gpu_gets_its_memory_back(backend: Backend, large: Path, level: int) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU, and a vLLM that was built for it")
+    engine = backend.load(spec_of("large", large, kv_cache_gib=1.0, dtype="bfloat16"))
+    said = answers(engine)
+
+    free, _ = torch.cuda.mem_get_info()
+    engine.sleep(level)
+    freed = torch.cuda.mem_get_info()[0] - free
+    engine.wake()
+
+    assert answers(engine) == said
+    engine.close()
+    assert freed > 0.9 * 1024 * MIB
