@@ -59,8 +59,12 @@ class Standing:
         return not holder.leader.load and not self.wants(holder.model)
 
     def is_pinned(self, holder: Holder) -> bool:
-        """Whether its model would have too few workers without it."""
-        return self.serving[holder.model] <= self.catalog.pin(holder.model)
+        """Whether its model would have too few workers without it; not where nobody pins it.
+
+        Such a model may have no workers any more, if all its devices have just been given away.
+        """
+        pin = self.catalog.pin(holder.model)
+        return pin > 0 and self.serving[holder.model] <= pin
 
     def has_swapped(self, holder: Holder, model: str) -> bool:
         """Whether its devices have changed their model within the wait that ``model`` bears."""

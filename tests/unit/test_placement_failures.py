@@ -159,6 +159,15 @@ class TestHopeless:
         two = host(devices=2, a={}, b={"pin": 1})
         assert decide(starving, [worker("w.1", "b")], two).hopeless == {}
 
+    def test_a_model_whose_only_device_is_given_to_another_will_have_its_turn(self) -> None:
+        # Given more requests for a model than its lane takes, and another model that is due
+        demands = [demand("a", wait_s=99), demand("b", 9, wait_s=98)]
+
+        placement = decide(demands, [worker("w.1", "b", load=4)], host(devices=1, a={}, b={}))
+
+        assert loads(placement) == [("w.1", "a")]
+        assert placement.hopeless == {}
+
     def test_nothing_is_hopeless_while_no_host_is_there(self) -> None:
         assert decide([demand("x", wait_s=99)], [], {}).hopeless == {}
 
