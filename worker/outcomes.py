@@ -163,9 +163,10 @@ def _usage(end: Finished) -> Usage:
 
 
 def _provenance(assignment: Assignment, info: EngineInfo, worker: str) -> str:
+    asked = assignment.request.model
     return json_text(
         Provenance(
-            model=info.model,
+            model=asked if asked in info.adapters else info.model,
             revision=info.revision,
             engine=info.engine,
             engine_version=info.engine_version,

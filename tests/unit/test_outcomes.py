@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +117,18 @@ class TestReplies:
         assert (ended.timing.queue_ms, ended.timing.engine_ms) == (500, 500.0)
         assert ended.timing.first_token_ms == 100.0
         assert ended.choices is None
+
+    @pytest.mark.parametrize(
+        ("asked", "told"), [("", "sim"), ("sim", "sim"), ("roman", "roman"), ("other", "sim")]
+    )
+    def test_the_model_is_the_adapter_where_one_answers(self, asked: str, told: str) -> None:
+        info = replace(INFO, adapters=("roman", "greek"))
+
+        reply = result_reply(run(model=asked), finished("1500-0", 5), info, "w.3", now=10.5)
+
+        made_by = to_result(reply).provenance
+        assert made_by is not None
+        assert made_by.model == told
 
     def test_several_choices(self) -> None:
         choices = [Choice(0, [1], "a", "stop", "x"), Choice(1, [2, 3], "bc", "length")]
