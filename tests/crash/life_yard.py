@@ -52,14 +52,14 @@ class LifeYard(Plant):
     def start(self, **options: object) -> Program:
         """A coordinator and one host; the host once all its processes are warm."""
         self.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
-        host = self.host(**options)
+        host = self.pool(**options)
         eventually(lambda: self.states(host) == ["warm"] * processes(options), timeout_s=WAIT_S)
         return host
 
-    def host(self, name: str = "h", **options: object) -> Program:
+    def pool(self, **options: object) -> Program:
         """Start a host that may load all `MODELS`."""
-        models = self.write(f"{name}.toml", MODELS)
-        return self.worker(name=name, models=models, **{"simulated_step_s": STEP_S, **options})
+        models = self.write("models.toml", MODELS)
+        return self.host(models, **{"simulated_step_s": STEP_S, **options})
 
     # Requests
 
@@ -92,13 +92,14 @@ class LifeYard(Plant):
     def seen(self, state: WorkerState, model: str = "", but: Collection[int] = ()) -> WorkerInfo:
         """A process in this state, once there is one; none of the pids in ``but``."""
 
-        def found() -> WorkerInfo | None:
-            for info in self.roster().values():
-                if (info.state, info.model) == (state, model) and info.pid not in but:
-                    return info
-            return None
+        def found() -> list[WorkerInfo]:
+            return [
+                info
+                for info in self.roster().values()
+                if (info.state, info.model) == (state, model) and info.pid not in but
+            ]
 
-        return eventually(found, timeout_s=WAIT_S, every_s=0.002)
+        return eventually(found, timeout_s=WAIT_S, every_s=0.002)[0]
 
     def pid_of(self, state: WorkerState, model: str = "") -> int:
         """The pid of the one process in this state."""

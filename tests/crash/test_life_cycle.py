@@ -54,9 +54,9 @@ class TestBeforeAModel:
     def test_warming(self, yard: LifeYard) -> None:
         # Given streams on one device, and a process that is in the middle of its start
         yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
-        host = yard.host(slots=2, spares=1, crash_point="stall")
-        stalled = eventually(lambda: len(found := yard.stalled()) == 3 and found, timeout_s=WAIT_S)
-        victim, *others = stalled
+        host = yard.pool(slots=2, spares=1, crash_point="stall")
+        eventually(lambda: len(yard.stalled()) == 3, timeout_s=WAIT_S)
+        victim, *others = yard.stalled()
         for pid in others:
             os.kill(pid, signal.SIGCONT)
         yard.flow("red")
@@ -230,7 +230,7 @@ class TestOthers:
     @pytest.mark.parametrize("state", ["draining", "loading"])
     def test_controller(self, yard: LifeYard, state: str) -> None:
         # Given a device in the middle of a swap
-        options = {"spares": 1, "simulated_load_s": LOAD_S, "lease_ms": LEASE_MS}
+        options: dict[str, object] = {"spares": 1, "simulated_load_s": LOAD_S, "lease_ms": LEASE_MS}
         host = yard.start(**options)
         yard.flow("red", max_tokens=100)
         yard.ask("blue")
@@ -245,7 +245,7 @@ class TestOthers:
         yard.ask("red")
         yard.ask("blue")
         eventually(lambda: all(is_gone(one.pid) for one in left), timeout_s=WAIT_S)
-        again = yard.host(**options)
+        again = yard.pool(**options)
 
         check_all_is_well(yard, again, 2)
 
@@ -253,7 +253,7 @@ class TestOthers:
         # Given a command that its controller has not yet seen
         leader = yard.coordinator(name="one", lease_ms=LEASE_MS)
         token = yard.wait_for_leader()
-        host = yard.host(spares=1)
+        host = yard.pool(spares=1)
         eventually(lambda: yard.states(host) == ["warm", "warm"], timeout_s=WAIT_S)
         controller = psutil.Process(host.pid)
         controller.suspend()
@@ -276,7 +276,7 @@ class TestOthers:
     def test_coordinator_while_its_command_is_obeyed(self, yard: LifeYard) -> None:
         # Given a model that is being loaded
         leader = yard.coordinator(lease_ms=LEASE_MS)
-        host = yard.host(spares=1, simulated_load_s=LOAD_S)
+        host = yard.pool(spares=1, simulated_load_s=LOAD_S)
         before = yard.ask("red")
         yard.seen("loading", "red")
 
@@ -310,7 +310,7 @@ class TestOthers:
     def test_host_with_the_only_copy(self, yard: LifeYard) -> None:
         # Given two busy hosts, and more requests for the model of one than its lane takes
         yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
-        hosts = {name: yard.host(name, spares=1, lease_ms=LEASE_MS) for name in ("a", "b")}
+        hosts = {name: yard.pool(name=name, spares=1, lease_ms=LEASE_MS) for name in ("a", "b")}
         eventually(lambda: len(yard.roster()) == 4, timeout_s=WAIT_S)
         before = yard.flow("red", 8, max_tokens=LONG)
         yard.flow("blue")

@@ -192,14 +192,9 @@ class Plant:
         return self._start("coordinator", options)
 
     def worker(self, **options: object) -> Program:
-        """Start a controller with simulated engines of one model, or of a file of ``models``.
-
-        See `wait_for_workers`.
-        """
-        defaults: dict[str, object] = {"engine": "simulated", "name": "w", "backoff_s": 0.1}
-        if "models" not in options:
-            defaults["model_name"] = "sim"
-        return self._start("worker", {**defaults, **options})
+        """Start a controller with simulated engines; see `wait_for_workers`."""
+        defaults: dict[str, object] = {"engine": "simulated", "model_name": "sim", "name": "w"}
+        return self._start("worker", {**defaults, "backoff_s": 0.1, **options})
 
     def write(self, name: str, text: str) -> Path:
         """A file that is there for as long as the yard."""
