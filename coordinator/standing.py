@@ -71,7 +71,11 @@ class Standing:
         return self.now_ms - holder.swapped_ms < 1000 * self.catalog.max_wait_s(model)
 
     def has_paid(self, holder: Holder) -> bool:
-        """Whether it has been ready for at least as long as it was loaded."""
+        """Whether it has been ready for at least as long as it was loaded.
+
+        The first load of all, which its host may still be about to tell, stands in its own entry.
+        """
         info = holder.leader.info
         load_s = self.catalog.load_s(holder.model, info.controller)
+        load_s = load_s or sum(info.phases_s.values())
         return self.now_ms - info.since_ms >= 1000 * load_s

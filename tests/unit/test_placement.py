@@ -171,6 +171,15 @@ class TestStarvation:
             workers = [worker("w.1", "b", load=3, swapped_s=200, since_s=since_s)]
             assert loads(decide([demand("a", wait_s=99)], workers, hosts)) == expected
 
+    @pytest.mark.parametrize(("since_s", "expected"), [(6.9, []), (7.1, [("w.1", "a")])])
+    def test_the_same_for_the_first_load_of_all(
+        self, since_s: float, expected: list[tuple[str, str]]
+    ) -> None:
+        """Given a host that has not yet told how long it takes to load the model."""
+        workers = [worker("w.1", "b", load=1, since_s=since_s, phases_s={"weights": 7.0})]
+
+        assert loads(decide([demand("a", wait_s=99)], workers, host(a={}, b={}))) == expected
+
     def test_of_two_starving_models_the_one_that_waits_longest(self) -> None:
         demands = [demand("a", 9, wait_s=40), demand("c", 1, wait_s=50)]
 
