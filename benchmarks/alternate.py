@@ -166,6 +166,11 @@ def faults(reports: Mapping[str, Report], max_model_wait_s: float) -> list[str]:
     return found
 
 
+def _rounded(one: Report) -> dict[str, float | None]:
+    figures: dict[str, float | None] = asdict(one)
+    return {name: value if value is None else round(value, 3) for name, value in figures.items()}
+
+
 def show(reports: Mapping[str, Report], plan: Plan) -> None:
     """The table for people."""
     labels = {
@@ -213,7 +218,7 @@ def main(
         for name, one in measure(sleepers, plan).items()
     }
     if as_json:
-        print(json.dumps({name: asdict(one) for name, one in reports.items()}))
+        print(json.dumps({name: _rounded(one) for name, one in reports.items()}))
     else:
         show(reports, plan)
     if found := faults(reports, plan.max_model_wait_s):
