@@ -95,9 +95,11 @@ def test_what_the_operator_wishes_is_remembered(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("cores", "slots", "shares"),
     [
-        ([0, 1], 1, [[0, 1]]),
+        ([3], 1, [[3]]),
+        ([0, 1], 1, [[0]]),  # one is left to those who feed the engine
         ([0, 1], 2, [[0], [1]]),
-        ([2, 4, 6, 8, 9], 2, [[2, 4], [6, 8, 9]]),
+        ([2, 4, 6, 8, 9], 2, [[2, 4], [6, 8]]),
+        ([2, 4, 6, 8], 2, [[2], [4, 6]]),
         ([0, 1], 3, [[0], [1], [0]]),
     ],
 )

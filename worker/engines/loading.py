@@ -19,10 +19,15 @@ from worker.engines.vllm_environment import (
 
 
 def cpu_share(cores: Sequence[int], slots: int, slot: int) -> list[int]:
-    """The cores of one slot; more slots than cores share them in turn."""
+    """The cores of one slot; more slots than cores share them in turn.
+
+    Where there are more cores than slots one is kept free, as vLLM does when it serves: an engine's
+    threads spin, and whoever feeds them would wait for a core.
+    """
     if slots > len(cores):
         return [cores[slot % len(cores)]]
-    return list(cores[slot * len(cores) // slots : (slot + 1) * len(cores) // slots])
+    ours = cores[: max(slots, len(cores) - 1)]
+    return list(ours[slot * len(ours) // slots : (slot + 1) * len(ours) // slots])
 
 
 def is_on_cpu(settings: WorkerSettings) -> bool:
