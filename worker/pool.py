@@ -172,7 +172,7 @@ class Pool:
                 self.give_way(member, sleeps=sleeps)
             case TakeUp(members, goal):
                 self._take_up(members, goal)
-            case Replace(member):
+            case Replace(member) if member.end is None:  # else it is about to end
                 if not member.is_doomed:
                     log.warning(
                         "%s kept %.1f %% of its warm memory", member.name, 100 * member.leak

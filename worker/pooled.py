@@ -334,12 +334,16 @@ class Pooled:
             self.process.close()
         if self.pipe is not None:
             self.pipe.close()
+        is_replaced = self.end == "left"
         failures = 1 if self.lived_s > HEALTHY_S else self._failures + 1
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
         self._enter(State.DOWN)
-        self._pause(failures)
+        if is_replaced:
+            self._failures, self.start_at = 0, time.monotonic()
+        else:
+            self._pause(failures)
         return status
 
     def _pause(self, failures: int) -> None:
@@ -348,7 +352,6 @@ class Pooled:
 
     def replace(self) -> None:
         """The process is to be replaced, without a pause: it has done nothing wrong but leak."""
-        self._failures = 0
         self.last_words = "replaced"
         self.end = "left"
         self.kill()
