@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.engines.harness import spec_of
+from tests.engines.harness import ON_CPU, spec_of
 from worker.engines import Backend, Engine
 from worker.engines.simulated import SimulatedEngine
 from worker.engines.vllm_backend import VllmBackend
@@ -23,9 +23,10 @@ def warm_phases_s() -> dict[str, float]:
 @pytest.fixture(scope="package")
 def warm(warm_phases_s: dict[str, float]) -> Backend:
     """The warm backend of this process; one engine of it may live at a time."""
-    set_environment(engine_environment(cpu=True))
+    set_environment(engine_environment(cpu=ON_CPU))
     # One thread: OpenMP's threads spin, and starve each other where tests share the cores.
-    backend = VllmBackend(cores=[min(os.sched_getaffinity(0))])
+    cores = [min(os.sched_getaffinity(0))] if ON_CPU else []
+    backend = VllmBackend(cores=cores)
     warm_phases_s |= backend.warm_up()
     return backend
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.builders import make_assignment, make_request
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment, SamplingParams
 from worker.engines import Engine, Faulted, Finished, TokenDelta
 from worker.models import ModelSpec
+
+ON_CPU = shutil.which("nvidia-smi") is None
+needs_cpu = pytest.mark.skipif(not ON_CPU, reason="is about vLLM's CPU backend")
+needs_gpu = pytest.mark.skipif(ON_CPU, reason="needs a GPU, and a vLLM that was built for it")
 
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 PROMPT = [5, 6, 14, 7, 8, 16]  # "12+34=" to the adder

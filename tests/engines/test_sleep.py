@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import greedy, run, spec_of
+from tests.engines.harness import greedy, needs_cpu, needs_gpu, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, Unsupported
 from worker.engines.vllm_engine import VllmEngine
@@ -96,6 +96,7 @@ def test_without_a_profiler_it_says_so(engine: Engine) -> None:
 
 
 @pytest.mark.vllm
+@needs_cpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_host_gets_its_memory_back(backend: Backend, large: Path, dtype: str) -> None:
     engine = backend.load(spec_of("large", large, kv_cache_gib=CACHE_MIB / 1024, dtype=dtype))
@@ -138,6 +139,29 @@ def test_a_model_that_slept_is_forgotten_with_its_engine(backend: Backend, large
 
 
 @pytest.mark.vllm
+@needs_cpu
+def test_weights_that_no_reload_brings_back_are_missed(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = backend.load(spec_of("adder"))
+    assert isinstance(engine, VllmEngine)
+    inner = engine._open()
+    call = inner.collective_rpc
+
+    def without_reload(method: object, *more: object) -> object:
+        return None if method == "reload_weights" else call(method, *more)
+
+    monkeypatch.setattr(inner, "collective_rpc", without_reload)
+
+    engine.sleep(2)
+    with pytest.raises(RuntimeError, match=r"no weights.*embed_tokens"):
+        engine.wake()
+
+    engine.close()
+
+
+@pytest.mark.vllm
+@needs_cpu
 def test_where_pages_cannot_be_given_back_it_stays_awake(
     vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,12 +218,11 @@ def test_a_profile_is_written_where_the_model_has_a_profiler(
 
 @pytest.mark.gpu
 @pytest.mark.vllm
+@needs_gpu
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_gpu_gets_its_memory_back(backend: Backend, large: Path, level: int) -> None:
     import torch
 
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU, and a vLLM that was built for it")
     engine = backend.load(spec_of("large", large, kv_cache_gib=1.0, dtype="bfloat16"))
     said = answers(engine)
 
@@ -211,3 +234,34 @@ def test_the_gpu_gets_its_memory_back(backend: Backend, large: Path, level: int)
     assert answers(engine) == said
     engine.close()
     assert freed > 0.9 * 1024 * MIB
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+@needs_gpu
+def test_a_gpu_model_that_was_loaded_for_no_sleep_says_so(backend: Backend) -> None:
+    engine = backend.load(spec_of("adder", sleep_level=0, kv_cache_gib=0.25))
+
+    with pytest.raises(Unsupported, match="sleep_level"):
+        engine.sleep(1)
+
+    engine.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+@needs_gpu
+def test_a_gpu_is_as_empty_after_each_model(backend: Backend, large: Path) -> None:
+    backend.load(spec_of("large", large, kv_cache_gib=1.0)).close()
+    before = backend.memory().device
+
+    for level in (0, 1, 2):
+        engine = backend.load(spec_of("large", large, kv_cache_gib=1.0))
+        said = answers(engine)
+        if level:
+            engine.sleep(level)
+            engine.wake()
+            assert answers(engine) == said
+        engine.close()
+
+    assert backend.memory().device <= before + 5 * MIB

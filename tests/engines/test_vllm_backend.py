@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import MODELS, ask, run, spec_of
+from tests.engines.harness import MODELS, ask, needs_cpu, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine
 from worker.engines.vllm_engine import VllmEngine
@@ -78,7 +78,7 @@ def test_models_take_turns_and_the_memory_comes_back(backend: Backend, tmp_path:
 
     # I expect less to stay than one model takes, or one KV cache.
     assert backend.memory().host - before.host < 5 * MIB
-    assert backend.memory().device == 0
+    assert backend.memory().device - before.device < 5 * MIB
 
 
 def test_what_an_engine_was_made_of_is_collected(backend: Backend) -> None:
@@ -119,6 +119,7 @@ def test_a_compiled_model_is_forgotten_with_its_engine(
     assert model() is None
 
 
+@needs_cpu
 def test_the_kv_cache_is_no_larger_than_all_sequences_can_fill(backend: Backend) -> None:
     def cache_bytes(spec: ModelSpec) -> int:
         engine = backend.load(spec)

@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -22,7 +23,15 @@ from worker.engines.warm_base import give_back
 _PACKED: Final = (
     "cpu_linear"  # a layer's own function, which holds its weights as oneDNN packs them
 )
-_LOST: Final = "_tokenyard_lost_weights"
+_AWAY: Final = "_tokenyard_away"  # what of a model is gone until a reload
+
+
+@dataclass(frozen=True, slots=True)
+class _Away:
+    """Names of parameters, and of layers with packed weights."""
+
+    parameters: tuple[str, ...]
+    packed: tuple[str, ...]
 
 
 def check_system() -> None:
@@ -38,25 +47,41 @@ def release_cache(worker: Any) -> None:
 
 
 def release_weights(worker: Any) -> None:
-    """Give the pages of the weights back; `check_weights` says whether a reload has healed them.
+    """Give the pages of the weights back; they must be reloaded, and then be checked.
 
-    Linear layers keep their weights in packed form inside a function, which is dropped.
+    Linear layers keep their weights in packed form inside a function, which is dropped. A rank's
+    share of a small vocabulary can be all zeros, for which a reload finds nothing: it stays.
     """
     model = worker.model_runner.get_model()
-    for layer in model.modules():
-        if _PACKED in vars(layer):
-            delattr(layer, _PACKED)
-            setattr(layer, _LOST, True)
-    for parameter in model.parameters():
+    parameters = {name: each for name, each in model.named_parameters() if each.any()}
+    packed = {name: layer for name, layer in model.named_modules() if _is_packed(layer)}
+    for layer in packed.values():
+        delattr(layer, _PACKED)
+    for parameter in parameters.values():
         _release(parameter)
+    setattr(model, _AWAY, _Away(tuple(parameters), tuple(packed)))
     give_back()
 
 
 def check_weights(worker: Any) -> None:
-    """Raises `RuntimeError` where vLLM's reload has not packed again what was dropped."""
-    for name, layer in worker.model_runner.get_model().named_modules():
-        if vars(layer).pop(_LOST, False) and not hasattr(layer, _PACKED):
-            raise RuntimeError(f"{name} has no weights after the reload; load the model anew")
+    """Raises `RuntimeError` where vLLM's reload has not brought back all that was given back."""
+    model = worker.model_runner.get_model()
+    away: _Away = vars(model).pop(_AWAY)
+    parameters, layers = dict(model.named_parameters()), dict(model.named_modules())
+    lost = [name for name in away.parameters if not parameters[name].any()]
+    lost += [name for name in away.packed if not hasattr(layers[name], _PACKED)]
+    if lost:
+        raise RuntimeError(
+            f"{len(lost)} parts have no weights after the reload, {lost[0]} first; load it anew"
+        )
+
+
+def _is_packed(layer: torch.nn.Module) -> bool:
+    """Whether it has packed weights that are worth their memory."""
+    if _PACKED not in vars(layer):
+        return False
+    weight: torch.Tensor | None = getattr(layer, "weight", None)
+    return weight is None or not weight.numel() or bool(weight.any())
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:

@@ -67,7 +67,10 @@ class VllmBackend:
             let_go()
 
     def memory(self) -> Memory:
-        """What this process holds now."""
+        """What this process holds now.
+
+        While an engine sleeps on a GPU, what vLLM's sleep mode has let go of still counts here.
+        """
         import psutil  # vLLM brings both
         import torch
 

@@ -175,9 +175,9 @@ class VllmEngine:
         if level == max(LEVELS):
             for request in self._adapters.values():
                 engine.remove_lora(request.lora_int_id)
+        engine.reset_prefix_cache()
         self._sleep.begin(engine, level)
         self._asleep = level
-        engine.reset_prefix_cache()
 
     def wake(self) -> None:
         """Come back from sleep; a fault means that the engine is lost."""

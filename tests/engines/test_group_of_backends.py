@@ -1,0 +1,101 @@
+"""Two backends hold a model together: load, sleep, wake and unload, as with one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tests.engines.harness import greedy, needs_cpu, run, spec_of
+from worker.engines import Backend, Engine, Group
+from worker.engines.vllm_backend import VllmBackend
+from worker.engines.vllm_environment import engine_environment, set_environment
+
+pytestmark = [pytest.mark.vllm, needs_cpu]
+
+WAIT_S = 90
+
+
+def _follow(pipe: Connection) -> None:
+    """Attend each group that comes down the pipe; say when this process is warm again."""
+    set_environment(engine_environment(cpu=True))
+    backend = VllmBackend(cores=[max(os.sched_getaffinity(0))])
+    backend.warm_up()
+    while True:
+        pipe.send(backend.memory())
+        try:
+            backend.attend(pipe.recv())
+        except EOFError:
+            return
+
+
+@pytest.fixture(scope="module")
+def follower() -> Iterator[Connection]:
+    """The pipe of another warm process."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_follow, args=(theirs,))
+    process.start()
+    theirs.close()
+    assert ours.poll(WAIT_S)
+    yield ours
+    ours.close()
+    process.join(WAIT_S)
+    process.kill()
+
+
+@pytest.fixture
+def invite(follower: Connection, tmp_path: Path) -> Iterator[Callable[[], Group]]:
+    """Makes the group of this process, which leads, and the follower, each time anew."""
+    attended = []
+
+    def make() -> Group:
+        address = str(tmp_path / f"group-{len(attended)}")
+        follower.recv()  # that it is warm
+        follower.send(Group(address, 1, (0, 1)))
+        attended.append(address)
+        return Group(address, 0, (0, 1))
+
+    yield make
+    assert follower.poll(WAIT_S), "the follower has not come back"
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    """Greedy tokens for a few prompts."""
+    prompts = [[4, 5, 14, 4 + at] for at in range(12)]
+    asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
+    return [outcome.tokens for outcome in run(engine, *asked)]
+
+
+def test_it_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], Group]) -> None:
+    # Given what one process says, and then a group of two
+    engine = backend.load(spec_of("adder"))
+    said = answers(engine)
+    engine.close()
+    engine = backend.load(spec_of("adder", tensor_parallel_size=2), invite())
+    assert answers(engine) == said
+
+    # If it sleeps at each level; the second rank's share of the vocabulary is empty
+    for level in (1, 2, 2, 1):
+        engine.sleep(level)
+        engine.wake()
+
+        # I expect the same tokens after each.
+        assert answers(engine) == said
+    assert "group" in engine.info.phases_s
+    engine.close()
+
+
+def test_after_a_broken_model_the_group_is_gone_and_another_can_form(
+    backend: Backend, invite: Callable[[], Group], tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        backend.load(spec_of("adder", tmp_path / "nowhere", tensor_parallel_size=2), invite())
+
+    engine = backend.load(spec_of("adder", tensor_parallel_size=2), invite())
+
+    assert answers(engine)
+    engine.close()
