@@ -110,7 +110,9 @@ class Choice:
             return False
         if standing.is_pinned(holder) or standing.has_swapped(holder, need.model):
             return False
-        return standing.is_idle(holder) or (need.reach is Reach.BUSY and standing.has_paid(holder))
+        if need.reach is Reach.BUSY and standing.has_paid(holder):
+            return True
+        return standing.has_rested(holder)
 
     def _is_settled(self, holder: Holder) -> bool:
         found = [self._standing.devices.get(device) for device in holder.devices]

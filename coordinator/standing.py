@@ -58,6 +58,13 @@ class Standing:
         """Whether nobody wants it now."""
         return not holder.leader.load and not self.wants(holder.model)
 
+    def has_rested(self, holder: Holder) -> bool:
+        """Whether nobody has wanted it for as long as it takes to load it again.
+
+        Between two bursts of requests nobody does for a moment.
+        """
+        return self.is_idle(holder) and self._passed(holder, holder.leader.used_ms)
+
     def is_pinned(self, holder: Holder) -> bool:
         """Whether its model would have too few workers without it; not where nobody pins it.
 
@@ -75,7 +82,11 @@ class Standing:
 
         The first load of all, which its host may still be about to tell, stands in its own entry.
         """
+        return self._passed(holder, holder.leader.info.since_ms)
+
+    def _passed(self, holder: Holder, since_ms: float) -> bool:
+        """Whether as much time has passed as loading its model takes."""
         info = holder.leader.info
         load_s = self.catalog.load_s(holder.model, info.controller)
         load_s = load_s or sum(info.phases_s.values())
-        return self.now_ms - info.since_ms >= 1000 * load_s
+        return self.now_ms - since_ms >= 1000 * load_s

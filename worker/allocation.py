@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from worker.models import ModelSpec
 from worker.pooled import Pooled, State
 
-#: A leak so many times as large as what is tolerated is not worked on with: first a new process.
-GROSS = 10.0
+#: A process that has left behind more than this part of its warm memory is not worked on with,
+#: whoever waits: first a new one. With less it is replaced once nobody needs it.
+GROSS = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +151,7 @@ class _Host:
                 return member
         warm = [member for member in others if member.state is State.WARM]
         sound = [member for member in warm if not self._leaks(member)]
-        gross = GROSS * self._rules.leak_tolerance
-        usable = sound or [member for member in warm if member.leak <= gross]
+        usable = sound or [member for member in warm if member.leak <= GROSS]
         return usable[0] if usable else None
 
     def _leaks(self, member: Pooled) -> bool:

@@ -288,12 +288,12 @@ class TestReplacing:
         assert steps([leaky, sound], goal) == [TakeUp((sound,), goal)]
 
     def test_a_model_does_not_wait_for_a_small_leak(self) -> None:
-        leaky, goal = leaking(GROSS * TOLERANCE), Goal(A, (0,))
+        leaky, goal = leaking(GROSS), Goal(A, (0,))
 
         assert steps([leaky], goal) == [TakeUp((leaky,), goal)]
 
     def test_a_large_leak_comes_first(self) -> None:
-        leaky = leaking(GROSS * TOLERANCE + 0.01)
+        leaky = leaking(GROSS + 0.01)
 
         assert steps([leaky], Goal(A, (0,))) == [Replace(leaky)]
 

@@ -97,6 +97,15 @@ class TestWhichDevice:
 
         assert loads(decide([demand("a")], workers)) == [("w.2", "a")]
 
+    @pytest.mark.parametrize(("idle_s", "expected"), [(1.9, []), (2.1, [("w.1", "a")])])
+    def test_a_moment_without_work_is_no_rest(
+        self, idle_s: float, expected: list[tuple[str, str]]
+    ) -> None:
+        """Given a model that takes 2 s to load, wanted until a moment ago."""
+        workers = [worker("w.1", "b", idle_s=idle_s)]
+
+        assert loads(decide([demand("a")], workers, host(a={}, b={"load_s": 2.0}))) == expected
+
     def test_an_idle_worker_whose_model_somebody_waits_for_stays(self) -> None:
         demands = [demand("a", wait_s=2), demand("b", wait_s=1)]
 
