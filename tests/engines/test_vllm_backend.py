@@ -17,6 +17,7 @@ import pytest
 from tests.engines.harness import MODELS, ask, needs_cpu, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine
+from worker.engines.vllm_backend import VllmBackend
 from worker.engines.vllm_engine import VllmEngine
 from worker.models import ModelSpec
 
@@ -56,6 +57,21 @@ def test_nothing_heavy_is_imported_before_the_warm_up() -> None:
     )
 
     assert done.stdout.strip() == "[]"
+
+
+def test_a_warm_up_whose_model_does_not_run_is_a_warm_up(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(backend, VllmBackend)
+    spec = spec_of("adder", MODELS / "nowhere")
+    monkeypatch.setattr("worker.engines.made_up_model.write_model", lambda _: spec)
+
+    backend._run_made_up_model()
+
+    assert "no model runs in the warm-up" in caplog.text
+    engine = backend.load(spec_of("adder"))
+    check(engine)
+    engine.close()
 
 
 # ------------------------------------------------------------------------------- load and unload

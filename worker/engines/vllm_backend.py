@@ -7,6 +7,7 @@ import logging
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,13 +113,14 @@ class VllmBackend:
         from worker.engines.made_up_model import requests, write_model
 
         try:
-            with tempfile.TemporaryDirectory(prefix="tokenyard-") as folder:
-                engine = self._load(write_model(Path(folder)))
+            with (
+                tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
+                closing(self._load(write_model(Path(folder)))) as engine,
+            ):
                 for request in requests():
                     engine.add(request)
                 while engine.has_unfinished:
                     engine.step()
-                engine.close()
         except Exception:
             log.warning("no model runs in the warm-up; the first takes longer", exc_info=True)
 

@@ -110,6 +110,7 @@ def _platform() -> Any:
 
 @contextmanager
 def _own_excepthook() -> Iterator[None]:
+    """Take off what torch puts around it for each model: one more "[rank0]" before every line."""
     kept = sys.excepthook
     try:
         yield

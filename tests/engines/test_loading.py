@@ -1,0 +1,67 @@
+"""The environment that all processes of a host share, and the backend that each one gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tokenyard.settings import WorkerSettings
+from worker.engines import loading
+from worker.engines.loading import make_backend, prepare_environment
+from worker.engines.simulated_backend import SimulatedBackend
+
+
+def settings(**fields: Any) -> WorkerSettings:
+    """Of a host that serves some model."""
+    return WorkerSettings(redis_url="redis://nowhere", model="any", **fields)
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[dict[str, str]]:
+    """An environment that nobody has touched, and that is gone after the test."""
+    with mock.patch.dict(os.environ, clear=True):
+        yield os.environ
+
+
+def test_every_process_sees_all_devices_of_its_host(environment: dict[str, str]) -> None:
+    prepare_environment(settings(slots=2, devices=("2", "5")))
+
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,5"
+    assert "OMP_NUM_THREADS" not in environment
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_backend_is_told_which_device_is_its_own(device: int) -> None:
+    backend = make_backend(settings(slots=2, devices=("2", "5")), device)
+
+    # As vLLM counts those that are visible.
+    assert (backend._device, backend._cores) == (device, ())
+
+
+def test_without_a_gpu_a_device_is_a_share_of_the_cores(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading.shutil, "which", lambda _: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
+    environment["OMP_NUM_THREADS"] = "1"
+
+    prepare_environment(settings(slots=2))
+    backends = [make_backend(settings(slots=2), device) for device in (0, 1)]
+
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert [backend._cores for backend in backends] == [[0, 1], [2, 3]]
+    assert [backend._threads for backend in backends] == [1, 1]
+
+
+def test_the_simulated_engine_needs_no_environment(environment: dict[str, str]) -> None:
+    given = settings(engine="simulated", crash_point="loading:2")
+
+    before = dict(environment)
+    prepare_environment(given)
+
+    assert isinstance(make_backend(given, 0), SimulatedBackend)
+    assert environment == before
