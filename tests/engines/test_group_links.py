@@ -54,7 +54,7 @@ class Ranks:
             future.result(WAIT_S)
         self.leader.tell(Orders(b"plan"))
         for follower in self.followers:
-            assert follower.hear(Orders, WAIT_S) == Orders(b"plan")
+            assert follower.hear(Orders) == Orders(b"plan")
         return self.leader, self.followers[0]
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ def test_a_leader_that_gives_up_sends_home_also_who_comes_late(ranks: Callable[.
 
     coming.result(WAIT_S)
     with pytest.raises(Dismissed):
-        group.followers[0].hear(Orders, WAIT_S)
+        group.followers[0].hear(Orders)
     dismissal.join()
 
 
@@ -299,11 +299,14 @@ def test_a_follower_stuck_in_an_ended_group_is_an_exception_of_its_thread(
     assert "still inside vLLM" in str(fault)
 
 
-def test_a_follower_waits_for_its_next_word_within_a_bound(ranks: Callable[..., Ranks]) -> None:
+def test_a_follower_waits_for_its_next_word_within_a_bound(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, follower = ranks().form()
+    monkeypatch.setattr(follower_link, "WORD_S", SOON_S)
 
     with pytest.raises(GroupFault, match=r"said nothing for 0\.05 s"):
-        follower.hear(Go, SOON_S)
+        follower.hear(Go)
 
 
 def test_closing_twice_is_closing_once(ranks: Callable[..., Ranks]) -> None:

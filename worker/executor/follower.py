@@ -14,7 +14,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from worker.engines import Group
 from worker.executor.calls import SEND_S, Answer, Call, hang_up, make_queue, meet
-from worker.executor.follower_link import CONNECT_S, FollowerLink
+from worker.executor.follower_link import FollowerLink
 from worker.executor.rank import Plan, Rank
 from worker.executor.shared_memory import unname
 from worker.executor.words import Built, Dismissed, Fault, Go, Joined, Left, Orders, describe
@@ -29,7 +29,7 @@ def follow(group: Group) -> None:
     link = FollowerLink(group)
     try:
         link.connect()
-        plan: Plan = pickle.loads(link.hear(Orders, CONNECT_S).packed)  # noqa: S301  # our leader's
+        plan: Plan = pickle.loads(link.hear(Orders).packed)  # noqa: S301  # our leader's
         follower = _Follower(link, plan, group.rank)
         try:
             follower.serve()
@@ -61,7 +61,7 @@ class _Follower:
             self._link.say(Built())
         except Exception as fault:  # noqa: BLE001  # the leader raises it
             self._report(fault)
-        self._link.hear(Go, CONNECT_S)
+        self._link.hear(Go)
         self._link.watch(self._wake)
         try:
             self._join()

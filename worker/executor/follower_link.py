@@ -26,7 +26,8 @@ from worker.executor.words import (
     Orders,
 )
 
-CONNECT_S = 120.0  # until the leader opens, which it does when it has read its orders
+CONNECT_S = 120.0  # until the leader's door is there
+WORD_S = 1800.0  # until the leader speaks; that it dies is heard at once
 STUCK_S = 30.0  # inside vLLM after the group has ended
 _RETRY_S = 0.02
 
@@ -54,8 +55,8 @@ class FollowerLink:
         line = self._line = self._find_door()
         key = multiprocessing.current_process().authkey
         try:
-            if not line.poll(CONNECT_S):
-                raise GroupFault(f"the leader did not open within {CONNECT_S:g} s")
+            if not line.poll(WORD_S):
+                raise GroupFault(f"the leader did not open within {WORD_S:g} s")
             answer_challenge(line, key)
             deliver_challenge(line, key)
             line.send(Hello(self._group.rank))
@@ -67,10 +68,10 @@ class FollowerLink:
         with contextlib.suppress(OSError):
             self._opened.send(word)
 
-    def hear(self, kind: type[Expected], timeout_s: float) -> Expected:
+    def hear(self, kind: type[Expected]) -> Expected:
         """The leader's next word. Raises `Dismissed`, or `GroupFault` where it has died."""
-        if not self._opened.poll(timeout_s):
-            raise GroupFault(f"the leader said nothing for {timeout_s:g} s")
+        if not self._opened.poll(WORD_S):
+            raise GroupFault(f"the leader said nothing for {WORD_S:g} s")
         word = self._receive()
         if isinstance(word, kind):
             return word

@@ -28,7 +28,7 @@ from worker.executor.rank import Plan, Rank, shared_environment
 from worker.executor.shared_memory import Segments
 from worker.executor.words import Built, Go, GroupFault, Joined, Orders
 
-LOAD_S: Final = 1800.0  # until the slowest rank has loaded
+LOAD_S: Final = 7200.0  # until the slowest rank has loaded; it may have to download first
 HEALTH_S: Final = 10.0
 
 
