@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.engines.harness import needs_cpu
 from worker.engines import Group
 from worker.engines.vllm_environment import (
     engine_environment,
@@ -28,7 +29,7 @@ from worker.engines.vllm_environment import (
     set_environment,
 )
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, needs_cpu]
 
 ADDER = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "adder"
 MODULES = ["worker.executor.leader", "worker.executor.follower", *engine_modules(cpu=True)]
@@ -559,6 +560,8 @@ def test_a_follower_that_cannot_load_is_named_and_stays_warm(
 
     assert first.fault() == "GroupFault: rank 1 of the group failed: OSError: no such weights"
     second.answer()
+    assert first.do(named_shared_memory) == []
+    assert list(pool.folder.iterdir()) == []
     second.do(mend_loading)
     with pool.formed(first, second, **TENSOR):
         assert first.do(generate, PROMPTS[:10]) == alone[:10]

@@ -71,15 +71,15 @@ class GroupExecutor(Executor):
         self._rank: Rank | None = None
         self._calls: Calls | None = None
         self._segments: Segments | None = None
-        mark = uuid.uuid4().hex
+        self._mark = uuid.uuid4().hex
         # vLLM names shared memory after the last part: the file (0.32), or what follows the last
         # colon (0.26). Both must be free of slashes.
-        self._meeting = Path(f"{self._group.address}:{mark}")
+        self._meeting = Path(f"{self._group.address}:{self._mark}")
         self._output_rank = 0
         self._check_config()
         type(self).formed = self
         try:
-            self._form(mark)
+            self._form()
         except BaseException:
             self.shutdown()
             raise
@@ -102,7 +102,7 @@ class GroupExecutor(Executor):
         if media is not None and media.mm_processor_cache_type == "shm":
             raise Unsupported('a group needs mm_processor_cache_type "lru"')
 
-    def _form(self, mark: str) -> None:
+    def _form(self) -> None:
         """Gather the followers and load the model with them."""
         link, stages = self._link, self.parallel_config.pipeline_parallel_size
         self._calls = calls = Calls(self._group.size, stages)
@@ -129,7 +129,7 @@ class GroupExecutor(Executor):
                 rank.load()
         with self._stopwatch.phase("group"):
             joined = link.await_all(Joined, LOAD_S)
-        self._segments = Segments(mark)
+        self._segments = Segments(self._mark)
         calls.connect({rank: word.answers for rank, word in joined.items()})
         link.when_broken(calls.wake)
         tensor_ranks = self.parallel_config.tensor_parallel_size
@@ -212,8 +212,9 @@ class GroupExecutor(Executor):
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.close()
-        if self._segments is not None:
-            self._segments.free()
+        # A load that fails half-way has left them as vLLM made them.
+        segments = self._segments or Segments(self._mark)
+        segments.free()
         self._meeting.unlink(missing_ok=True)
 
     def _step(self, method: str, argument: Any, non_block: bool) -> Any:
