@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from coordinator.demand import Demand
 from coordinator.devices import DeviceId, Holder, Survey
 from coordinator.needs import Catalog, Supply
+
+#: A model gives way once nobody has wanted it for this part of the time that its load takes.
+REST: Final = 0.5
 
 
 class Standing:
@@ -59,11 +63,11 @@ class Standing:
         return not holder.leader.load and not self.wants(holder.model)
 
     def has_rested(self, holder: Holder) -> bool:
-        """Whether nobody has wanted it for as long as it takes to load it again.
+        """Whether nobody has wanted it for half as long as it takes to load it again.
 
         Between two bursts of requests nobody does for a moment.
         """
-        return self.is_idle(holder) and self._passed(holder, holder.leader.used_ms)
+        return self.is_idle(holder) and self._passed(holder, holder.leader.used_ms, REST)
 
     def is_pinned(self, holder: Holder) -> bool:
         """Whether its model would have too few workers without it; not where nobody pins it.
@@ -84,9 +88,9 @@ class Standing:
         """
         return self._passed(holder, holder.leader.info.since_ms)
 
-    def _passed(self, holder: Holder, since_ms: float) -> bool:
-        """Whether as much time has passed as loading its model takes."""
+    def _passed(self, holder: Holder, since_ms: float, loads: float = 1.0) -> bool:
+        """Whether as much time has passed as so many loads of its model take."""
         info = holder.leader.info
         load_s = self.catalog.load_s(holder.model, info.controller)
         load_s = load_s or sum(info.phases_s.values())
-        return self.now_ms - since_ms >= 1000 * load_s
+        return self.now_ms - since_ms >= 1000 * load_s * loads

@@ -97,7 +97,7 @@ class TestWhichDevice:
 
         assert loads(decide([demand("a")], workers)) == [("w.2", "a")]
 
-    @pytest.mark.parametrize(("idle_s", "expected"), [(1.9, []), (2.1, [("w.1", "a")])])
+    @pytest.mark.parametrize(("idle_s", "expected"), [(0.9, []), (1.1, [("w.1", "a")])])
     def test_a_moment_without_work_is_no_rest(
         self, idle_s: float, expected: list[tuple[str, str]]
     ) -> None:
