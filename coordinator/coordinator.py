@@ -283,4 +283,3 @@ class Coordinator:
             self._leadership.resign()
         self._selection.close()
         self._connection.close()
-        self._bell.close()

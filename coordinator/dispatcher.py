@@ -107,11 +107,6 @@ class Dispatcher:
         """What waits and could run if its model had a worker; of what pauses, nothing counts."""
         return self._held.demands(self._roster.server_ms())
 
-    @property
-    def knows_all(self) -> bool:
-        """Whether `demands` counts all that waits, but for what comes at this moment."""
-        return not self._intake.is_behind
-
     def fail_model(self, token: str, model: str, reason: str) -> None:
         """Answer requests for a model that cannot be had, at most a batch in a turn."""
         queue = self._held.queue(model)

@@ -15,7 +15,6 @@ class Bell:
 
     def __init__(self) -> None:
         self._ear, self._hand = os.pipe()
-        self._is_open = True
         for end in (self._ear, self._hand):
             os.set_blocking(end, False)
 
@@ -24,10 +23,9 @@ class Bell:
         return self._ear
 
     def ring(self) -> None:
-        """Wake; what has rung and was not heard yet need not ring louder, nor what is closed."""
-        if self._is_open:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._hand, b"!")
+        """Wake; what has rung and was not heard yet need not ring louder."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._hand, b"!")
 
     def hear(self) -> None:
         """Forget that it rang."""
@@ -42,13 +40,7 @@ class Bell:
         if ears.poll(max(0.0, timeout_s) * 1000):
             self.hear()
 
-    def close(self) -> None:
-        """Let go of its descriptors; idempotent."""
-        if self._is_open:
-            self._is_open = False
-            os.close(self._ear)
-            os.close(self._hand)
-
     def __del__(self) -> None:
-        # What is made and never run, such as a coordinator, has nowhere else to do this.
-        self.close()
+        # Not before: who still holds it may ring, and would write into whatever has the number now.
+        os.close(self._ear)
+        os.close(self._hand)

@@ -358,7 +358,6 @@ class Pool:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
-        self.bell.close()
 
 
 def _members(settings: WorkerSettings) -> list[Pooled]:

@@ -106,7 +106,6 @@ class Pooled:
         self.pipe: Connection | None = None
         self.start_at = 0.0  # monotonic
         self.since = time.time()  # when it came into its state
-        self.used = 0.0  # monotonic; when it last had work, or began to hold its model
         self.phases_s: Mapping[str, float] = {}  # of the last change of state that took time
         self.memory: Memory | None = None
         self.baseline: Memory | None = None  # when it was warm for the first time
@@ -222,7 +221,6 @@ class Pooled:
         self.engine, self.memory = message.info, message.memory
         self.phases_s = message.info.phases_s
         self.sleep_level = 0
-        self.used = time.monotonic()
         self._enter(State.READY)
 
     def asleep(self, message: Asleep) -> None:
@@ -247,8 +245,6 @@ class Pooled:
         """The process is alive; whether it also gets on is seen from ``beat``."""
         if beat.progress != self._beat.progress or not beat.unfinished:
             self._moved = time.monotonic()
-        if beat.unfinished:
-            self.used = time.monotonic()
         self._beat = beat
 
     def excuse(self, seconds: float) -> None:

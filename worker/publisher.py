@@ -62,11 +62,6 @@ class Publisher:
         """Publish no more; idempotent. What waits is dropped: it is another attempt's now."""
         self._stop.set()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything given has been published."""
-        return not self.runs
-
     def put(self, events: Sequence[Outcome]) -> None:
         """Publish the events of one step; waits while too many steps wait already."""
         while events and not self._stop.is_set():

@@ -47,7 +47,7 @@ def reader(
 def test_each_assignment_once_and_in_order(
     yard: Yard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
-    worker = reader._lane.rpartition(":")[2]
+    worker = reader._stream.rpartition(":")[2]
     placed = [yard.assign(worker) for _ in range(3)]
     reader.start()
     eventually(lambda: delivered == placed)
@@ -67,10 +67,10 @@ def test_forged_entries_are_removed(
         {"id": "a", "prompt": "p", "attempt": "1"},
         {"id": "a", "prompt": "p", "attempt": "1", "sid": "normal/1-0", "published": "abc"},
     ):
-        yard.connection.xadd(reader._lane, fields)
+        yard.connection.xadd(reader._stream, fields)
     reader.start()
 
-    eventually(lambda: not yard.connection.xlen(reader._lane))
+    eventually(lambda: not yard.connection.xlen(reader._stream))
     assert delivered == []
 
 
@@ -78,17 +78,17 @@ def test_cancels_are_passed_on_and_taken_off_the_lane(
     yard: Yard, reader: LaneReader, cancelled: list[str]
 ) -> None:
     for entry in ("7-0", "8-0"):
-        yard.connection.xadd(reader._lane, {"cancel": entry})
+        yard.connection.xadd(reader._stream, {"cancel": entry})
     reader.start()
 
-    eventually(lambda: not yard.connection.xlen(reader._lane))
+    eventually(lambda: not yard.connection.xlen(reader._stream))
     assert cancelled == ["7-0", "8-0"]
 
 
 def test_it_goes_on_after_its_connection_was_killed(
     yard: Yard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
-    worker = reader._lane.rpartition(":")[2]
+    worker = reader._stream.rpartition(":")[2]
     reader.start()
     first = yard.assign(worker)
     eventually(lambda: delivered == [first])
@@ -102,7 +102,7 @@ def test_it_goes_on_after_its_connection_was_killed(
 def test_nothing_is_delivered_after_stop(
     yard: Yard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
-    worker = reader._lane.rpartition(":")[2]
+    worker = reader._stream.rpartition(":")[2]
     reader.start()
     reader.stop()
     yard.assign(worker)

@@ -415,10 +415,10 @@ class TestTakeOver:
 
         # I expect it to read a page a turn, to say so, and to hold all in order in the end.
         assert len(second._intake.held) == 8
-        assert not second._dispatcher.knows_all
+        assert second._intake.is_behind
         more = yard.ask("a", 10, "low")
         turns(second, 20)
-        assert second._dispatcher.knows_all
+        assert not second._intake.is_behind
         worker = yard.worker("a", model="a")
         eventually(lambda: (second.run_once(), yard.load(worker) == 110)[1])
         assert yard.ids(worker) == ids + more

@@ -309,6 +309,7 @@ class TestSwapsAndRequests:
         host = new_host(slots=2, simulated_step_s=0.02)
         for name in ("host-0", "host-1"):
             host.obey("load", name, model="adder")
+        plant.wait_for_turns("host-0", "host-1", model="adder")
         requests = streams(6, 100, model="adder")
         plant.push_all(requests)
         wait_mid_stream(plant, requests)

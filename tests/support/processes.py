@@ -20,7 +20,7 @@ from typing import Self
 import psutil
 import redis
 
-from tests.support.builders import random_name
+from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tokenyard.keys import Keys, PriorityClass
 from tokenyard.replies import (
@@ -33,7 +33,7 @@ from tokenyard.replies import (
     to_result,
 )
 from tokenyard.scripts import Scripts
-from tokenyard.wire import Request, request_fields
+from tokenyard.wire import Request, SamplingParams, request_fields
 from tokenyard.worker_info import WorkerInfo, decode_worker
 
 ROOT = Path(__file__).parents[2]
@@ -289,3 +289,18 @@ class Plant:
     def results(self, requests: Sequence[Request], timeout_s: float = ANSWER_S) -> list[Result]:
         """The results of several requests, in their order."""
         return [self.result(request.id, request.client, timeout_s) for request in requests]
+
+    def wait_for_turns(self, *names: str, model: str = "") -> None:
+        """Push short requests until each of these workers has had one: now the leader knows them.
+
+        Being in the roster is not enough, for the leader reads that now and then.
+        """
+        params = SamplingParams(max_tokens=1)
+
+        def served() -> set[str]:
+            requests = [make_request(model=model, params=params) for _ in names]
+            self.push_all(requests)
+            origins = (result.provenance for result in self.results(requests))
+            return {origin.worker.partition(".")[0] for origin in origins if origin}
+
+        eventually(lambda: served() >= set(names))

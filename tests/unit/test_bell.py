@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,10 +12,8 @@ from tokenyard.bell import Bell
 
 
 @pytest.fixture
-def bell() -> Iterator[Bell]:
-    made = Bell()
-    yield made
-    made.close()
+def bell() -> Bell:
+    return Bell()
 
 
 def _waited_s(bell: Bell, timeout_s: float) -> float:
@@ -51,7 +49,15 @@ def test_a_time_that_has_passed_is_not_waited_for(bell: Bell) -> None:
     assert _waited_s(bell, -1.0) < 5.0
 
 
-def test_after_closing_nobody_listens(bell: Bell) -> None:
-    bell.close()
-    bell.close()
-    bell.ring()
+def test_who_holds_it_may_ring_and_then_its_descriptors_are_free() -> None:
+    bell = Bell()
+    ears = bell.fileno()
+    ring = bell.ring
+    del bell
+
+    ring()
+    os.fstat(ears)
+
+    del ring
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(ears)
