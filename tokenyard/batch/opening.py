@@ -1,0 +1,106 @@
+"""Begin a job, or go on with one: its state, its files, and what is done already."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenyard.batch.answers import ENDED_CODES
+from tokenyard.batch.outputs import Outputs
+from tokenyard.batch.state import (
+    BatchSpec,
+    BatchState,
+    InputMark,
+    RequestCounts,
+    load_state,
+    new_id,
+)
+from tokenyard.batch.survey import Survey, survey
+from tokenyard.errors import SettingsError
+
+#: What must not change while a job goes on, since it would show in the results.
+_LASTING = ("model", "params", "ordered", "errors_path")
+
+
+@dataclass(slots=True)
+class Opened:
+    """A job whose files belong to this process."""
+
+    state: BatchState
+    outputs: Outputs
+    input: Survey
+    cut_bytes: int  # of what a killed process had left half written
+
+    @property
+    def counts(self) -> RequestCounts:
+        """Lines by what became of them."""
+        return RequestCounts(self.input.lines, *self.outputs.counts)
+
+
+@contextlib.contextmanager
+def open_job(
+    spec: BatchSpec, *, job_id: str = "", overwrite: bool = False, retry_errors: bool = False
+) -> Iterator[Opened]:
+    """Read the input once, and the outputs as far as there are any.
+
+    ``overwrite`` begins anew; ``retry_errors`` runs all lines again that have an error. Lines
+    that were cut short by a cancel or by the completion window always run again. Raises
+    `SettingsError`, `UnreadableFile` or `OutputInUse`.
+    """
+    spec.check()
+    mark = InputMark.of(spec.input_path)
+    with Outputs(spec.output_path, spec.errors_path) as outputs:
+        if overwrite:
+            spec.state_path.unlink(missing_ok=True)
+            outputs.clear()
+        state = load_state(spec.state_path)
+        if state is None:
+            state = _begin(spec, mark, job_id, outputs)
+        else:
+            _check_same(spec, mark, state)
+            state.spec = spec
+            _reopen(state, outputs, retry_errors=retry_errors)
+        state.enter("validating")
+        state.save()
+        found = survey(spec.input_path)
+        cut = outputs.recover(state.id)
+        opened = Opened(state, outputs, found, cut)
+        state.counts = opened.counts
+        yield opened
+
+
+def _begin(spec: BatchSpec, mark: InputMark, job_id: str, outputs: Outputs) -> BatchState:
+    if not outputs.is_empty:
+        fault = (
+            f"output: {spec.output} or {spec.errors_path} has lines already, and"
+            f" {spec.state_path} does not say of which job: overwrite it, or choose another"
+        )
+        raise SettingsError([fault])
+    state = BatchState(id=job_id or new_id(), spec=spec, input_mark=mark)
+    state.enter("validating")
+    state.times["created"] = state.times["opened"] = state.times["validating"]
+    return state
+
+
+def _check_same(spec: BatchSpec, mark: InputMark, state: BatchState) -> None:
+    faults = [
+        f"{name}: was {getattr(state.spec, name)!r} when {spec.output} was begun"
+        for name in _LASTING
+        if getattr(spec, name) != getattr(state.spec, name)
+    ]
+    if state.input_mark != mark:
+        faults.append(f"input: {spec.input} is not the file with which {spec.output} was begun")
+    if faults:
+        raise SettingsError([*faults, "to begin anew, overwrite the output"])
+
+
+def _reopen(state: BatchState, outputs: Outputs, *, retry_errors: bool) -> None:
+    """Make room for new answers, which the yard must not take for those of before."""
+    if not retry_errors and state.status not in {"cancelled", "expired"}:
+        return
+    state.round += 1
+    state.save()
+    outputs.reopen(None if retry_errors else ENDED_CODES)
+    state.times["opened"] = state.times[state.status]
+    state.times.pop(state.status)
