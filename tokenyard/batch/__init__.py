@@ -16,26 +16,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenyard.batch.api import BatchOptions, run_batch, stream_batch
     from tokenyard.batch.files import UnreadableFile
+    from tokenyard.batch.jobs import BatchJob, UnknownJob, submit_batch
     from tokenyard.batch.outputs import OutputInUse
     from tokenyard.batch.runner import BatchBroken, Progress
     from tokenyard.batch.state import BatchSpec, BatchState, RequestCounts
 
 __all__ = [
     "BatchBroken",
+    "BatchJob",
     "BatchOptions",
     "BatchSpec",
     "BatchState",
     "OutputInUse",
     "Progress",
     "RequestCounts",
+    "UnknownJob",
     "UnreadableFile",
     "run_batch",
     "stream_batch",
+    "submit_batch",
 ]
 
 _ROOMS = {
     "api": ("BatchOptions", "run_batch", "stream_batch"),
     "files": ("UnreadableFile",),
+    "jobs": ("BatchJob", "UnknownJob", "submit_batch"),
     "outputs": ("OutputInUse",),
     "runner": ("BatchBroken", "Progress"),
     "state": ("BatchSpec", "BatchState", "RequestCounts"),

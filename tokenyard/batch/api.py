@@ -16,7 +16,7 @@ from tokenyard.aio import AsyncClient
 from tokenyard.batch.asking import Asked, ask_for, output_for
 from tokenyard.batch.files import NumberedLine, read_lines
 from tokenyard.batch.runner import Progress, Runner
-from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState
+from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState, new_id
 from tokenyard.drafting import Item, SharedOptions
 from tokenyard.keys import PriorityClass
 
@@ -71,7 +71,7 @@ def run_batch(
     `InvalidRequest` for bad ``params``, `NoCoordinator`...
     """
     runner = Runner(redis_url, yard, spec_of(input, output, options), on_progress=on_progress)
-    return runner.run(overwrite=overwrite, retry_errors=retry_errors)
+    return runner.run(overwrite=overwrite, retry=new_id() if retry_errors else "")
 
 
 async def stream_batch(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokenyard.batch.answers import ENDED_CODES
+from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import Outputs
 from tokenyard.batch.state import (
     BatchSpec,
@@ -40,18 +42,24 @@ class Opened:
 
 @contextlib.contextmanager
 def open_job(
-    spec: BatchSpec, *, job_id: str = "", overwrite: bool = False, retry_errors: bool = False
+    spec: BatchSpec,
+    *,
+    job_id: str = "",
+    overwrite: bool = False,
+    retry: str = "",
+    lock_within_s: float = 0.0,
 ) -> Iterator[Opened]:
     """Read the input once, and the outputs as far as there are any.
 
-    ``overwrite`` begins anew; ``retry_errors`` runs all lines again that have an error. Lines
+    ``job_id`` names a job that is begun. ``overwrite`` begins anew what another job has begun;
+    ``retry``, a word that was not given before, runs all lines again that have an error. Lines
     that were cut short by a cancel or by the completion window always run again. Raises
     `SettingsError`, `UnreadableFile` or `OutputInUse`.
     """
     spec.check()
     mark = InputMark.of(spec.input_path)
-    with Outputs(spec.output_path, spec.errors_path) as outputs:
-        if overwrite:
+    with Outputs(spec.output_path, spec.errors_path, lock_within_s) as outputs:
+        if overwrite and not _is_begun(spec, job_id):
             spec.state_path.unlink(missing_ok=True)
             outputs.clear()
         state = load_state(spec.state_path)
@@ -60,7 +68,7 @@ def open_job(
         else:
             _check_same(spec, mark, state)
             state.spec = spec
-            _reopen(state, outputs, retry_errors=retry_errors)
+            _reopen(state, outputs, retry)
         state.enter("validating")
         state.save()
         found = survey(spec.input_path)
@@ -68,6 +76,14 @@ def open_job(
         opened = Opened(state, outputs, found, cut)
         state.counts = opened.counts
         yield opened
+
+
+def _is_begun(spec: BatchSpec, job_id: str) -> bool:
+    """Whether the output is that of this very job, which was interrupted."""
+    with contextlib.suppress(UnreadableFile):
+        state = load_state(spec.state_path)
+        return bool(job_id) and state is not None and state.id == job_id
+    return False
 
 
 def _begin(spec: BatchSpec, mark: InputMark, job_id: str, outputs: Outputs) -> BatchState:
@@ -95,12 +111,13 @@ def _check_same(spec: BatchSpec, mark: InputMark, state: BatchState) -> None:
         raise SettingsError([*faults, "to begin anew, overwrite the output"])
 
 
-def _reopen(state: BatchState, outputs: Outputs, *, retry_errors: bool) -> None:
+def _reopen(state: BatchState, outputs: Outputs, retry: str) -> None:
     """Make room for new answers, which the yard must not take for those of before."""
-    if not retry_errors and state.status not in {"cancelled", "expired"}:
+    is_retried = retry not in {"", state.retried}
+    if not is_retried and state.status not in {"cancelled", "expired"}:
         return
     state.round += 1
     state.save()
-    outputs.reopen(None if retry_errors else ENDED_CODES)
-    state.times["opened"] = state.times[state.status]
-    state.times.pop(state.status)
+    outputs.reopen(None if is_retried else ENDED_CODES)
+    state.retried = retry or state.retried
+    state.times = {"created": state.times["created"], "opened": time.time()}

@@ -32,6 +32,7 @@ FLUSH_EVERY_S: Final = 0.25
 #: Compressed lines wait longer, since many small members compress badly.
 _MEMBER_BYTES: Final = 4 * 1024 * 1024
 _MEMBER_EVERY_S: Final = 2.0
+_LOCK_POLL_S: Final = 0.1
 
 
 class OutputInUse(PermanentError):
@@ -58,12 +59,16 @@ class LineFile:
             raise UnreadableFile(f"{path}: {fault.strerror}") from fault
         self._size = os.fstat(self._fd).st_size
 
-    def lock(self) -> None:
+    def lock(self, within_s: float) -> None:
         """Keep other processes away until this one ends; raises `OutputInUse`."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise OutputInUse(f"{self.path}: another process works on it") from fault
+        give_up = time.monotonic() + within_s
+        while True:
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as fault:
+                if time.monotonic() >= give_up:
+                    raise OutputInUse(f"{self.path}: another process works on it") from fault
+                time.sleep(_LOCK_POLL_S)
 
     def append(self, line: bytes) -> None:
         """Add a line; it is in the file soon, see `flush_old`."""
@@ -120,13 +125,13 @@ class LineFile:
 class Outputs:
     """Both files of one job, and which lines of the input are done."""
 
-    def __init__(self, results: Path, errors: Path) -> None:
+    def __init__(self, results: Path, errors: Path, lock_within_s: float = 0.0) -> None:
         self.done = Marks()
         self._lock = threading.Lock()
         self.results = LineFile(results)
         try:
             self.errors = LineFile(errors)
-            self.results.lock()
+            self.results.lock(lock_within_s)
         except BaseException:
             self.results.close()
             raise

@@ -82,7 +82,12 @@ class Runner:
         self._saving = threading.Lock()
 
     def run(
-        self, *, job_id: str = "", overwrite: bool = False, retry_errors: bool = False
+        self,
+        *,
+        job_id: str = "",
+        overwrite: bool = False,
+        retry: str = "",
+        lock_within_s: float = 0.0,
     ) -> BatchState:
         """Run the job to its end, or what is left of it; see `open_job`.
 
@@ -91,7 +96,11 @@ class Runner:
         """
         Drafter("anon", None).draft("?", {"params": self._spec.params})
         with open_job(
-            self._spec, job_id=job_id, overwrite=overwrite, retry_errors=retry_errors
+            self._spec,
+            job_id=job_id,
+            overwrite=overwrite,
+            retry=retry,
+            lock_within_s=lock_within_s,
         ) as job:
             self._job = job
             _log.info("job %s: %s", job.state.id, _beginning(job))

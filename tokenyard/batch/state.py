@@ -162,6 +162,8 @@ class BatchState(Struct, kw_only=True):
     #: When the job came into each status, the last time.
     times: dict[str, float] = {}
     message: str = ""  # why it failed
+    #: Names the last time that its errors were opened again, so that each wish does that once.
+    retried: str = ""
 
     def enter(self, status: Status, message: str = "") -> None:
         """Come into a status."""

@@ -25,6 +25,14 @@ Examples:
 """
 _COMMANDS: Final = {
     "run": "tokenyard.cli.batch_run:run",
+    "submit": "tokenyard.cli.batch_submit:submit",
+    "worker": "tokenyard.cli.batch_worker:worker",
+    "list": "tokenyard.cli.batch_jobs:list_jobs",
+    "status": "tokenyard.cli.batch_jobs:status",
+    "cancel": "tokenyard.cli.batch_jobs:cancel",
+    "resume": "tokenyard.cli.batch_jobs:resume",
+    "results": "tokenyard.cli.batch_jobs:results",
+    "logs": "tokenyard.cli.batch_jobs:logs",
 }
 
 
@@ -40,7 +48,14 @@ class BatchCommands(click.Group, PlainCommand):
         if cmd_name not in _COMMANDS:
             return None
         module, _colon, attribute = _COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as fault:
+            if fault.name != "rq":
+                raise
+            raise click.UsageError(
+                f"`batch {cmd_name}` needs RQ; pip install 'tokenyard[batch]'"
+            ) from fault
         return command
 
 

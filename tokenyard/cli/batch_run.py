@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from tokenyard.batch.runner import Progress, Runner
-from tokenyard.batch.state import BatchState
+from tokenyard.batch.state import BatchState, new_id
 from tokenyard.cli.batch_options import spec_from, spec_options, told_in_one_line
 from tokenyard.cli.interrupts import Interrupts
 from tokenyard.cli.reach import url_of
@@ -79,7 +79,8 @@ def run(
 
         runner = Runner(url_of(choice), choice.yard, spec, on_progress=follow)
         try:
-            state = runner.run(overwrite=overwrite, retry_errors=retry_errors)
+            retry = new_id() if retry_errors else ""
+            state = runner.run(overwrite=overwrite, retry=retry)
         except KeyboardInterrupt:
             counts = seen[0].counts if seen else None
             done = f" with {counts.done} of {counts.total} lines done" if counts else ""
