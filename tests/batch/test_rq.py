@@ -23,7 +23,7 @@ from tests.cli.running import environment, is_gone
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.batch.jobs import JobOrder, find_job, hand_over, open_queue
+from tokenyard.batch.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
 from tokenyard.program import Exit
 
@@ -112,8 +112,8 @@ def test_a_job_is_submitted_run_and_read(
     # Nothing that lies at RQ is a pickle.
     assert_no_pickle(rq_plant.connection)
     # RQ's own eyes see it, too.
-    queue = open_queue(rq_plant.connection, rq_plant.keys.yard)
-    assert find_job(queue, job).get_meta()["request_counts"]["completed"] == 100
+    queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
+    assert queue.find(job).get_meta()["request_counts"]["completed"] == 100
     info = subprocess.run(
         [sys.executable, "-m", "rq.cli", "info", "--url", rq_plant.url, "--raw"],
         env=environment(),
@@ -122,7 +122,7 @@ def test_a_job_is_submitted_run_and_read(
         timeout=60,
         check=True,
     )
-    assert queue.name in info.stdout
+    assert queue.rq.name in info.stdout
 
 
 def assert_no_pickle(connection: redis.Redis) -> None:
@@ -342,8 +342,8 @@ def test_a_job_runs_at_its_time(
     # Given a job whose time has come, and one whose time has not
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=1)
     spec = BatchSpec(input=str(source), output=str(tmp_path / "now.jsonl"))
-    queue = open_queue(rq_plant.connection, rq_plant.keys.yard)
-    now = hand_over(queue, JobOrder(spec=spec), at=past).id
+    queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
+    now = queue.hand_over(JobOrder(spec=spec), at=past).id
     assert work("--burst").wait(ENDS_S) == 0
     assert seen(call, now)["status"] == "completed"
     assert seen(call, later)["rq_status"] == "scheduled"
@@ -366,8 +366,8 @@ def test_a_schedule_hands_over_the_next_job(
     assert first["cron"] == "0 2 * * *"
     assert first["output_file_id"] in {str(tmp_path / f"out-{y}.jsonl") for y in (year, year + 1)}
     # If its time comes
-    queue = open_queue(rq_plant.connection, rq_plant.keys.yard)
-    registry = queue.scheduled_job_registry
+    queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
+    registry = queue.rq.scheduled_job_registry
     rq_plant.connection.zadd(registry.key, {job: 1}, xx=True)
     assert work("--burst").wait(ENDS_S) == 0
     # I expect it to be done, and the next one to wait for its own.

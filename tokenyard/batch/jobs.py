@@ -6,9 +6,11 @@ JSON. A job's progress is in its ``meta``, so RQ's own tools show it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
@@ -23,9 +25,10 @@ from rq.serializers import JSONSerializer
 
 from tokenyard.batch.api import BatchOptions, spec_of
 from tokenyard.batch.schedule import next_time, spec_at
-from tokenyard.batch.state import ENDED, BatchSpec, new_id
+from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
+from tokenyard.client import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.connection import open_connection, translated
-from tokenyard.errors import PermanentError, SettingsError
+from tokenyard.errors import PermanentError, SettingsError, WaitTimeout
 from tokenyard.keys import is_name
 
 #: What RQ calls in its worker; by name, so that handing over imports nothing of it.
@@ -39,7 +42,7 @@ KEEP_S: Final = 30 * 24 * 3600
 CALLBACK_TIMEOUT_S: Final = 120
 #: Pauses before a job that failed is tried again, in seconds.
 _PAUSES: Final = (0, 10, 30, 60, 120)
-DEFAULT_RETRIES: Final = 5
+_LOOK_EVERY_S: Final = 0.5
 _REGISTRIES: Final = (
     "started_job_registry",
     "deferred_job_registry",
@@ -73,30 +76,105 @@ def queue_name(yard: str) -> str:
     return f"tokenyard-{yard}"
 
 
-def open_queue(connection: redis.Redis, yard: str) -> Queue:
-    """That queue, with JSON instead of pickle."""
-    if not is_name(yard):
-        raise SettingsError([f"yard {yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"])
-    return Queue(queue_name(yard), connection=connection, serializer=JSONSerializer)
+class BatchQueue:
+    """The batch jobs of one yard at RQ. Errors of redis-py pass, for `translated`."""
+
+    def __init__(self, connection: redis.Redis, yard: str) -> None:
+        if not is_name(yard):
+            raise SettingsError([f"yard {yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"])
+        self.rq = Queue(queue_name(yard), connection=connection, serializer=JSONSerializer)
+        self._connection = connection
+
+    def hand_over(
+        self,
+        order: JobOrder,
+        *,
+        job_id: str = "",
+        after: Sequence[str] = (),
+        at: datetime.datetime | None = None,
+    ) -> Job:
+        """Give a job to RQ; raises `SettingsError`."""
+        for name in after:
+            if not Job.exists(name, self._connection):
+                raise SettingsError([f"after: there is no job {name!r}"])
+        if after and at is not None:
+            raise SettingsError(["give either a job to wait for or a time"])
+        options = _options(order, job_id or new_id())
+        if at is not None:
+            job: Job = self.rq.enqueue_at(at, _PERFORM, **options)
+            return job
+        return self.rq.enqueue(_PERFORM, depends_on=list(after) or None, **options)
+
+    def find(self, job_id: str) -> Job:
+        """A batch job; raises `UnknownJob`."""
+        try:
+            job = Job.fetch(job_id, connection=self._connection, serializer=JSONSerializer)
+        except (NoSuchJobError, ValueError) as fault:
+            raise UnknownJob(f"there is no batch job {job_id!r}, or it is forgotten") from fault
+        if job.origin != self.rq.name or job.func_name != _PERFORM:
+            raise UnknownJob(f"{job_id!r} is no batch job of this yard")
+        return job
+
+    def all_jobs(self) -> list[Job]:
+        """All batch jobs, the newest first."""
+        names = list(self.rq.get_job_ids())
+        for registry in _REGISTRIES:
+            # Without `cleanup`: who only looks gives up no job.
+            names += getattr(self.rq, registry).get_job_ids(cleanup=False)
+        unique = list(dict.fromkeys(names))
+        found = Job.fetch_many(unique, connection=self._connection, serializer=JSONSerializer)
+        jobs = [job for job in found if job is not None and job.func_name == _PERFORM]
+        return sorted(jobs, key=lambda job: job.created_at, reverse=True)
+
+    def describe(self, job_id: str) -> dict[str, Any]:
+        """The batch object of one job; raises `UnknownJob`."""
+        return describe(self.find(job_id))
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """The batch objects of all jobs, the newest first."""
+        return [describe(job) for job in self.all_jobs()]
+
+    def spec_of(self, job_id: str) -> BatchSpec:
+        """What a job reads and writes; raises `UnknownJob`."""
+        return order_of(self.find(job_id)).spec
+
+    def cancel(self, job: Job) -> str:
+        """Cancel a job; its status then: ``cancelling`` or ``cancelled``, or how it has ended."""
+        self._connection.hset(job.key, CANCEL_FIELD, "1")
+        state = job.get_status()
+        if state in {JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED}:
+            with contextlib.suppress(InvalidJobOperation):
+                job.cancel()
+            return "cancelled"
+        if state is JobStatus.STARTED:
+            return "cancelling"
+        self._connection.hdel(job.key, CANCEL_FIELD)
+        return _status(job, job.meta)
+
+    def resume(self, job: Job, *, retry_errors: bool) -> None:
+        """Let a job that is over wait for a worker again; raises `SettingsError` while it runs."""
+        registry: BaseRegistry | None = {
+            JobStatus.FAILED: self.rq.failed_job_registry,
+            JobStatus.STOPPED: self.rq.failed_job_registry,
+            JobStatus.CANCELED: self.rq.canceled_job_registry,
+            JobStatus.FINISHED: self.rq.finished_job_registry,
+        }.get(job.get_status())
+        if registry is None:
+            raise SettingsError([f"job {job.id} is not over: it is {_status(job, job.meta)}"])
+        self._connection.hdel(job.key, CANCEL_FIELD)
+        job.retries_left = order_of(job).retries or None
+        job.meta["status"] = "validating"
+        job.meta.pop("message", None)
+        if retry_errors:
+            job.meta["retry"] = new_id()
+        registry.requeue(job)
 
 
-def hand_over(
-    queue: Queue,
-    order: JobOrder,
-    *,
-    job_id: str = "",
-    after: Sequence[str] = (),
-    at: datetime.datetime | None = None,
-) -> Job:
-    """Give a job to RQ; raises `SettingsError`."""
-    for name in after:
-        if not Job.exists(name, queue.connection):
-            raise SettingsError([f"after: there is no job {name!r}"])
-    if after and at is not None:
-        raise SettingsError(["give either a job to wait for or a time"])
+def _options(order: JobOrder, job_id: str) -> dict[str, Any]:
+    """What RQ is told of a job."""
     retries = max(0, order.retries)
-    options: dict[str, Any] = {
-        "job_id": job_id or new_id(),
+    return {
+        "job_id": job_id,
         "kwargs": {"order": msgspec.to_builtins(order)},
         "description": f"batch {order.spec.input} -> {order.spec.output}",
         "job_timeout": order.timeout_s or -1,
@@ -105,7 +183,7 @@ def hand_over(
         "retry": Retry(retries, list(_PAUSES)) if retries else None,
         "meta": {
             "status": "validating",
-            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "request_counts": msgspec.to_builtins(RequestCounts()),
             "input": order.spec.input,
             "output": order.spec.output,
             "errors": order.spec.errors,
@@ -113,10 +191,6 @@ def hand_over(
         "on_success": Callback(_SUCCEEDED, CALLBACK_TIMEOUT_S) if order.on_success else None,
         "on_failure": Callback(_FAILED, CALLBACK_TIMEOUT_S) if order.on_failure else None,
     }
-    if at is not None:
-        job: Job = queue.enqueue_at(at, _PERFORM, **options)
-        return job
-    return queue.enqueue(_PERFORM, depends_on=list(after) or None, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +203,33 @@ class BatchJob:
 
     def status(self) -> dict[str, Any]:
         """The batch object of the OpenAI API; raises `UnknownJob`."""
-        with translated(self.redis_url), open_connection(self.redis_url) as connection:
-            return describe(find_job(open_queue(connection, self.yard), self.id))
+        with self._queue() as queue:
+            return describe(queue.find(self.id))
+
+    def wait(self, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> dict[str, Any]:
+        """`status`, once the job is over; raises `WaitTimeout`."""
+        give_up = time.monotonic() + timeout_s
+        with self._queue() as queue:
+            while (batch := describe(queue.find(self.id)))["status"] not in ENDED:
+                if time.monotonic() >= give_up:
+                    raise WaitTimeout(f"job {self.id} is not over after {timeout_s:g} s")
+                time.sleep(_LOOK_EVERY_S)
+        return batch
 
     def cancel(self) -> str:
         """Cancel it; its status then: ``cancelling`` or ``cancelled``, or how it has ended."""
-        with translated(self.redis_url), open_connection(self.redis_url) as connection:
-            return cancel_job(find_job(open_queue(connection, self.yard), self.id))
+        with self._queue() as queue:
+            return queue.cancel(queue.find(self.id))
 
     def resume(self, *, retry_errors: bool = False) -> None:
         """Let it wait for a worker again, for the lines that have no answer yet."""
+        with self._queue() as queue:
+            queue.resume(queue.find(self.id), retry_errors=retry_errors)
+
+    @contextlib.contextmanager
+    def _queue(self) -> Iterator[BatchQueue]:
         with translated(self.redis_url), open_connection(self.redis_url) as connection:
-            queue = open_queue(connection, self.yard)
-            resume_job(queue, find_job(queue, self.id), retry_errors=retry_errors)
+            yield BatchQueue(connection, self.yard)
 
 
 def submit_batch(
@@ -182,36 +270,13 @@ def submit_batch(
         at = next_time(cron)
         order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, spec=spec_at(spec, at))
     with translated(redis_url), open_connection(redis_url) as connection:
-        job = hand_over(open_queue(connection, yard), order, after=after, at=at)
+        job = BatchQueue(connection, yard).hand_over(order, after=after, at=at)
     return BatchJob(job.id, redis_url, yard)
 
 
 def order_of(job: Job) -> JobOrder:
     """What a job is to do."""
     return msgspec.convert(job.kwargs["order"], JobOrder)
-
-
-def find_job(queue: Queue, job_id: str) -> Job:
-    """A batch job of this queue; raises `UnknownJob`."""
-    try:
-        job = Job.fetch(job_id, connection=queue.connection, serializer=JSONSerializer)
-    except (NoSuchJobError, ValueError) as fault:
-        raise UnknownJob(f"there is no batch job {job_id!r}, or it is forgotten") from fault
-    if job.origin != queue.name or job.func_name != _PERFORM:
-        raise UnknownJob(f"{job_id!r} is no batch job of this yard")
-    return job
-
-
-def all_jobs(queue: Queue) -> list[Job]:
-    """All batch jobs of a queue, the newest first."""
-    names = list(queue.get_job_ids())
-    for registry in _REGISTRIES:
-        # Without `cleanup`: who only looks gives up no job.
-        names += getattr(queue, registry).get_job_ids(cleanup=False)
-    unique = list(dict.fromkeys(names))
-    found = Job.fetch_many(unique, connection=queue.connection, serializer=JSONSerializer)
-    jobs = [job for job in found if job is not None and job.func_name == _PERFORM]
-    return sorted(jobs, key=lambda job: job.created_at, reverse=True)
 
 
 def describe(job: Job) -> dict[str, Any]:
@@ -265,38 +330,3 @@ def _last_words(job: Job) -> str:
     result = job.latest_result()
     lines = (result.exc_string or "").strip().splitlines() if result is not None else []
     return lines[-1] if lines else "the job has failed"
-
-
-def cancel_job(job: Job) -> str:
-    """Cancel a job; its status then."""
-    job.connection.hset(job.key, CANCEL_FIELD, 1)
-    state = job.get_status()
-    if state in {JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED}:
-        try:
-            job.cancel()
-        except InvalidJobOperation:
-            return "cancelled"
-        return "cancelled"
-    if state is JobStatus.STARTED:
-        return "cancelling"
-    job.connection.hdel(job.key, CANCEL_FIELD)
-    return _status(job, job.meta)
-
-
-def resume_job(queue: Queue, job: Job, *, retry_errors: bool) -> None:
-    """Let a job that is over wait for a worker again; raises `SettingsError` while it is not."""
-    registry: BaseRegistry | None = {
-        JobStatus.FAILED: queue.failed_job_registry,
-        JobStatus.STOPPED: queue.failed_job_registry,
-        JobStatus.CANCELED: queue.canceled_job_registry,
-        JobStatus.FINISHED: queue.finished_job_registry,
-    }.get(job.get_status())
-    if registry is None:
-        raise SettingsError([f"job {job.id} is not over: it is {_status(job, job.meta)}"])
-    job.connection.hdel(job.key, CANCEL_FIELD)
-    job.retries_left = order_of(job).retries or None
-    job.meta["status"] = "validating"
-    job.meta.pop("message", None)
-    if retry_errors:
-        job.meta["retry"] = new_id()
-    registry.requeue(job)

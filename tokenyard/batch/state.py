@@ -33,6 +33,8 @@ Status = Literal[
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 #: A request whose reader was killed may be asked for again, for so long, without being run again.
 DEFAULT_RESULT_TTL_S: Final = 600
+#: Tries of a job at RQ after a failure, counted from its last progress on.
+DEFAULT_RETRIES: Final = 5
 _ENDS_BYTES: Final = 64 * 1024
 
 

@@ -17,9 +17,8 @@ from rq.timeouts import JobTimeoutException
 
 from tokenyard.batch.jobs import (
     CANCEL_FIELD,
+    BatchQueue,
     JobOrder,
-    hand_over,
-    open_queue,
 )
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.runner import Progress, Runner
@@ -169,7 +168,7 @@ def _hand_over_next(job: Job, order: JobOrder) -> None:
         _log.error("job %s: the schedule ends: %s", job.id, fault)
         return
     successor = msgspec.structs.replace(order, spec=spec)
-    hand_over(open_queue(job.connection, Bench.yard), successor, job_id=name, at=due)
+    BatchQueue(job.connection, Bench.yard).hand_over(successor, job_id=name, at=due)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ _COMMANDS: Final = {
 
 
 class BatchCommands(click.Group, PlainCommand):
-    """Imports a command when it is asked for: only some need RQ."""
+    """Imports a command when it is asked for."""
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Names, in the order in which they are needed."""
@@ -48,14 +48,7 @@ class BatchCommands(click.Group, PlainCommand):
         if cmd_name not in _COMMANDS:
             return None
         module, _colon, attribute = _COMMANDS[cmd_name].partition(":")
-        try:
-            command: click.Command = getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as fault:
-            if fault.name != "rq":
-                raise
-            raise click.UsageError(
-                f"`batch {cmd_name}` needs RQ; pip install 'tokenyard[batch]'"
-            ) from fault
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
 

@@ -9,28 +9,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 from rich.table import Table
 
 from tokenyard.batch.files import UnreadableFile, open_text
-from tokenyard.batch.jobs import (
-    UnknownJob,
-    all_jobs,
-    cancel_job,
-    describe,
-    find_job,
-    open_queue,
-    order_of,
-    resume_job,
-)
 from tokenyard.batch.state import ENDED
-from tokenyard.cli.batch_options import told_in_one_line
+from tokenyard.cli.batch_options import need_rq, told_in_one_line
 from tokenyard.cli.console import plain_console
 from tokenyard.cli.reach import opened
 from tokenyard.program import Exit, PlainCommand
+
+if TYPE_CHECKING:
+    from tokenyard.batch.jobs import BatchQueue
 
 _LOOK_EVERY_S: Final = 0.5
 _job = click.argument("job_id", metavar="JOB")
@@ -38,11 +31,14 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @contextmanager
-def _queue(ctx: click.Context) -> Iterator[Any]:
+def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
     """The yard's queue of batch jobs; what is wrong with a job is said in one line."""
+    need_rq()
+    from tokenyard.batch.jobs import BatchQueue, UnknownJob
+
     with told_in_one_line(ctx), opened(ctx.obj) as (connection, keys):
         try:
-            yield open_queue(connection, keys.yard)
+            yield BatchQueue(connection, keys.yard)
         except UnknownJob as fault:
             click.echo(f"Error: {fault}", err=True)
             ctx.exit(Exit.FAILED)
@@ -55,15 +51,14 @@ def _queue(ctx: click.Context) -> Iterator[Any]:
 def list_jobs(ctx: click.Context, limit: int, as_json: bool) -> None:
     """List batch jobs, the newest first: those that wait, run, are scheduled, or are over."""
     with _queue(ctx) as queue:
-        jobs = all_jobs(queue)
-        batches = [describe(job) for job in jobs[:limit]]
+        batches = queue.describe_all()
     if as_json:
-        for batch in batches:
+        for batch in batches[:limit]:
             click.echo(msgspec.json.encode(batch))
         return
     if batches:
-        plain_console().print(_table(batches))
-    click.echo(f"{len(batches)} of {len(jobs)} batch jobs")
+        plain_console().print(_table(batches[:limit]))
+    click.echo(f"{len(batches[:limit])} of {len(batches)} batch jobs")
 
 
 @click.command(cls=PlainCommand, short_help="Show where a job stands.")
@@ -86,10 +81,10 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
     """
     give_up = time.monotonic() + timeout
     with _queue(ctx) as queue:
-        batch = describe(find_job(queue, job_id))
+        batch = queue.describe(job_id)
         while wait and batch["status"] not in ENDED and time.monotonic() < give_up:
             time.sleep(_LOOK_EVERY_S)
-            batch = describe(find_job(queue, job_id))
+            batch = queue.describe(job_id)
     if as_json:
         click.echo(msgspec.json.encode(batch))
     else:
@@ -109,7 +104,7 @@ def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
     A job that runs is `cancelling` for a moment. The exit status is 1 where it was over before.
     """
     with _queue(ctx) as queue:
-        now = cancel_job(find_job(queue, job_id))
+        now = queue.cancel(queue.find(job_id))
     click.echo(
         msgspec.json.encode({"id": job_id, "status": now}) if as_json else f"{job_id}: {now}"
     )
@@ -127,9 +122,8 @@ def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -
     Lines that are done stay as they are; with --retry-errors also a completed job can be resumed.
     """
     with _queue(ctx) as queue:
-        job = find_job(queue, job_id)
-        resume_job(queue, job, retry_errors=retry_errors)
-        batch = describe(find_job(queue, job_id))
+        queue.resume(queue.find(job_id), retry_errors=retry_errors)
+        batch = queue.describe(job_id)
     click.echo(msgspec.json.encode(batch) if as_json else f"{job_id}: waits for a worker again")
 
 
@@ -144,7 +138,7 @@ def results(ctx: click.Context, job_id: str, errors: bool, only_path: bool) -> N
     The files must be visible here under the paths that the job has.
     """
     with _queue(ctx) as queue:
-        spec = order_of(find_job(queue, job_id)).spec
+        spec = queue.spec_of(job_id)
         path = spec.errors_path if errors else spec.output_path
         if only_path:
             click.echo(str(path))
@@ -161,7 +155,7 @@ def logs(ctx: click.Context, job_id: str) -> None:
     It lies beside the output, as OUTPUT.log.
     """
     with _queue(ctx) as queue:
-        _print_file(order_of(find_job(queue, job_id)).spec.log_path)
+        _print_file(queue.spec_of(job_id).log_path)
 
 
 def _print_file(path: Path) -> None:

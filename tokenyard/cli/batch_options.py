@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
+from tokenyard.errors import SettingsError
 from tokenyard.keys import PRIORITY_CLASSES
 from tokenyard.program import Exit, YardChoice
 
@@ -32,6 +34,12 @@ def duration(value: Any) -> float:
     if found is None:
         raise click.BadParameter(f"{value!r}: give a time like 90s, 15m, 24h or 7d")
     return float(found["count"]) * _UNITS[found["unit"]]
+
+
+def need_rq() -> None:
+    """Raises `SettingsError` where RQ is not installed. RQ is imported when a command runs."""
+    if importlib.util.find_spec("rq") is None:
+        raise SettingsError(["this command needs RQ; pip install 'tokenyard[batch]'"])
 
 
 @contextmanager

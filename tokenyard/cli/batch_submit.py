@@ -9,9 +9,14 @@ import click
 import msgspec
 
 from tokenyard.batch.files import UnreadableFile
-from tokenyard.batch.jobs import DEFAULT_RETRIES, submit_batch
-from tokenyard.batch.schedule import read_time
-from tokenyard.cli.batch_options import duration, spec_from, spec_options, told_in_one_line
+from tokenyard.batch.state import DEFAULT_RETRIES
+from tokenyard.cli.batch_options import (
+    duration,
+    need_rq,
+    spec_from,
+    spec_options,
+    told_in_one_line,
+)
 from tokenyard.cli.reach import url_of
 from tokenyard.program import PlainCommand, YardChoice
 
@@ -74,6 +79,10 @@ def submit(
     **given: Any,
 ) -> None:
     """Hand the job over and print its id."""
+    need_rq()
+    from tokenyard.batch.jobs import submit_batch
+    from tokenyard.batch.schedule import read_time
+
     choice: YardChoice = ctx.obj
     spec = spec_from(input_path, output, given)
     with told_in_one_line(ctx):

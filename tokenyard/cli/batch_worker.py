@@ -7,7 +7,7 @@ from typing import Final
 import click
 from setproctitle import setproctitle
 
-from tokenyard.batch.worker import run_worker
+from tokenyard.cli.batch_options import need_rq
 from tokenyard.cli.reach import url_of
 from tokenyard.connection import open_connection, translated
 from tokenyard.program import PlainCommand, YardChoice, start_logging
@@ -31,6 +31,9 @@ Examples:
 @click.pass_context
 def worker(ctx: click.Context, burst: bool, name: str) -> None:
     """Work until stopped."""
+    need_rq()
+    from tokenyard.batch.worker import run_worker
+
     choice: YardChoice = ctx.obj
     url = url_of(choice)
     start_logging(debug=choice.debug)
