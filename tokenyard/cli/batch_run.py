@@ -51,6 +51,12 @@ Tell = Callable[[Progress], None]
 @spec_options
 @click.option("--overwrite", is_flag=True, help="Begin anew where OUTPUT has lines already.")
 @click.option("--retry-errors", is_flag=True, help="Run lines again that have an error.")
+@click.option("--dry-run", is_flag=True, help="Only look: bad lines, tokens, an estimate.")
+@click.option(
+    "--tokenizer",
+    default="",
+    help="With --dry-run: folder or Hugging Face name.  [default: the yard's, if it is here]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the job as one JSON object.")
 @click.pass_context
 def run(
@@ -60,11 +66,20 @@ def run(
     output: Path | None,
     overwrite: bool,
     retry_errors: bool,
+    dry_run: bool,
+    tokenizer: str,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Run the job, show how it goes, and print what came of it."""
     choice: YardChoice = ctx.obj
+    if dry_run:
+        from tokenyard.cli.batch_dry_run import look_only
+
+        spec = spec_from(input_path, output or Path("-"), given)
+        with told_in_one_line(ctx):
+            is_sound = look_only(choice, spec, tokenizer, prints_json=as_json)
+        ctx.exit(Exit.OK if is_sound else Exit.FAILED)
     spec = spec_from(input_path, output, given)
     seen: list[Progress] = []
     with (
