@@ -4,12 +4,16 @@
 # A user's password is in PASSWORD_<USER>, for example PASSWORD_WORKER; a user without one cannot
 # log in. CLIENTS="ann bob" makes more users like `client`, each for the client names ann and
 # ann.*, with PASSWORD_ANN and so on. PASSWORD_DEFAULT lets the user `default` do everything: for
-# whoever keeps this Redis. SERVER is the program, redis-server where not given; USERS_FILE is where
-# the users are written.
+# whoever keeps this Redis.
+#
+# SERVER is the program, redis-server where not given. FOLDER is where users.acl and a copy of
+# redis.conf are written. A copy that is there is left as it is: Sentinels write into it who is whose
+# replica, so give a FOLDER that stays where they watch.
 set -eu
 here=$(dirname "$0")
 umask 077
-users=${USERS_FILE:-$(mktemp -d)/users.acl}
+folder=${FOLDER:-$(mktemp -d)}
+mkdir -p "$folder"
 
 password_of() {
     printenv "PASSWORD_$(echo "$1" | tr 'a-z-' 'A-Z_')" | tr -d '\n'
@@ -33,6 +37,7 @@ clients() {
     else
         echo "user $name $state #$(hash_of "$name") $rights"
     fi
-done >"$users"
+done >"$folder/users.acl"
+[ -e "$folder/redis.conf" ] || cp "$here/redis.conf" "$folder/redis.conf"
 
-exec "${SERVER:-redis-server}" "$here/redis.conf" --aclfile "$users" "$@"
+exec "${SERVER:-redis-server}" "$folder/redis.conf" --aclfile "$folder/users.acl" "$@"

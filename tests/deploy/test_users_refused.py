@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import redis
 from tests.deploy.day import Day
 from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
-from tests.support.servers import ServerName
 from tokenyard import BrokerUnsuitable
 from tokenyard.broker_check import check_broker
 from tokenyard.keys import Keys
@@ -165,11 +164,9 @@ def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> 
         assert is_refused(scaler, "XADD", yard.intake("normal"), "*", "id", "q1")
 
 
-def test_without_a_password_nobody_logs_in(
-    binary: Callable[[ServerName], Path], tmp_path: Path
-) -> None:
+def test_without_a_password_nobody_logs_in(tmp_path: Path) -> None:
     # Given the file as it is, and one user who was given a password
-    server = GuardedServer("valkey", binary("valkey"), tmp_path, ["worker"])
+    server = GuardedServer("valkey", tmp_path, ["worker"])
     server.start()
     try:
         # I expect that all others stay outside,
