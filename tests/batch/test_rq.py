@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import http.server
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import redis
+import rq
 
 from tests.batch.conftest import WriteLines, completion, objects
 from tests.batch.running import batch, start
@@ -23,8 +25,10 @@ from tests.cli.running import environment, is_gone
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.batch import submit_batch
 from tokenyard.batch.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
+from tokenyard.errors import WaitTimeout
 from tokenyard.program import Exit
 
 Batch = Callable[..., subprocess.CompletedProcess[str]]
@@ -161,6 +165,49 @@ def test_a_worker_that_is_killed_is_followed_by_another_at_once(
     )
 
 
+def test_a_job_whose_process_is_killed_goes_on(
+    call: Batch,
+    work: Callable[..., subprocess.Popen[bytes]],
+    rq_plant: Plant,
+    write_lines: WriteLines,
+    tmp_path: Path,
+) -> None:
+    source = write_lines("in.jsonl", [completion(number) for number in range(1_500)])
+    target = tmp_path / "out.jsonl"
+    job = submitted(call, source, "-o", target)
+    work()
+    eventually(lambda: target.exists() and target.stat().st_size > 0, timeout_s=60)
+    # If the process of the job alone is killed, as by the kernel for its memory
+    queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
+    [worker] = rq.Worker.all(queue=queue.rq)
+    horses = [each for each in psutil.Process(worker.pid).children() if _is_horse(each)]
+    [horse] = horses
+    horse.kill()
+    # I expect the worker to go on with the job.
+    done = json.loads(call("status", job, "--wait", "--timeout", 50, "--json").stdout)
+    assert done["request_counts"] == {"total": 1500, "completed": 1500, "failed": 0}
+
+
+def _is_horse(process: psutil.Process) -> bool:
+    """Whether it leads a process group, as the process of a job does; RQ's scheduler does not."""
+    return os.getpgid(process.pid) == process.pid
+
+
+def test_a_try_that_takes_too_long_is_the_last(
+    call: Batch,
+    work: Callable[..., subprocess.Popen[bytes]],
+    write_lines: WriteLines,
+    tmp_path: Path,
+) -> None:
+    source = write_lines("in.jsonl", [completion(1), completion(2, max_tokens=8000)])
+    job = submitted(call, source, "-o", tmp_path / "out.jsonl", "--timeout", "2s")
+    assert work("--burst").wait(ENDS_S) == 0
+    failed = seen(call, job, Exit.FAILED)
+    assert (failed["status"], failed["rq_status"]) == ("failed", "failed")
+    assert "exceeded maximum timeout" in failed["errors"]["data"][0]["message"]
+    assert failed["request_counts"]["completed"] == 1
+
+
 def test_a_worker_that_is_stopped_hands_its_job_back(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
@@ -228,6 +275,24 @@ def test_jobs_that_were_never_heard_of_are_said_so(call: Batch) -> None:
     for command in ("status", "cancel", "resume", "results", "logs"):
         done = call(command, "batch_nothing", status=Exit.FAILED)
         assert "there is no batch job 'batch_nothing'" in done.stderr
+
+
+def test_a_script_submits_and_waits(
+    rq_plant: Plant,
+    work: Callable[..., subprocess.Popen[bytes]],
+    write_lines: WriteLines,
+    tmp_path: Path,
+) -> None:
+    source = write_lines("in.jsonl", [completion(1)])
+    target = tmp_path / "out.jsonl"
+    job = submit_batch(source, target, redis_url=rq_plant.url, yard=rq_plant.keys.yard)
+    with pytest.raises(WaitTimeout):
+        job.wait(timeout_s=0.1)
+    assert job.cancel() == "cancelled"
+    job.resume()
+    work("--burst")
+    assert job.wait(timeout_s=50)["status"] == "completed"
+    assert job.cancel() == "completed"
 
 
 def test_a_job_waits_for_another(

@@ -18,7 +18,7 @@ from tokenyard.batch.asking import Asked
 from tokenyard.client import Client, Handle
 from tokenyard.connection import open_connection, translated
 from tokenyard.drafting import FullPrompt, SharedOptions
-from tokenyard.errors import TokenyardError, WaitTimeout
+from tokenyard.errors import TokenyardError, UnknownRequest, WaitTimeout
 from tokenyard.keys import Keys
 from tokenyard.replies import Result
 
@@ -114,7 +114,7 @@ def _serves(worker: WorkerView, model: str) -> bool:
 def _result(copies: Sequence[Handle]) -> Result | None:
     """The first good result, if there is one."""
     for copy in copies:
-        with contextlib.suppress(WaitTimeout):
+        with contextlib.suppress(WaitTimeout, UnknownRequest):
             result = copy.wait(0.0)
             if result.ok:
                 return result

@@ -23,7 +23,8 @@ Examples:
   tokenyard batch submit in.jsonl -o out.jsonl
   tokenyard batch status batch_0f3a...
 """
-_COMMANDS: Final = {
+#: Where each command lies.
+COMMANDS: Final = {
     "run": "tokenyard.cli.batch_run:run",
     "submit": "tokenyard.cli.batch_submit:submit",
     "worker": "tokenyard.cli.batch_worker:worker",
@@ -41,13 +42,13 @@ class BatchCommands(click.Group, PlainCommand):
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Names, in the order in which they are needed."""
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
         """The command itself."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module, _colon, attribute = _COMMANDS[cmd_name].partition(":")
+        module, _colon, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
