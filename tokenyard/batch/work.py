@@ -48,6 +48,7 @@ class Bench:
 
     url = ""
     yard = ""
+    is_stopping = False  # in the child: SIGTERM came before the job itself runs
 
 
 def perform(order: dict[str, Any]) -> Any:
@@ -173,7 +174,7 @@ def _hand_over_next(job: Job, order: JobOrder) -> None:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM ends the job in order; elsewhere the child of RQ's worker ignores it."""
+    """SIGTERM ends the job in order; elsewhere the child of RQ's worker only takes note of it."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -181,6 +182,8 @@ def _stoppable() -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
+        if Bench.is_stopping:
+            raise Stopped
         yield
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from types import FrameType
 from typing import Any, Final
 
 import redis
@@ -95,9 +96,9 @@ class BatchWorker(Worker):
         return is_dead_here(scheduler.hostname, scheduler.pid)
 
     def setup_work_horse_signals(self) -> None:
-        """The child ignores SIGTERM but while the job itself runs, see `work.perform`."""
+        """The child takes note of SIGTERM; only while the job itself runs it obeys."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _take_note)
 
     def handle_warm_shutdown_request(self) -> None:
         """SIGTERM: the job that runs hands itself back, and the next worker goes on with it."""
@@ -105,6 +106,10 @@ class BatchWorker(Worker):
         if self.horse_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.horse_pid, signal.SIGTERM)
+
+
+def _take_note(_number: int, _frame: FrameType | None) -> None:
+    Bench.is_stopping = True
 
 
 def is_dead_here(hostname: str | None, pid: int | None) -> bool:
