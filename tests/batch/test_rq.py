@@ -246,7 +246,7 @@ def test_a_job_that_waits_is_cancelled_and_resumed(
     assert call("cancel", job, status=Exit.FAILED).stdout == f"{job}: completed\n"
 
 
-def test_a_job_that_runs_is_cancelled_and_resumed(
+def test_a_job_that_runs_is_cancelled(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
