@@ -3,7 +3,7 @@
 #
 # A user's password is in PASSWORD_<USER>, for example PASSWORD_WORKER; a user without one cannot
 # log in. CLIENTS="ann bob" makes more users like `client`, each for the client names ann and
-# ann.*, with PASSWORD_ANN and so on. PASSWORD_DEFAULT lets the user `default` do everything: for
+# ann-*, with PASSWORD_ANN and so on. PASSWORD_DEFAULT lets the user `default` do everything: for
 # whoever keeps this Redis.
 #
 # SERVER is the program, redis-server where not given. FOLDER is where users.acl and a copy of
@@ -25,7 +25,7 @@ hash_of() {
 
 clients() {
     for name in ${CLIENTS:-}; do
-        sed -n "/^user client /s/\([: ]\)client\([ ./]\)/\1$name\2/gp" "$here/users.acl"
+        sed -n "/^user client /s/\([: ]\)client\([ /-]\)/\1$name\2/gp" "$here/users.acl"
     done
 }
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.brokers import GuardedServer
 
 #: The users that may log in; their passwords are their names.
-USERS = ("client", "coordinator", "worker", "admin", "scaler", "default")
+USERS = ("client", "coordinator", "worker", "admin", "batch", "scaler", "default")
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis"])

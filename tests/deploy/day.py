@@ -51,7 +51,7 @@ class Day:
         }
         self.plant.worker(name=name, **options)
 
-    def client(self, name: str = "client") -> Client:
+    def client(self, name: str | None = "client") -> Client:
         return Client(self.url("client"), self.keys.yard, client_id=name)
 
     def push(self, request: Request, entry: str = "*") -> None:
@@ -84,8 +84,9 @@ def client_asks(day: Day) -> None:
         assert len(list(client.map([[1], [2]], model="sim", max_tokens=5))) == 2
     with day.client() as client:
         assert client.attach("kept").result().ok
-    with day.client("client.1") as client:
-        client.submit([1, 2], model="sim", max_tokens=5).result()
+    for name in ("client-1", None):
+        with day.client(name) as client:
+            client.submit([1, 2], model="sim", max_tokens=5).result()
 
 
 def client_asks_by_hand(day: Day) -> None:

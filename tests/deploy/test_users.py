@@ -6,12 +6,12 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import redis
 
 from tests.deploy import day as work
 from tests.deploy.day import Day
+from tests.deploy.rights import denied
 from tests.support.brokers import DEPLOY, GuardedServer
 from tokenyard.scripts import source
 
@@ -54,16 +54,6 @@ def monitored(server: GuardedServer) -> Iterator[dict[str, set[str]]]:
         finally:
             connection.echo("over")
             listener.join(30)
-
-
-def denied(server: GuardedServer) -> list[str]:
-    """What was refused to whom, since this was asked last."""
-    with redis.Redis.from_url(server.url_of("default")) as connection:
-        entries: Any = connection.acl_log()
-        connection.acl_log_reset()
-    return [
-        f"{one['username']}: {one['context']} {one['reason']} {one['object']}" for one in entries
-    ]
 
 
 def granted(user: str) -> set[str]:

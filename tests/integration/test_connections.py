@@ -62,14 +62,14 @@ def serve(plant: Plant, url: str, **urls: str) -> None:
 
 
 async def ask_async(url: str, yard: str) -> None:
-    async with AsyncClient(url, yard, client_id="client.2") as client:
+    async with AsyncClient(url, yard, client_id="client-2") as client:
         handle = await client.submit([1, 2], max_tokens=5, stream=True)
         assert len([delta async for delta in handle]) == 5
 
 
 def ask_both_ways(url: str, yard: str) -> None:
     """Both clients, each with a request whose tokens stream."""
-    with Client(url, yard, client_id="client.1") as client:
+    with Client(url, yard, client_id="client-1") as client:
         handle = client.submit([1, 2], max_tokens=5, stream=True)
         assert [token for delta in handle for token in delta.tokens] == handle.result().tokens
     asyncio.run(ask_async(url, yard))
