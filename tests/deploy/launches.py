@@ -57,6 +57,7 @@ def compose() -> dict[str, Any]:
 
 def from_compose() -> list[Launch]:
     """The services that are our programs, and Redis."""
+    ours = ("redis", "tokenyard")
     return [
         Launch(
             name,
@@ -68,7 +69,7 @@ def from_compose() -> list[Launch]:
             one,
         )
         for name, one in compose()["services"].items()
-        if "stop_grace_period" in one
+        if one["image"].startswith(ours)
     ]
 
 

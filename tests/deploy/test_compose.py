@@ -72,7 +72,7 @@ def test_services_are_built_of_stages_that_exist_and_mount_files_that_exist() ->
 def test_without_its_passwords_nothing_starts() -> None:
     # If somebody forgets to fill in the file, I expect the engine to refuse it.
     text = (DEPLOY / "compose.yaml").read_text()
-    for name in ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_BATCH", "MODEL"):
+    for name in ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GRAFANA", "MODEL"):
         assert re.search(rf"\$\{{{name}:\?", text), name
         assert f"\n{name}=" in (DEPLOY / "example.env").read_text()
 
