@@ -38,15 +38,14 @@ def public_url(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a URL leads to: a URL that redis-py knows, and who knows where that server is now."""
+    """What a URL leads to: a URL that redis-py knows, and who knows where that server is now.
+
+    With a ``book``, the kind of connection is for the caller to choose, by ``has_tls``.
+    """
 
     url: str
     book: AddressBook | None = None
-
-    @property
-    def has_tls(self) -> bool:
-        """Whether connections are encrypted."""
-        return self.url.startswith("rediss:")
+    has_tls: bool = False
 
 
 def read_url(url: str, timeout_s: float) -> Target:
@@ -74,13 +73,13 @@ def _target(parts: SplitResult, url: str, timeout_s: float) -> Target:
     if kind == "cluster":
         if service not in {"", "0"}:
             raise ValueError("a cluster has no databases: leave out what follows the hosts")
-        plain = _plain(parts, base, addresses[0], "")
-        return Target(plain, _cluster(plain, tuple(addresses), timeout_s))
+        book: AddressBook = _cluster(_plain(parts, base, addresses[0]), tuple(addresses), timeout_s)
+        return Target(_plain(parts, "redis", addresses[0]), book, base == "rediss")
     if not service:
         raise ValueError("name the service that the Sentinels watch: redis+sentinel://.../service")
-    plain = _plain(parts, base, addresses[0], database)
-    options = _asking(plain, timeout_s) | {"db": 0} | _sentinel_user(parts)
-    return Target(plain, Sentinels(service, addresses, options))
+    options = _asking(_plain(parts, base, addresses[0]), timeout_s) | _sentinel_user(parts)
+    book = Sentinels(service, addresses, options)
+    return Target(_plain(parts, "redis", addresses[0], database), book, base == "rediss")
 
 
 def _addresses(parts: SplitResult, default_port: int) -> list[Address]:
@@ -91,7 +90,7 @@ def _addresses(parts: SplitResult, default_port: int) -> list[Address]:
     return addresses
 
 
-def _plain(parts: SplitResult, base: str, address: Address, database: str) -> str:
+def _plain(parts: SplitResult, base: str, address: Address, database: str = "") -> str:
     """The URL of one host alone, for redis-py to read the options in it."""
     who, at, _ = parts.netloc.rpartition("@")
     host = f"[{address[0]}]" if ":" in address[0] else address[0]

@@ -19,6 +19,7 @@ from tests.support.brokers import (
     Sentinel,
     ServerWith,
     ask,
+    bus_port,
 )
 from tests.support.builders import make_request, random_name
 from tests.support.processes import Plant
@@ -47,9 +48,6 @@ def keep() -> Iterator[Keep]:
     yield start
     for server in reversed(kept):
         server.stop()
-
-
-both = pytest.mark.parametrize("name", ["valkey", "redis"])
 
 
 def serve(plant: Plant, url: str, **urls: str) -> None:
@@ -179,7 +177,7 @@ class Watched:
         return f"redis+sentinel://{user}:{user}@{hosts}/yards"
 
 
-@both
+@pytest.mark.parametrize("name", ["valkey", "redis"])
 def test_sentinel_failover(name: ServerName, keep: Keep, tmp_path: Path) -> None:
     # Given a yard behind a Sentinel, and streams that run or wait
     watched = Watched(name, tmp_path, keep)
@@ -216,10 +214,9 @@ def slot_of(yard: str) -> int:
     return key_slot(Keys(yard).info.encode())
 
 
-@both
-def test_yards_on_the_nodes_of_a_cluster(name: ServerName, keep: Keep, tmp_path: Path) -> None:
+def test_yards_on_the_nodes_of_a_cluster(keep: Keep, tmp_path: Path) -> None:
     # Given a cluster of three nodes, and yards on two of them
-    cluster = Cluster(name, tmp_path, replicas=False)
+    cluster = Cluster("valkey", tmp_path, replicas=False)
     keep(cluster)
     nodes = cluster.masters[1:]
     yards = [yard_on(cluster, node) for node in nodes]
@@ -245,10 +242,9 @@ def test_yards_on_the_nodes_of_a_cluster(name: ServerName, keep: Keep, tmp_path:
             assert ask(node, "CLUSTER", "COUNTKEYSINSLOT", slot_of(yard)) > 0
 
 
-@both
-def test_cluster_failover(name: ServerName, keep: Keep, tmp_path: Path) -> None:
+def test_cluster_failover(keep: Keep, tmp_path: Path) -> None:
     # Given a yard in a cluster with replicas, and streams that run or wait
-    cluster = Cluster(name, tmp_path, replicas=True)
+    cluster = Cluster("redis", tmp_path, replicas=True)
     keep(cluster)
     with Plant(cluster.nodes[0].url) as plant:
         serve(plant, cluster.url)
@@ -266,6 +262,57 @@ def test_cluster_failover(name: ServerName, keep: Keep, tmp_path: Path) -> None:
             ask_both_ways(cluster.url, plant.keys.yard)
             # and that nobody was started again.
             assert all(program.is_running for program in plant.programs)
+
+
+# Both over TLS
+
+
+def tls_options(papers: Certificates, port: int) -> list[str]:
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
+    options += ["--tls-ca-cert-file", str(papers.authority)]
+    return [*options, "--tls-cert-file", str(papers.certificate), "--tls-key-file", str(papers.key)]
+
+
+def test_cluster_over_tls(keep: Keep, tmp_path: Path) -> None:
+    # Given two nodes that speak TLS, to each other as well
+    papers, ports, nodes = Certificates(tmp_path), [free_port(), free_port()], []
+    for port in ports:
+        folder = tmp_path / str(port)
+        folder.mkdir()
+        options = [*tls_options(papers, port), "--cluster-enabled", "yes", "--tls-cluster", "yes"]
+        nodes.append(ServerWith("redis", folder, *options, "--cluster-port", free_port()))
+        keep(nodes[-1])
+    ask(nodes[1], "CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    ask(nodes[0], "CLUSTER", "MEET", "127.0.0.1", ports[1], bus_port(nodes[1]))
+    eventually(lambda: b"cluster_state:ok" in ask(nodes[0], "CLUSTER", "INFO"), timeout_s=20)
+    with Plant(nodes[0].url) as plant:
+        # If a yard is looked for at the one that does not hold it,
+        url = f"rediss+cluster://127.0.0.1:{ports[0]}?ssl_ca_certs={papers.authority}"
+        serve(plant, url)
+
+        # I expect that it is found at the other.
+        ask_both_ways(url, plant.keys.yard)
+        assert ask(nodes[1], "EXISTS", plant.keys.info) == 1
+
+
+def test_sentinel_over_tls(keep: Keep, tmp_path: Path) -> None:
+    # Given a master and a Sentinel that speak TLS, to each other as well
+    papers, ports = Certificates(tmp_path), [free_port(), free_port()]
+    options = tls_options(papers, ports[0])
+    master = ServerWith("redis", tmp_path, *options, "--tls-replication", "yes")
+    keep(master)
+    options[1] = str(ports[1])
+    sentinel = Sentinel("redis", tmp_path, master)
+    sentinel._command += [*options, "--tls-replication", "yes"]
+    config = tmp_path / "sentinel.conf"
+    text = config.read_text().replace(f"127.0.0.1 {master.port}", f"127.0.0.1 {ports[0]}")
+    config.write_text("".join(line for line in text.splitlines(True) if " auth-" not in line))
+    keep(sentinel)
+    with Plant(master.url) as plant:
+        # If a yard asks the Sentinel over TLS, I expect that it serves over TLS.
+        url = f"rediss+sentinel://127.0.0.1:{ports[1]}/yards?ssl_ca_certs={papers.authority}"
+        serve(plant, url)
+        ask_both_ways(url, plant.keys.yard)
 
 
 @pytest.mark.parametrize("url", ["redis+cluster://127.0.0.1:{}", "redis+sentinel://127.0.0.1:{}/a"])

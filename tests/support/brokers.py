@@ -143,7 +143,7 @@ class Cluster:
             ask(node, "CLUSTER", "ADDSLOTSRANGE", low, high - 1)
         for node in self.nodes[1:]:
             first = self.nodes[0]
-            ask(node, "CLUSTER", "MEET", "127.0.0.1", first.port, _bus_port(first))
+            ask(node, "CLUSTER", "MEET", "127.0.0.1", first.port, bus_port(first))
         eventually(lambda: all(self._knows_all(node) for node in self.nodes), timeout_s=20.0)
         for replica, master in zip(self.replicas, self.masters, strict=False):
             ask(replica, "CLUSTER", "REPLICATE", ask(master, "CLUSTER", "MYID").decode())
@@ -176,7 +176,8 @@ def ask(server: Server, *command: object) -> Any:
         return run.execute_command(*command)
 
 
-def _bus_port(node: ServerWith) -> int:
+def bus_port(node: ServerWith) -> int:
+    """The port at which other nodes of its cluster reach a node."""
     command = node._command
     return int(command[command.index("--cluster-port") + 1])
 
