@@ -181,6 +181,7 @@ def _says_elsewhere(fault: redis.ResponseError) -> bool:
 
 
 def _moved(host: str, port: int, fault: redis.ResponseError) -> str:
-    is_named = isinstance(fault, exceptions.MovedError)
-    said = f"{fault.host}:{fault.port} does" if is_named else str(fault)
+    said = str(fault)
+    if isinstance(fault, exceptions.MovedError):
+        said = f"{fault.host}:{fault.port} does"
     return f"{host}:{port} does not serve this yard now: {said}"
