@@ -1,51 +1,49 @@
 """Connections to Redis: opened from a URL, always with time-outs, their errors translated.
 
-URLs are ``redis://``, ``rediss://`` (TLS) and ``unix://``. Nothing outside this file needs to
-know what redis-py raises: `translated` turns it into `tokenyard.errors`, at the edge.
+`tokenyard.broker_url` says which URLs there are. Nothing outside this file needs to know what
+redis-py raises: `translated` turns it into `tokenyard.errors`, at the edge.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 import redis.asyncio
 from redis import exceptions
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
+from tokenyard.address import Elsewhere, async_connection_class, connection_class
+from tokenyard.broker_url import public_url, read_url
 from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, SettingsError, TokenyardError
+
+__all__ = [
+    "BLOCK_MARGIN_S",
+    "AsyncRedis",
+    "open_async_connection",
+    "open_connection",
+    "public_url",
+    "translated",
+]
 
 AsyncRedis = redis.asyncio.Redis
 
-SCHEMES: Final = ("redis", "rediss", "unix")
 #: A blocking read must end before the socket's time-out does: leave at least so much between.
 BLOCK_MARGIN_S: Final = 5.0
 _RETRY_BASE_S: Final = 0.05
 _RETRY_CAP_S: Final = 0.5
-_PASSWORD_IN_QUERY: Final = re.compile(r"(^|&)password=[^&]*", re.IGNORECASE)
+#: So often a command follows its yard at once; after that whoever gave it decides.
+_HOPS: Final = 2
+#: First words of errors that say: not now, but later. redis-py has no classes for them.
+_PASSING: Final = ("MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 
-def public_url(url: str) -> str:
-    """The URL without user name and password, fit for logs and messages."""
-    parts = urlsplit(url)
-    query = _PASSWORD_IN_QUERY.sub("", parts.query).lstrip("&")
-    netloc = parts.netloc.rpartition("@")[2]
-    shown = urlunsplit((parts.scheme, netloc, parts.path, query, ""))
-    # urlunsplit leaves out an empty host where the path does not ask for it.
-    return shown if "://" in shown else shown.replace(":", "://", 1)
-
-
-def _options(url: str, timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
-    """Arguments that both kinds of connection share; raises `SettingsError` for a bad URL."""
-    scheme = url.partition("://")[0]
-    if scheme not in SCHEMES:
-        raise SettingsError([f"redis URL {public_url(url)!r}: use redis://, rediss:// or unix://"])
+def _options(timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
+    """Arguments that both kinds of connection share."""
     return {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -63,10 +61,16 @@ def open_connection(
     they block. A command is repeated ``retries`` times when the connection breaks, so it must
     be idempotent, as all scripts are.
     """
-    options = _options(url, timeout_s, connect_timeout_s)
+    target = read_url(url, connect_timeout_s)
+    options = _options(timeout_s, connect_timeout_s)
     retry = Retry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
+    if target.book:
+        # What was refused elsewhere may be repeated, whatever it is.
+        retry = retry if retries else Retry(NoBackoff(), _HOPS, (Elsewhere,))
+        kind = connection_class(tls=target.has_tls)
+        options |= {"connection_class": kind, "book": target.book}
     try:
-        return redis.Redis.from_url(url, retry=retry, **options)
+        return redis.Redis.from_url(target.url, retry=retry, **options)
     except ValueError as fault:
         raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
 
@@ -75,10 +79,16 @@ def open_async_connection(
     url: str, *, timeout_s: float = 10.0, connect_timeout_s: float = 5.0, retries: int = 3
 ) -> AsyncRedis:
     """`open_connection` for asyncio."""
-    options = _options(url, timeout_s, connect_timeout_s)
+    target = read_url(url, connect_timeout_s)
+    options = _options(timeout_s, connect_timeout_s)
     retry = AsyncRetry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
+    if target.book:
+        # What was refused elsewhere may be repeated, whatever it is.
+        retry = retry if retries else AsyncRetry(NoBackoff(), _HOPS, (Elsewhere,))
+        kind = async_connection_class(tls=target.has_tls)
+        options |= {"connection_class": kind, "book": target.book}
     try:
-        return redis.asyncio.Redis.from_url(url, retry=retry, **options)
+        return redis.asyncio.Redis.from_url(target.url, retry=retry, **options)
     except ValueError as fault:
         raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
 
@@ -105,4 +115,6 @@ def translated(url: str) -> Iterator[None]:
     except (exceptions.ReadOnlyError, exceptions.TryAgainError) as fault:
         raise BrokerUnavailable(f"Redis at {shown} takes no writes now: {fault}") from fault
     except exceptions.RedisError as fault:
+        if str(fault).startswith(_PASSING) or isinstance(fault, exceptions.ClusterDownError):
+            raise BrokerUnavailable(f"Redis at {shown} cannot serve now: {fault}") from fault
         raise BrokerUnsuitable(f"Redis at {shown} refuses: {fault}") from fault

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "result": "tokenyard.cli.result:result",
     "cancel": "tokenyard.cli.cancel:cancel",
     "explain": "tokenyard.cli.explain:explain",
+    "batch": "tokenyard.cli.batch:batch",
     "dead": "tokenyard.cli.dead:dead",
     "info": "tokenyard.cli.info:info",
     "coordinator": "coordinator.__main__:main",

@@ -1,0 +1,85 @@
+"""docs/batch.md names what there is, and its examples do what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.batch.conftest import WriteLines, completion
+from tests.batch.running import batch
+from tests.cli.running import environment
+from tests.docs.pages import code, first_names, page, section
+from tests.support.processes import Plant
+from tokenyard.batch.answers import ENDED_CODES
+from tokenyard.batch.state import ENDED
+from tokenyard.cli.batch import COMMANDS
+
+PAGE = page("docs/batch.md")
+EXAMPLES = code(PAGE, "python")
+
+
+def options_of(plant: Plant, command: str) -> str:
+    return batch(plant, command, "--help").stdout
+
+
+def test_every_command_is_told() -> None:
+    told = {name.split()[1] for name in first_names(section(PAGE, "## Jobs at RQ")) if " " in name}
+    assert {name for name in told if not name.startswith("-")} - {"JOB", "TIME"} == (
+        set(COMMANDS) - {"run"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "heading"), [("run", "## Running"), ("submit", "## Jobs at RQ")]
+)
+def test_every_option_that_is_told_exists(plant: Plant, command: str, heading: str) -> None:
+    told = {name.split()[0] for name in first_names(section(PAGE, heading)) if name[0] == "-"}
+    text = options_of(plant, command)
+    assert told
+    assert [option for option in told if option not in text] == []
+
+
+def test_states_and_codes_are_those_of_the_code() -> None:
+    assert all(f"`{status}`" in PAGE for status in ENDED)
+    assert all(f"`{name}`" in PAGE for name in ENDED_CODES)
+
+
+def test_what_needs_no_rq_loads_none() -> None:
+    probe = "import sys, tokenyard.batch.api; print({'rq', 'click', 'rich'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.parametrize("at", range(len(EXAMPLES)))
+def test_an_example_runs(plant: Plant, write_lines: WriteLines, tmp_path: Path, at: int) -> None:
+    example = EXAMPLES[at]
+    for library in ("datasets", "pandas"):
+        if f" {library}" in example and importlib.util.find_spec(library) is None:
+            compile(example, "batch.md", "exec")  # not among the requirements of this project
+            return
+    write_lines("in.jsonl", [completion(1)])
+    front = f"redis_url, yard = {plant.url!r}, {plant.keys.yard!r}\n"
+    text = example.replace("redis_url=redis_url", "redis_url=redis_url, yard=yard")
+    done = subprocess.run(
+        [sys.executable, "-c", front + text],
+        cwd=tmp_path,
+        env=environment() | {"HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

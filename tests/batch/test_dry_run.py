@@ -1,0 +1,97 @@
+"""`tokenyard batch run --dry-run`: a file is looked at, and nothing is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.batch.conftest import WriteLines, completion
+from tests.batch.running import batch
+from tests.support.processes import ROOT, Plant
+from tokenyard.batch.dry_run import Fleet, dry_run
+from tokenyard.batch.state import BatchSpec
+from tokenyard.program import Exit
+from tokenyard.tokenization import Messages
+
+ADDER = ROOT / "examples/arithmetic/models/adder"
+
+
+class Letters:
+    """One token for each letter."""
+
+    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def encode_chat(self, messages: Messages) -> Sequence[int]:
+        return [len(messages)] * 7
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return bytes(tokens).decode()
+
+
+def spec_of(path: Path) -> BatchSpec:
+    return BatchSpec(input=str(path), output="-")
+
+
+def test_faults_are_told_by_line(write_lines: WriteLines) -> None:
+    source = write_lines(
+        "in.jsonl",
+        [
+            completion(1, prompt="abc"),
+            "{broken",
+            completion(1),
+            completion(2, temperature=-1),
+            completion(3, model="unknown"),
+            completion(4, prompt="x" * 100),
+            {"id": "chat", "messages": [{"role": "user", "content": "hi"}], "model": "known"},
+        ],
+    )
+    fleet = Fleet(models=frozenset({"known"}), max_model_len=64, lines_per_s=0.5)
+    report = dry_run(spec_of(source), fleet, Letters())
+    assert (report.lines, report.good, report.bad) == (7, 2, 5)
+    assert {fault.line: fault.code for fault in report.faults} == {
+        2: "invalid_json_line",
+        3: "duplicate_custom_id",
+        4: "INVALID_REQUEST",
+        5: "MODEL_UNAVAILABLE",
+        6: "prompt_too_long",
+    }
+    assert report.forms == {"completion": 1, "chat": 1}
+    # I expect prompts to be counted, the over-long one too,
+    assert report.tokens is not None
+    assert (report.tokens.prompts, report.tokens.least, report.tokens.most) == (3, 3, 100)
+    assert report.tokens.below == {4: 1, 8: 1, 128: 1}
+    assert report.most_new_tokens == 4 + 16
+    # and the time to be that of the good lines.
+    assert report.estimate_s == 4.0
+
+
+def test_most_faults_are_only_counted(write_lines: WriteLines) -> None:
+    report = dry_run(spec_of(write_lines("in.jsonl", ["{"] * 300)), Fleet(), None)
+    assert (report.bad, len(report.faults)) == (300, 100)
+    assert report.codes == {"invalid_json_line": 300}
+
+
+def test_the_command_asks_the_yard_and_runs_nothing(
+    plant: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    source = write_lines("in.jsonl", [completion(1), completion(2, model="other"), "{broken"])
+    done = batch(plant, "run", source, "--dry-run")
+    assert done.returncode == Exit.FAILED, done.stderr
+    assert "3 lines: 1 good (1 completion), 2 bad" in done.stdout
+    assert "line 2: MODEL_UNAVAILABLE: the yard has no model 'other'" in done.stdout
+    assert "line 3: invalid_json_line" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.slow
+def test_the_command_counts_with_a_tokenizer(plant: Plant, write_lines: WriteLines) -> None:
+    source = write_lines("in.jsonl", [completion(n, prompt=f"{n}+1=") for n in range(10, 20)])
+    done = batch(plant, "run", source, "--dry-run", "--tokenizer", ADDER, "--json")
+    assert done.returncode == Exit.OK, done.stderr
+    report = json.loads(done.stdout)
+    assert report["good"] == report["tokens"]["prompts"] == 10
+    assert sum(report["tokens"]["below"].values()) == 10

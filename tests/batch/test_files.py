@@ -1,0 +1,95 @@
+"""Files of lines: compression by name, torn ends, long lines, and what is known of them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.batch.conftest import zstd
+from tokenyard.batch.files import UnreadableFile, cut_torn_end, member, read_lines
+from tokenyard.batch.marks import Marks
+from tokenyard.batch.survey import survey
+
+NAMES = ["a.jsonl", "a.jsonl.gz", pytest.param("a.jsonl.zst", marks=zstd)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_appended_is_read_back(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with path.open("ab") as file:
+        for text in (b"one\ntwo\n", b"three\n"):
+            file.write(member(path, text))
+    assert list(read_lines(path)) == [(1, b"one"), (2, b"two"), (3, b"three")]
+    assert cut_torn_end(path) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_torn_end_is_cut_off_wherever_it_is_torn(tmp_path: Path, name: str) -> None:
+    # Given a file of which a last write came only in part
+    path = tmp_path / name
+    whole, last = member(path, b"one\ntwo\n"), member(path, b"three\n")
+    for length in range(len(last)):
+        path.write_bytes(whole + last[:length])
+        # If its end is cut, I expect the whole lines of before.
+        assert cut_torn_end(path) == length
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_with_nothing_whole_in_it_is_empty_afterwards(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(member(path, b"one\n")[:-1])
+    cut_torn_end(path)
+    assert path.read_bytes() == b""
+
+
+def test_blank_lines_count_for_the_numbers_only(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\n  \ntwo")
+    assert list(read_lines(path)) == [(1, b"one"), (4, b"two")]
+
+
+def test_a_line_that_is_too_long_is_skipped_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"one\n" + b"x" * 1000 + b"\nthree\n")
+    assert list(read_lines(path, max_bytes=100)) == [(1, b"one"), (2, None), (3, b"three")]
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_compressed_file_that_ends_too_early_is_an_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(member(path, os.urandom(1000).hex().encode())[:-9])
+    with pytest.raises(UnreadableFile, match="ends too early"):
+        list(read_lines(path))
+
+
+def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"one\n" * 100_000)
+    assert sum(1 for _ in read_lines(path)) == 100_000
+
+
+def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFile, match="no-such-file"):
+        survey(tmp_path / "no-such-file")
+
+
+def test_a_survey_counts_lines_and_marks_repeated_ids(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text('{"custom_id":"a"}\n\n{"id":"b"}\n{broken\n{"id":"a"}\n{"id":1}\n{"id":"1"}\n')
+    found = survey(path)
+    assert found.lines == 6
+    assert [number for number in range(10) if number in found.repeated] == [5, 7]
+
+
+def test_marks_take_any_numbers() -> None:
+    marks = Marks()
+    numbers = [0, 7, 8, 100_000, 3, 99_999]
+    assert all(marks.add(number) for number in numbers)
+    assert not any(marks.add(number) for number in numbers)
+    assert len(marks) == len(numbers)
+    assert [number for number in range(100_010) if number in marks] == sorted(numbers)

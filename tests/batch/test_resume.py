@@ -1,0 +1,187 @@
+"""`tokenyard batch run`, killed at any moment: in the end each line has exactly one answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.batch.conftest import WriteLines, completion, objects
+from tests.batch.running import batch, start
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.batch.files import read_lines
+from tokenyard.batch.state import BatchState, load_state
+from tokenyard.program import Exit
+
+LINES = 1_500
+KILLS = 5
+
+
+@pytest.fixture(scope="module")
+def steady_plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]:
+    """A yard slow enough for a job to be killed in the middle."""
+    with Plant(valkey_broker.url) as plant:
+        plant.coordinator()
+        plant.worker(simulated_step_s=0.002, max_num_seqs=16)
+        plant.wait_for_workers(1)
+        yield plant
+
+
+def state_of(target: Path) -> BatchState:
+    state = load_state(target.with_name(f"{target.name}.state"))
+    assert state is not None
+    return state
+
+
+def bytes_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def ended_when_larger(process: subprocess.Popen[bytes], path: Path, size: int) -> int | None:
+    """Wait until a file is larger, or its writer has ended: its exit status, if so."""
+    eventually(lambda: process.poll() is not None or bytes_of(path) > size, timeout_s=60.0)
+    return process.poll()
+
+
+def bad(number: int) -> dict[str, Any]:
+    return completion(number, temperature=-1)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("name", "options"), [("out.jsonl", ()), ("out.jsonl.gz", ()), ("out.jsonl", ("--ordered",))]
+)
+def test_a_job_that_is_killed_again_and_again_ends_right(
+    steady_plant: Plant, write_lines: WriteLines, tmp_path: Path, name: str, options: tuple[str]
+) -> None:
+    # Given a job of many lines, some of them bad
+    lines = [bad(n) if n % 50 == 7 else completion(n) for n in range(LINES)]
+    source, target, log = write_lines("in.jsonl", lines), tmp_path / name, tmp_path / "log"
+    arguments = ("run", source, "-o", target, "--max-in-flight", 64, *options)
+    # If its process is killed whenever it has written something more
+    seen: set[str] = set()
+    for _ in range(KILLS):
+        process = start(steady_plant, log, *arguments)
+        status = ended_when_larger(process, target, bytes_of(target) + random.randrange(20_000))
+        process.kill()
+        process.wait()
+        # I expect that no whole line of before is lost,
+        if target.suffix != ".gz":
+            whole = target.read_bytes().splitlines(keepends=True)
+            now = {json.loads(line)["id"] for line in whole if line.endswith(b"\n")}
+            assert seen <= now
+            seen = now
+        if status is not None:
+            break
+    done = batch(steady_plant, *arguments)
+    assert done.returncode == Exit.OK, done.stderr + log.read_text()
+    # and in the end exactly one answer to each line, which says so.
+    bad_count = sum(1 for n in range(LINES) if n % 50 == 7)
+    good_count = LINES - bad_count
+    promise = f"completed: {LINES} input lines = {good_count} results + {bad_count} errors"
+    assert promise in done.stdout
+    state = state_of(target)
+    results, errors = objects(target), objects(state.spec.errors_path)
+    assert sorted(line["custom_id"] for line in results + errors) == sorted(
+        line["custom_id"] for line in lines
+    )
+    assert len(results) == good_count
+    if options:
+        numbers = [int(line["id"].rpartition("_")[2]) for line in results]
+        assert numbers == sorted(numbers)
+
+
+@pytest.mark.crash
+def test_a_line_that_was_accepted_is_not_run_again_after_a_kill(
+    steady_plant: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given a job that was killed with requests under way
+    lines = [completion(number, max_tokens=50) for number in range(200)]
+    source, target = write_lines("in.jsonl", lines), tmp_path / "out.jsonl"
+    arguments = ("run", source, "-o", target, "--no-hedge")
+    process = start(steady_plant, tmp_path / "log", *arguments)
+    ended_when_larger(process, target, 0)
+    process.kill()
+    process.wait()
+    client = state_of(target).id
+    ledgers = eventually(lambda: all_over(steady_plant, client, 200))
+    # If it goes on, I expect the answers to the requests of before.
+    assert batch(steady_plant, *arguments).returncode == Exit.OK
+    assert all_over(steady_plant, client, 200) == ledgers
+
+
+def all_over(plant: Plant, client: str, count: int) -> dict[str, dict[str, str]] | None:
+    """The ledgers of a client's requests, once all have ended."""
+    names = map(str, range(1, count + 1))
+    ledgers = {name: plant.ledger(name, client) for name in names}
+    states = {ledger.get("state") for ledger in ledgers.values()}
+    return ledgers if states == {"completed"} else None
+
+
+@pytest.mark.crash
+def test_a_job_survives_the_death_of_a_worker(
+    valkey_broker: Server, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    with Plant(valkey_broker.url) as plant:
+        plant.coordinator()
+        worker = plant.worker(simulated_step_s=0.002, max_num_seqs=16)
+        plant.wait_for_workers(1)
+        source = write_lines("in.jsonl", [completion(number) for number in range(LINES)])
+        target = tmp_path / "out.jsonl"
+        process = start(plant, tmp_path / "log", "run", source, "-o", target)
+        ended_when_larger(process, target, 10_000)
+        for child in worker.children():
+            child.kill()
+        assert process.wait(60.0) == Exit.OK, (tmp_path / "log").read_text()
+        assert len({line["custom_id"] for line in objects(target)}) == LINES
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
+    steady_plant: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    source = write_lines("in.jsonl", [completion(number) for number in range(LINES)])
+    target, log = tmp_path / "out.jsonl", tmp_path / "log"
+    process = start(steady_plant, log, "run", source, "-o", target)
+    ended_when_larger(process, target, 0)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30.0) == Exit.FAILED
+    assert "the same command goes on from here" in log.read_text()
+    assert target.read_bytes().endswith(b"\n")
+    done = batch(steady_plant, "run", source, "-o", target, "--json")
+    assert done.returncode == Exit.OK, done.stderr
+    job = json.loads(done.stdout)
+    assert job["object"] == "batch"
+    assert job["status"] == "completed"
+    assert job["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+
+
+def test_a_missing_input_is_an_error_of_one_line(steady_plant: Plant, tmp_path: Path) -> None:
+    done = batch(steady_plant, "run", tmp_path / "nothing", "-o", tmp_path / "out")
+    assert done.returncode == Exit.FAILED
+    assert done.stderr == f"Error: {tmp_path}/nothing: No such file or directory\n"
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(plant: Plant, tmp_path: Path) -> None:
+    # Given a file of many lines
+    source, count = tmp_path / "in.jsonl", 20_000
+    with source.open("w") as file:
+        for number in range(count):
+            file.write(json.dumps(completion(number)) + "\n")
+    # If the job runs
+    process = start(plant, tmp_path / "log", "run", source, "-o", tmp_path / "out.jsonl")
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == Exit.OK, (tmp_path / "log").read_text()
+    assert sum(1 for _ in read_lines(tmp_path / "out.jsonl")) == count
+    # I expect its process to have stayed small: most of this is Python and its libraries.
+    assert usage.ru_maxrss < 90 * 1024, f"{usage.ru_maxrss / 1024:.0f} MB"

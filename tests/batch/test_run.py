@@ -1,0 +1,419 @@
+"""Batch jobs from beginning to end, on a simulated yard."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.batch.conftest import WriteLines, completion, objects, zstd
+from tests.support.processes import Plant
+from tests.support.waiting import eventually
+from tokenyard.batch import (
+    BatchState,
+    OutputInUse,
+    Progress,
+    UnreadableFile,
+    run_batch,
+    stream_batch,
+)
+from tokenyard.batch.runner import Runner
+from tokenyard.batch.state import BatchSpec, load_state
+from tokenyard.client import Client
+from tokenyard.errors import InvalidRequest, NoCoordinator, SettingsError
+
+HELLO = [{"role": "user", "content": "hello"}]
+CHAT = {
+    "custom_id": "chat",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {"messages": HELLO, "max_tokens": 3},
+}
+Run = Callable[..., BatchState]
+
+
+@pytest.fixture
+def run(plant: Plant) -> Run:
+    """Runs a job on the shared yard."""
+
+    def run(source: Path, target: Path, **options: Any) -> BatchState:
+        return run_batch(source, target, redis_url=plant.url, yard=plant.keys.yard, **options)
+
+    return run
+
+
+def counts(state: BatchState) -> tuple[int, int, int]:
+    return state.counts.total, state.counts.completed, state.counts.failed
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("in.jsonl", "out.jsonl"),
+        ("in.jsonl.gz", "out.jsonl.gz"),
+        pytest.param("in.jsonl.zst", "out.jsonl.zst", marks=zstd),
+    ],
+)
+def test_every_line_has_its_answer(
+    run: Run, write_lines: WriteLines, tmp_path: Path, source: str, target: str
+) -> None:
+    lines = [completion(number) for number in range(300)]
+    state = run(write_lines(source, lines), tmp_path / target)
+    assert state.status == "completed"
+    assert counts(state) == (300, 300, 0)
+    found = objects(tmp_path / target)
+    assert sorted(line["custom_id"] for line in found) == sorted(
+        line["custom_id"] for line in lines
+    )
+    assert all(line["error"] is None for line in found)
+    assert objects(state.spec.errors_path) == []
+
+
+def test_answers_have_the_form_of_the_batch_api(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    plain = {"id": "plain", "tokens": [1, 2, 3], "max_tokens": 2}
+    source = write_lines("in.jsonl", [completion(1, n=2), CHAT, plain])
+    state = run(source, tmp_path / "out.jsonl")
+    found = {line["custom_id"]: line for line in objects(tmp_path / "out.jsonl")}
+    two = found["line-1"]["response"]
+    assert two["status_code"] == 200
+    assert two["body"]["object"] == "text_completion"
+    assert [choice["index"] for choice in two["body"]["choices"]] == [0, 1]
+    assert [len(choice["text"]) for choice in two["body"]["choices"]] == [4, 4]
+    assert two["body"]["usage"]["completion_tokens"] == 8
+    assert two["body"]["provenance"]["engine"] == "simulated"
+    [message] = found["chat"]["response"]["body"]["choices"]
+    assert message["message"]["role"] == "assistant"
+    assert len(message["message"]["content"]) == 3
+    assert message["finish_reason"] == "length"
+    [tokens] = found["plain"]["response"]["body"]["choices"]
+    assert len(tokens["token_ids"]) == 2
+    assert found["plain"]["id"] == f"batch_req_{state.id.removeprefix('batch_')}_3"
+
+
+def test_bad_lines_stand_in_the_errors_and_harm_nobody(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    source = write_lines(
+        "in.jsonl",
+        [
+            completion(1),
+            "{broken",
+            completion(1),  # the same id again
+            completion(2, temperature=-1),
+            completion(3, model="unknown"),
+            completion(4, prompt=""),
+            {**completion(5), "url": "/v1/embeddings"},
+            completion(6, prompt="x" * 10_000, max_tokens=1),
+        ],
+    )
+    state = run(source, tmp_path / "out.jsonl")
+    assert state.status == "completed"
+    assert counts(state) == (8, 1, 7)
+    found = {line["error"]["line"]: line for line in objects(state.spec.errors_path)}
+    assert {number: line["error"]["code"] for number, line in found.items()} == {
+        2: "invalid_json_line",
+        3: "duplicate_custom_id",
+        4: "INVALID_REQUEST",
+        5: "MODEL_UNAVAILABLE",
+        6: "INVALID_REQUEST",
+        7: "invalid_line",
+        8: "INVALID_REQUEST",
+    }
+    assert found[2]["response"] is None
+    assert found[4]["response"]["status_code"] == 400
+    assert "temperature" in found[4]["response"]["body"]["error"]["message"]
+    assert found[5]["response"]["status_code"] == 404
+
+
+def test_ordered_answers_stand_in_the_order_of_the_lines(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given lines of very different lengths, some of them bad
+    lines = [completion(number, max_tokens=1 + number * 37 % 200) for number in range(200)]
+    for number in range(5, 200, 10):
+        lines[number]["method"] = "GET"
+    source = write_lines("in.jsonl", lines)
+    state = run(source, tmp_path / "out.jsonl", ordered=True, window=32)
+    assert counts(state) == (200, 180, 20)
+    for path in (tmp_path / "out.jsonl", state.spec.errors_path):
+        numbers = [int(line["id"].rpartition("_")[2]) for line in objects(path)]
+        assert numbers == sorted(numbers)
+
+
+def test_a_job_that_is_done_is_done(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+    source = write_lines("in.jsonl", [completion(number) for number in range(20)])
+    first = run(source, tmp_path / "out.jsonl")
+    text = (tmp_path / "out.jsonl").read_bytes()
+    again = run(source, tmp_path / "out.jsonl")
+    assert (again.id, again.status, again.counts) == (first.id, "completed", first.counts)
+    assert (tmp_path / "out.jsonl").read_bytes() == text
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_job_goes_on_behind_a_torn_line(
+    run: Run, write_lines: WriteLines, tmp_path: Path, suffix: str
+) -> None:
+    # Given a job of which the last bytes were not written
+    source = write_lines("in.jsonl", [completion(number) for number in range(50)])
+    target = tmp_path / f"out.jsonl{suffix}"
+    first = run(source, target)
+    target.write_bytes(target.read_bytes()[:-20])
+    # If it runs again, I expect every line once.
+    again = run(source, target)
+    assert (again.id, again.counts) == (first.id, first.counts)
+    numbers = [int(line["id"].rpartition("_")[2]) for line in objects(target)]
+    assert sorted(numbers) == list(range(1, 51))
+
+
+def test_a_last_line_without_its_text_is_cut_off(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given a file as a machine without power may leave it: blocks without their contents
+    source = write_lines("in.jsonl", [completion(number) for number in range(10)])
+    run(source, tmp_path / "out.jsonl")
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out.jsonl").write_bytes(b"".join(lines[:5]) + bytes(100) + b"\n")
+    state = run(source, tmp_path / "out.jsonl")
+    assert counts(state) == (10, 10, 0)
+
+
+def test_an_output_that_is_none_of_ours_is_left_alone(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    source = write_lines("in.jsonl", [completion(1)])
+    (tmp_path / "out.jsonl").write_text("precious\n")
+    with pytest.raises(SettingsError, match="has lines already"):
+        run(source, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text() == "precious\n"
+    # Overwriting it must be said.
+    assert run(source, tmp_path / "out.jsonl", overwrite=True).status == "completed"
+
+
+def test_a_strange_line_in_the_middle_is_an_error(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    source = write_lines("in.jsonl", [completion(number) for number in range(3)])
+    run(source, tmp_path / "out.jsonl")
+    text = (tmp_path / "out.jsonl").read_text()
+    (tmp_path / "out.jsonl").write_text("precious\n" + text)
+    with pytest.raises(UnreadableFile, match="line 1 was not written by this job"):
+        run(source, tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [({"model": "other"}, "model"), ({"params": {"seed": 1}}, "params"), ({}, "input")],
+)
+def test_a_job_does_not_go_on_as_another(
+    run: Run, write_lines: WriteLines, tmp_path: Path, options: dict[str, Any], fault: str
+) -> None:
+    run(write_lines("in.jsonl", [completion(1)]), tmp_path / "out.jsonl")
+    if not options:
+        write_lines("in.jsonl", [completion(2)])
+    with pytest.raises(SettingsError, match=fault):
+        run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options)
+
+
+def test_errors_run_again_when_asked_for(
+    run: Run, write_lines: WriteLines, tmp_path: Path, plant: Plant
+) -> None:
+    # Given a job with an error that the yard knows by the id of its request
+    source = write_lines("in.jsonl", [completion(1), completion(2, temperature=-1)])
+    first = run(source, tmp_path / "out.jsonl")
+    assert counts(first) == (2, 1, 1)
+    again = run(source, tmp_path / "out.jsonl", retry_errors=True)
+    # I expect that line to have been asked anew, and no other.
+    assert (again.id, again.round, counts(again)) == (first.id, 2, (2, 1, 1))
+    [error] = objects(first.spec.errors_path)
+    assert error["response"]["request_id"] == "#0"
+
+
+def test_one_output_has_one_process(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+    source = write_lines("in.jsonl", [completion(1)])
+    faults: list[Exception] = []
+
+    def meddle(_: Progress) -> None:
+        with pytest.raises(OutputInUse) as caught:
+            run(source, tmp_path / "out.jsonl")
+        faults.append(caught.value)
+
+    run(source, tmp_path / "out.jsonl", on_progress=meddle)
+    assert faults
+
+
+def test_parameters_for_all_lines_are_checked_before_anything_is_written(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match="temperatur"):
+        run(write_lines("in.jsonl", [completion(1)]), tmp_path / "out", params={"temperatur": 0})
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_yard_the_job_has_failed_and_can_go_on(
+    plant: Plant, write_lines: WriteLines, tmp_path: Path, run: Run
+) -> None:
+    source = write_lines("in.jsonl", [completion(1)])
+    spec = BatchSpec(input=str(source), output=str(tmp_path / "out.jsonl"))
+    with pytest.raises(NoCoordinator):
+        Runner(plant.url, "nobody-home", spec, connect_timeout_s=0.1).run()
+    state = load_state(spec.state_path)
+    assert state is not None
+    assert state.status == "failed"
+    assert "no coordinator" in state.message
+    assert run(source, tmp_path / "out.jsonl").status == "completed"
+
+
+def test_progress_is_told_until_the_end(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+    told: list[Progress] = []
+    source = write_lines("in.jsonl", [completion(number) for number in range(10)])
+    run(source, tmp_path / "out.jsonl", on_progress=told.append)
+    assert [each.status for each in told][-1] == "completed"
+    assert told[-1].counts.done == 10
+
+
+class Slow:
+    """A yard without a worker: what it is asked waits."""
+
+    def __init__(self, plant: Plant, spec: BatchSpec) -> None:
+        self.plant = plant
+        self.is_cancelled = False
+        self.state: BatchState | None = None
+        runner = Runner(plant.url, plant.keys.yard, spec, is_cancelled=lambda: self.is_cancelled)
+
+        def work() -> None:
+            self.state = runner.run()
+
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+
+    def wait_for_requests(self, count: int) -> None:
+        """Until so many wait in the intake."""
+        low = self.plant.keys.intake("low")
+        eventually(lambda: self.plant.connection.xlen(low) >= count)
+
+    def ended(self) -> BatchState:
+        self.thread.join(30.0)
+        assert self.state is not None
+        return self.state
+
+
+@pytest.fixture
+def idle_plant(valkey_broker: Any) -> Any:
+    """A yard with a coordinator and no worker."""
+    with Plant(valkey_broker.url) as plant:
+        plant.coordinator()
+        plant.wait_for_leader()
+        yield plant
+
+
+def test_a_cancelled_job_answers_every_line_and_can_be_resumed(
+    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given a job whose requests wait
+    lines = [completion(number) for number in range(50)]
+    spec = BatchSpec(
+        input=str(write_lines("in.jsonl", lines)), output=str(tmp_path / "out.jsonl"), window=10
+    )
+    slow = Slow(idle_plant, spec)
+    slow.wait_for_requests(10)
+    # If it is cancelled
+    slow.is_cancelled = True
+    state = slow.ended()
+    # I expect an error for each line, and nothing left in the yard.
+    assert (state.status, counts(state)) == ("cancelled", (50, 0, 50))
+    found = objects(spec.errors_path)
+    assert {line["error"]["code"] for line in found} == {"batch_cancelled"}
+    assert {line["custom_id"] for line in found} == {line["custom_id"] for line in lines}
+    # If it is run again with a worker, I expect results for all.
+    idle_plant.worker()
+    again = run_batch(
+        spec.input, spec.output, window=10, redis_url=idle_plant.url, yard=idle_plant.keys.yard
+    )
+    assert (again.id, again.status, counts(again)) == (state.id, "completed", (50, 50, 0))
+    assert objects(spec.errors_path) == []
+
+
+def test_a_completion_window_ends_the_job(
+    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    spec = BatchSpec(
+        input=str(write_lines("in.jsonl", [completion(number) for number in range(20)])),
+        output=str(tmp_path / "out.jsonl"),
+        window=5,
+        completion_window_s=1.0,
+    )
+    state = Runner(idle_plant.url, idle_plant.keys.yard, spec).run()
+    assert (state.status, counts(state)) == ("expired", (20, 0, 20))
+    assert {line["error"]["code"] for line in objects(spec.errors_path)} == {"batch_expired"}
+
+
+def test_interactive_requests_pass_a_batch_by(
+    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given a job that waits, and a request that came later
+    lines = [completion(number) for number in range(10)]
+    spec = BatchSpec(input=str(write_lines("in.jsonl", lines)), output=str(tmp_path / "out.jsonl"))
+    slow = Slow(idle_plant, spec)
+    slow.wait_for_requests(10)
+    with Client(idle_plant.url, idle_plant.keys.yard) as client:
+        handle = client.submit("me first")
+        assert handle.position == 0
+        idle_plant.worker()
+        handle.result(timeout=30.0)
+    assert slow.ended().status == "completed"
+
+
+def test_the_last_requests_are_sent_again_where_a_worker_idles(
+    valkey_broker: Any, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    with Plant(valkey_broker.url) as plant:
+        # Given two workers, of which one has stopped with a request on its lane
+        plant.coordinator()
+        slow = plant.worker(name="slow", simulated_step_s=0.05)
+        plant.wait_for_workers(1)
+        [stuck] = slow.children()
+        spec = BatchSpec(
+            input=str(write_lines("in.jsonl", [completion(1, max_tokens=5000)])),
+            output=str(tmp_path / "out.jsonl"),
+        )
+        job = Slow(plant, spec)
+        eventually(lambda: any(plant.connection.xlen(key) for key in _lanes(plant)))
+        stuck.suspend()
+        plant.worker(name="fast")
+        # If nothing else is left to do, I expect the copy's result.
+        state = job.ended()
+        assert counts(state) == (1, 1, 0)
+        [line] = objects(spec.output_path)
+        assert line["response"]["request_id"].startswith("1~")
+        assert line["response"]["body"]["provenance"]["worker"].startswith("fast")
+        stuck.resume()
+
+
+def _lanes(plant: Plant) -> list[bytes]:
+    keys: list[bytes] = plant.connection.keys(
+        plant.keys.lane("*").replace("{", "*").replace("}", "*")
+    )
+    return keys
+
+
+async def _collect(lines: Any, plant: Plant, **options: Any) -> list[dict[str, Any]]:
+    stream = stream_batch(lines, redis_url=plant.url, yard=plant.keys.yard, **options)
+    return [line async for line in stream]
+
+
+def test_lines_without_files_are_streamed(plant: Plant, write_lines: WriteLines) -> None:
+    lines = [{"id": number, "prompt": f"p {number}"} for number in range(30)]
+    mixed: list[Any] = [*lines, "{broken", b'{"prompt": "bytes"}']
+    found = asyncio.run(_collect(mixed, plant, ordered=True, window=8, params={"max_tokens": 2}))
+    assert [line["custom_id"] for line in found[:30]] == [str(number) for number in range(30)]
+    assert len(found[0]["response"]["body"]["choices"][0]["text"]) == 2
+    assert found[30]["error"]["code"] == "invalid_json_line"
+    assert found[31]["custom_id"] == "32"
+    from_file = asyncio.run(_collect(write_lines("in.jsonl", lines), plant))
+    assert len(from_file) == 30

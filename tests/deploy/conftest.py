@@ -1,0 +1,26 @@
+"""Servers as `deploy/` starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.brokers import GuardedServer
+
+#: The users that may log in; their passwords are their names.
+USERS = ("client", "coordinator", "worker", "admin", "batch", "scaler", "default")
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis"])
+def guarded(
+    request: pytest.FixtureRequest,
+    no_leftover_processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[GuardedServer]:
+    """A server with the users of `deploy/users.acl`; bob is another client."""
+    folder = tmp_path_factory.mktemp(request.param)
+    server = GuardedServer(request.param, folder, USERS, clients=["bob"])
+    server.start()
+    yield server
+    server.stop()

@@ -1,0 +1,192 @@
+"""A day of work in a yard whose processes, clients and operator log in as their own users."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import redis
+from click.testing import CliRunner
+
+from tests.support.brokers import GuardedServer
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.streams import dead_letters
+from tests.support.waiting import eventually
+from tokenyard import Client
+from tokenyard.cli import main
+from tokenyard.scripts import Scripts
+from tokenyard.wire import Request, SamplingParams, request_fields
+from worker.engines.crash_points import FAULTY, POISON
+
+LONG = SamplingParams(max_tokens=2000)
+MODELS = '[models.small]\npath = "org/small"\n[models.large]\npath = "org/large"\n'
+
+
+class Day:
+    """A yard whose processes, clients and operator each log in as their own user."""
+
+    def __init__(self, server: GuardedServer) -> None:
+        self.server = server
+        self.plant = Plant(server.url_of("admin"))
+        self.keys = self.plant.keys
+
+    def url(self, user: str) -> str:
+        """So that `MONITOR` tells who asks for what."""
+        return f"{self.server.url_of(user)}?client_name={user}"
+
+    def connect(self, user: str) -> redis.Redis:
+        return redis.Redis.from_url(self.url(user), socket_timeout=30.0)
+
+    def coordinator(self, **options: object) -> None:
+        self.plant.coordinator(redis_url=self.url("coordinator"), **options)
+        self.plant.wait_for_leader()
+
+    def worker(self, name: str, **options: object) -> None:
+        options = {
+            "redis_url": self.url("worker"),
+            "simulated_step_s": 0.01,
+            "grace_s": 0.1,
+            **options,
+        }
+        self.plant.worker(name=name, **options)
+
+    def client(self, name: str | None = "client") -> Client:
+        return Client(self.url("client"), self.keys.yard, client_id=name)
+
+    def push(self, request: Request, entry: str = "*") -> None:
+        """A plain XADD, by the user `client`."""
+        with self.connect("client") as connection:
+            fields: dict[Any, Any] = dict(request_fields(request))
+            connection.xadd(self.keys.intake("normal"), fields, id=entry)
+
+    def command(self, *arguments: str) -> str:
+        """One of the operator's commands; it must do what it is told."""
+        options = ["--redis-url", self.url("admin"), "--yard", self.keys.yard]
+        done = CliRunner().invoke(main, [*options, *arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+
+def request(**fields: Any) -> Request:
+    params = SamplingParams(max_tokens=fields.pop("max_tokens", 5))
+    return make_request(client="client", params=params, model="sim", **fields)
+
+
+def client_asks(day: Day) -> None:
+    """All that a client can do, but cancel."""
+    with day.client() as client:
+        client.submit([1, 2], max_tokens=5).result()
+        handle = client.submit([1, 2], model="sim", max_tokens=5, stream=True, id="kept")
+        assert list(handle)
+        assert client.status("kept").is_over
+        client.submit([1], model="sim", max_tokens=5, cancel_on_disconnect=True).result()
+        assert len(list(client.map([[1], [2]], model="sim", max_tokens=5))) == 2
+    with day.client() as client:
+        assert client.attach("kept").result().ok
+    for name in ("client-1", None):
+        with day.client(name) as client:
+            client.submit([1, 2], model="sim", max_tokens=5).result()
+
+
+def client_asks_by_hand(day: Day) -> None:
+    """A client with nothing but XADD and XREAD."""
+    plain = request()
+    day.push(plain)
+    with day.connect("client") as connection:
+        stream = day.keys.reply("client", plain.id)
+        answer: Any = connection.xread({stream: "0"}, block=10_000)
+    assert answer
+
+
+def client_vanishes(day: Day) -> None:
+    """What was to end with its client does."""
+    left = request(max_tokens=2000)
+    with day.connect("client") as connection:
+        scripts = Scripts(connection, day.keys)
+        scripts.submit("normal", [left], watched="client")
+        connection.zadd(day.keys.clients, {"client": 1})
+    assert day.plant.result(left.id, "client").status == "cancelled"
+
+
+def requests_are_bad(day: Day) -> None:
+    """Refused, late, and from nobody."""
+    late, wrong, endless = request(deadline_ms=1), request(), request()
+    day.push(late)
+    day.push(endless)
+    with day.connect("client") as connection:
+        fields: dict[Any, Any] = {**request_fields(wrong), "params": "?"}
+        connection.xadd(day.keys.intake("normal"), fields)
+        connection.xadd(day.keys.intake("high"), {"nobody": "1"})
+    assert day.plant.result(late.id, "client").status == "expired"
+    assert day.plant.result(wrong.id, "client").status == "failed"
+    assert day.plant.result(endless.id, "client").ok
+    eventually(lambda: dead_letters(day.plant))
+
+
+def entry_is_from_the_future(day: Day) -> None:
+    """An id that leaves none for others: the intake is made anew."""
+    last = request()
+    day.push(last, "18446744073709551615-18446744073709551615")
+    assert day.plant.result(last.id, "client").ok
+    client_asks_by_hand(day)
+
+
+def workers_fail(day: Day) -> None:
+    """One is killed, one crashes on a request, one cannot serve another."""
+    poison, faulty = request(tokens=[*POISON, 1]), request(tokens=[*FAULTY, 1])
+    running = [request(max_tokens=100, stream=True) for _ in range(6)]
+    for one in running:
+        day.push(one)
+    eventually(lambda: all(day.plant.published(one.id, "client") for one in running))
+    (victim, *_) = day.plant.programs[1].children()
+    victim.kill()
+    day.push(poison)
+    assert day.plant.result(poison.id, "client").error.code == "POISONED"
+    assert all(day.plant.result(one.id, "client").ok for one in running)
+    day.plant.programs[1].stop()
+    day.worker("frail", crash_point="fault:1", model_name="sim")
+    day.push(faulty)
+    assert day.plant.result(faulty.id, "client").ok
+
+
+def models_are_placed(day: Day) -> None:
+    """A host loads what is asked for."""
+    models = day.plant.write("models.toml", MODELS)
+    day.worker("host", models=models)
+    eventually(lambda: b"small" in day.plant.connection.hget(day.keys.info, "models"))
+    for name in ("small", "large"):
+        wanted = make_request(client="client", model=name)
+        day.push(wanted)
+        assert day.plant.result(wanted.id, "client").ok
+
+
+def operator_acts(day: Day) -> None:
+    """The commands of an operator."""
+    day.command("info")
+    day.command("info", "--json")
+    day.command("explain", "kept", "--client", "client")
+    day.command("result", "kept", "--client", "client")
+    day.command("dead", "list")
+    (poison,) = (one for one in dead_letters(day.plant) if one.get("client") == "client")
+    day.command("dead", "show", poison["id"])
+    day.command("dead", "requeue", poison["id"])
+    day.command("dead", "drop", "--all")
+    running = make_request(client="client", model="large", stream=True, params=LONG)
+    day.push(running)
+    eventually(lambda: day.plant.published(running.id, "client"))
+    waiting = make_request(client="client", model="small")
+    day.push(waiting)
+    day.command("cancel", waiting.id, "--client", "client")
+    day.command("cancel", running.id, "--client", "client")
+
+
+def everybody_goes(day: Day) -> None:
+    """Coordinators and controllers stop in order."""
+    running = request(max_tokens=3000, stream=True)
+    day.push(running)
+    eventually(lambda: day.plant.published(running.id, "client"))
+    going = [program for program in day.plant.programs if program.is_running]
+    for program in going:
+        program.signal(signal.SIGTERM)
+    assert [program.wait() for program in going] == [0] * len(going)

@@ -1,0 +1,153 @@
+"""What the files of `deploy/` start: command lines with their environments."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from tests.support.brokers import DEPLOY
+
+#: `example.env`, filled in. Each user's password is its name.
+FILLED = {
+    line.partition("=")[0]: line.partition("=")[2]
+    for line in (DEPLOY / "example.env").read_text().splitlines()
+    if line and not line.startswith("#")
+}
+FILLED |= {name: name.partition("_")[2].lower() for name in FILLED if name.startswith("PASSWORD_")}
+FILLED["MODEL"] = "org/model"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One process as a file starts it."""
+
+    name: str  # of the service
+    argv: list[str]  # behind `tokenyard`, or the whole of it where that is not the program
+    env: Mapping[str, str]
+    stop_s: float  # from SIGTERM to SIGKILL
+    image: str = ""
+    copies: int = 1
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def interpolated(text: str, values: Mapping[str, str] = FILLED) -> str:
+    """A compose file's text, ``${NAME}``, ``${NAME:-default}`` and ``${NAME:?why}`` filled in."""
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found["name"], found["default"]
+        if values.get(name) or found["kind"] is None:
+            return values.get(name, "")
+        assert found["kind"] == ":-", f"{name} is not in example.env: {default}"
+        return str(default)
+
+    return re.sub(r"\$\{(?P<name>\w+)((?P<kind>:[-?])(?P<default>[^}]*))?\}", value, text)
+
+
+def compose() -> dict[str, Any]:
+    """The compose file as an engine reads it."""
+    found: dict[str, Any] = yaml.safe_load(interpolated((DEPLOY / "compose.yaml").read_text()))
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]  # anchors become copies
+
+
+def from_compose() -> list[Launch]:
+    """The services that are our programs, and Redis."""
+    ours = ("redis", "tokenyard")
+    return [
+        Launch(
+            name,
+            one.get("command", []),
+            {key: str(value) for key, value in one.get("environment", {}).items()},
+            _seconds(one["stop_grace_period"]),
+            one["image"],
+            one.get("deploy", {}).get("replicas", 1),
+            one,
+        )
+        for name, one in compose()["services"].items()
+        if one["image"].startswith(ours)
+    ]
+
+
+def _seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)([sm])", text).groups()  # type: ignore[union-attr]
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+def manifests() -> list[dict[str, Any]]:
+    """All manifests of `deploy/kubernetes`."""
+    paths = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    return [one for path in paths for one in yaml.safe_load_all(path.read_text()) if one]
+
+
+def from_kubernetes() -> list[Launch]:
+    """The containers of all pods."""
+    found = []
+    for one in manifests():
+        if "template" not in one["spec"]:
+            continue
+        pod = one["spec"]["template"]["spec"]
+        for container in pod["containers"]:
+            env = _environment(container)
+            words = container.get("command", []) + container.get("args", [])
+            argv = [_expanded(word, env) for word in words]
+            stop_s, copies = pod["terminationGracePeriodSeconds"], one["spec"].get("replicas", 1)
+            name = one["metadata"]["name"]
+            found.append(Launch(name, argv, env, stop_s, container["image"], copies, pod))
+    return found
+
+
+def _environment(container: Mapping[str, Any]) -> dict[str, str]:
+    env = dict(FILLED) if "envFrom" in container else {}
+    for one in container.get("env", []):
+        source = one.get("valueFrom", {})
+        if "secretKeyRef" in source:
+            env[one["name"]] = FILLED[source["secretKeyRef"]["key"]]
+        elif "fieldRef" in source:
+            env[one["name"]] = "pod-0"
+        else:
+            env[one["name"]] = _expanded(one["value"], env)
+    return env
+
+
+def _expanded(text: str, env: Mapping[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], text)
+
+
+SPECIFIERS = {"%H": "host", "%S": "/var/lib", "%C": "/var/cache"}
+
+
+def from_systemd() -> list[Launch]:
+    """The services of all units; what their environment files hold is as the units say."""
+    return [_unit(path.stem, path.read_text()) for path in sorted(DEPLOY.glob("systemd/*.service"))]
+
+
+def _unit(name: str, text: str) -> Launch:
+    for short, long in SPECIFIERS.items():
+        text = text.replace(short, long)
+    settings = dict(_settings(text))
+    user = name.removeprefix("tokenyard-")
+    env = dict(pair.split("=", 1) for value in settings["Environment"] for pair in value.split())
+    if user == "redis":
+        env |= FILLED
+    else:
+        env["TOKENYARD_REDIS_URL"] = f"redis://{user}:{user}@redis:6379"
+    if user == "worker":
+        env["TOKENYARD_WORKER_MODEL"] = FILLED["MODEL"]
+    (command,), (stop_s,) = settings["ExecStart"], settings["TimeoutStopSec"]
+    program, *arguments = shlex.split(command)
+    argv = arguments if program == "/opt/tokenyard/bin/tokenyard" else [program, *arguments]
+    return Launch(user, argv, env, float(stop_s), more=settings)
+
+
+def _settings(text: str) -> Iterator[tuple[str, list[str]]]:
+    pairs = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
+    names = {name for name, _ in pairs} | {"Environment"}
+    return ((name, [value for key, value in pairs if key == name]) for name in names)
+
+
+ORIGINS = {"compose": from_compose, "kubernetes": from_kubernetes, "systemd": from_systemd}

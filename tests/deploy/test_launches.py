@@ -1,0 +1,156 @@
+"""Every command line in the files of `deploy/` is run, outside a container, and a yard serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.deploy.launches import ORIGINS, Launch
+from tests.support.brokers import DEPLOY, GuardedServer
+from tests.support.waiting import eventually
+from tokenyard import Client
+from tokenyard.settings import WorkerSettings
+
+START_S = 60.0
+
+
+class Started:
+    """One process of a file, with the places of this machine in the place of the file's."""
+
+    def __init__(self, launch: Launch, port: int, folder: Path, number: int) -> None:
+        self.launch = launch
+        command = [sys.executable, "-m", "tokenyard", *launch.argv]
+        given = {
+            name: value.replace("@redis:6379", f"@127.0.0.1:{port}")
+            for name, value in launch.env.items()
+            if name.startswith("TOKENYARD_")
+        }
+        # There is no GPU here, and no model.
+        given["TOKENYARD_WORKER_ENGINE"] = "simulated"
+        kept = {name: value for name, value in os.environ.items() if "TOKENYARD_WORKER" not in name}
+        self._log = folder / f"{launch.name}-{number}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env={**kept, **given}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=DEPLOY.parent,
+            )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+class Site:
+    """All that one kind of file starts."""
+
+    def __init__(self, origin: str, folder: Path) -> None:
+        self.launches = {launch.name: launch for launch in ORIGINS[origin]()}
+        self.folder = folder
+        self.server = self._redis(self.launches.pop("redis"))
+        self.started: list[Started] = []
+
+    def _redis(self, launch: Launch) -> GuardedServer:
+        script, *options = launch.argv
+        assert Path(script).name == "start-redis.sh"
+        server = GuardedServer("valkey", self.folder, ["worker"])
+        places = {options[options.index("--dir") + 1]: str(self.folder)}
+        words = [places.get(word, word) for word in options]
+        env = [f"{name}={value}" for name, value in launch.env.items() if name != "FOLDER"]
+        # The server of this test in the place of the image's; the rest as the file has it.
+        given = [word for word in server._command if word.startswith(("SERVER=", "FOLDER="))]
+        server._command = ["env", *env, *given, str(DEPLOY / "start-redis.sh"), *words]
+        server._command += ["--port", str(server.port), "--bind", "127.0.0.1"]
+        return server
+
+    def start(self, name: str) -> None:
+        launch = self.launches[name]
+        for number in range(launch.copies):
+            self.started.append(Started(launch, self.server.port, self.folder, number))
+
+    def close(self) -> None:
+        for one in self.started:
+            one.process.kill()
+            one.process.wait()
+            sys.stderr.write(f"--- {one.launch.name}\n{one.log[-3000:]}\n")
+        self.server.stop()
+
+
+@pytest.fixture(params=list(ORIGINS))
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        site = Site(request.param, tmp_path)
+        stack.callback(site.close)
+        site.server.start()
+        yield site
+
+
+def batch_job(site: Site) -> None:
+    """A batch job from the hands of an operator to its end."""
+    source, output = site.folder / "in.jsonl", site.folder / "out.jsonl"
+    source.write_text('{"id": "1", "tokens": [1]}\n{"id": "2", "tokens": [2]}\n')
+    front = [sys.executable, "-m", "tokenyard", "--redis-url", site.server.url_of("batch")]
+
+    def run(*words: object) -> str:
+        command = [*front, "batch", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    job = run("submit", source, "-o", output)
+    state = json.loads(run("status", job, "--wait", "--timeout", 50, "--json"))
+    assert state["status"] == "completed"
+    assert len(output.read_text().splitlines()) == 2
+
+
+def test_a_yard_of_these_files_serves_and_stops(site: Site) -> None:
+    # Given all programs that the files start
+    for name in site.launches:
+        site.start(name)
+
+    # I expect the yard to serve,
+    with Client(site.server.url_of("client"), connect_timeout_s=START_S) as client:
+        assert client.submit([1, 2], model="model", max_tokens=5).result(START_S).ok
+    # batch jobs to run, where there is a worker for them,
+    if "batch" in site.launches:
+        batch_job(site)
+    # and each to end in time and without a fault when it is told to, once.
+    for one in site.started:
+        one.process.send_signal(signal.SIGTERM)
+    for one in site.started:
+        assert one.process.wait(one.launch.stop_s) == 0, one.log
+
+
+def test_running_requests_may_finish_before_a_worker_is_killed(site: Site) -> None:
+    # Whoever stops a worker must wait for longer than the worker gives its requests.
+    worker = site.launches["worker"]
+    default_s = WorkerSettings.__dataclass_fields__["grace_s"].default
+    grace_s = float(worker.env.get("TOKENYARD_WORKER_GRACE_S", default_s))
+    assert worker.stop_s > grace_s + 20
+
+
+# A unit of systemd is one process; its second runs on another host.
+@pytest.mark.parametrize("site", ["compose", "kubernetes"], indirect=True)
+def test_a_coordinator_stands_by(site: Site) -> None:
+    # Given the coordinators of the files
+    assert site.launches["coordinator"].copies == 2
+    site.start("coordinator")
+
+    def leader(connection: redis.Redis) -> Any:
+        return connection.get("tokenyard:{main}:leader")
+
+    with redis.Redis.from_url(site.server.url_of("admin")) as connection:
+        first = eventually(lambda: leader(connection), timeout_s=START_S)
+        # If the one that leads is killed, I expect the other to lead.
+        [leading] = eventually(lambda: [one for one in site.started if "leads as" in one.log])
+        leading.process.kill()
+        eventually(lambda: leader(connection) not in {None, first}, timeout_s=START_S)

@@ -1,0 +1,202 @@
+"""Prometheus's configuration, the alerts, and the board of Grafana."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.launches import compose
+from tests.deploy.metrics import METRICS, asked_for, shown
+from tests.support.brokers import DEPLOY
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+
+PROMETHEUS = DEPLOY / "prometheus"
+ALERTS = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+BOARD = json.loads((DEPLOY / "grafana" / "tokenyard.json").read_text())
+QUERIES = [(panel["title"], target["expr"]) for panel in BOARD["panels"]
+           for target in panel["targets"]]  # fmt: skip
+START_S = 30.0
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        reason = f"{name} (Debian: prometheus) is not installed, so the metrics were not tried"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    return found
+
+
+def promtool(*arguments: object) -> None:
+    command = [program("promtool"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_accepts_its_files() -> None:
+    promtool("check", "config", PROMETHEUS / "prometheus.yml")
+    promtool("check", "rules", "--lint-fatal", PROMETHEUS / "alerts.yml")
+
+
+def test_only_metrics_that_exist_are_asked_for() -> None:
+    asked = [asked_for(rule["expr"]) for rule in ALERTS] + [asked_for(expr) for _, expr in QUERIES]
+    assert set().union(*asked) <= set(METRICS)
+    # And the board shows all of them but the one that only an alert needs.
+    assert set(METRICS) - set().union(*asked[len(ALERTS) :]) == {"tokenyard_worker_up"}
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_alerts_say_where_to_read_on(rule: dict[str, Any]) -> None:
+    name, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.*)$", (DEPLOY.parent / name).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    assert not anchor or anchor in anchors
+    assert rule["labels"]["severity"] in {"page", "warn"}
+
+
+GOOD = {
+    'up{job="tokenyard-coordinator", instance="a"}': "1+0x60",
+    'tokenyard_queue_depth{queue="normal", priority="normal"}': "5+0x60",
+    'tokenyard_worker_up{worker="w.1"}': "1+0x60",
+    'tokenyard_queue_oldest_age_seconds{queue="normal"}': "2+0x60",
+    'tokenyard_queue_oldest_age_seconds{queue="low"}': "9000+0x60",
+    'tokenyard_requests_rejected_total{reason="QUEUE_FULL"}': "0+0x60",
+    'tokenyard_dead_total{reason="POISONED"}': "3+0x60",
+    "tokenyard_redeliveries_total": "0+1x60",
+    'tokenyard_worker_lease_age_seconds{worker="w.1"}': "9+0x60",
+    "tokenyard_model_swaps_total": "0+1x60",
+    "tokenyard_redis_memory_ratio": "0.5+0x60",
+}
+#: What makes each alert sound.
+BAD = {
+    "TokenyardNoCoordinator": {'up{job="tokenyard-coordinator", instance="a"}': "0+0x60"},
+    "TokenyardNoWorker": {'tokenyard_worker_up{worker="w.1"}': "0+0x60"},
+    "TokenyardRequestsWaitLong": {'tokenyard_queue_oldest_age_seconds{queue="normal"}': "301+0x60"},
+    "TokenyardQueueFull": {'tokenyard_requests_rejected_total{reason="QUEUE_FULL"}': "0+9x60"},
+    "TokenyardRequestsGivenUp": {'tokenyard_dead_total{reason="POISONED"}': "3+1x60"},
+    "TokenyardWorkersDie": {"tokenyard_redeliveries_total": "0+10x60"},
+    "TokenyardWorkerIsSilent": {'tokenyard_worker_lease_age_seconds{worker="w.1"}': "25+0x60"},
+    "TokenyardModelsChangePlaces": {"tokenyard_model_swaps_total": "0+3x60"},
+    "TokenyardRedisNearlyFull": {"tokenyard_redis_memory_ratio": "0.9+0x60"},
+}
+
+
+def test_each_alert_sounds_for_its_fault_alone(tmp_path: Path) -> None:
+    # Given a yard in which all is well, and one for each fault
+    names = [rule["alert"] for rule in ALERTS]
+    assert set(names) == set(BAD)
+    cases = [
+        {
+            "interval": "1m",
+            "name": fault or "all is well",
+            "input_series": [
+                {"series": series, "values": values}
+                for series, values in {**GOOD, **BAD.get(fault, {})}.items()
+            ],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertstate="firing",alertname="{name}"}}) or vector(0)',
+                    "eval_time": "50m",
+                    "exp_samples": [{"labels": "{}", "value": int(name == fault)}],
+                }
+                for name in names
+            ],
+        }
+        for fault in ("", *names)
+    ]
+    tests = {"rule_files": [str(PROMETHEUS / "alerts.yml")], "evaluation_interval": "1m"}
+    path = tmp_path / "tests.yml"
+    path.write_text(yaml.safe_dump({**tests, "tests": cases}))
+
+    # I expect each alert for its own fault, and for no other.
+    promtool("test", "rules", path)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prometheus with the command line and files of `deploy/`, which sees all metrics."""
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    server = program("prometheus")
+    with shown() as source:
+        config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        for job in config["scrape_configs"]:
+            del job["dns_sd_configs"]
+            job["static_configs"] = [{"targets": [f"127.0.0.1:{source}"]}]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        shutil.copy(PROMETHEUS / "alerts.yml", folder)
+        places = {"/etc/prometheus/prometheus.yml": folder / "prometheus.yml",
+                  "/prometheus": folder / "data"}  # fmt: skip
+        argv = [_placed(word, places) for word in compose()["services"]["prometheus"]["command"]]
+        argv += [f"--web.listen-address=127.0.0.1:{port}"]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen([server, *argv], stdout=log, stderr=log)
+        try:
+            yield f"http://127.0.0.1:{port}/api/v1"
+        finally:
+            process.terminate()
+            process.wait(START_S)
+
+
+def _placed(word: str, places: dict[str, Path]) -> str:
+    option, _, value = word.partition("=")
+    return f"{option}={places.get(value, value)}"
+
+
+def ask(api: str, path: str, **query: str) -> Any:
+    try:
+        with urllib.request.urlopen(
+            f"{api}/{path}?{urllib.parse.urlencode(query)}", timeout=10
+        ) as answer:
+            return json.load(answer)["data"]
+    except OSError:  # it does not listen yet
+        return {}
+
+
+def test_every_query_of_the_board_has_an_answer(prometheus: str) -> None:
+    # Given a Prometheus that has seen all metrics at least twice
+    def is_fed() -> bool:
+        counted = "count_over_time(tokenyard_requests_total[5m]) >= 3"
+        return bool(ask(prometheus, "query", query=counted).get("result"))
+
+    eventually(is_fed, timeout_s=START_S, every_s=0.2)
+    # I expect a number for each query of the board,
+    for title, query in QUERIES:
+        found = ask(prometheus, "query", query=query)["result"]
+        assert found, (title, query)
+        assert not any(math.isnan(float(one["value"][1])) for one in found), (title, query)
+
+    # and that each rule is evaluated without a fault.
+    def are_evaluated() -> bool:
+        groups = ask(prometheus, "rules")["groups"]
+        return all(rule["health"] == "ok" for group in groups for rule in group["rules"])
+
+    eventually(are_evaluated, timeout_s=START_S, every_s=0.2)
+
+
+def test_the_board_is_one_that_grafana_finds() -> None:
+    # Grafana looks where the compose file puts the board, and asks the source that it sets up.
+    mounts = dict(volume.split(":")[:2] for volume in compose()["services"]["grafana"]["volumes"])
+    providers = yaml.safe_load((DEPLOY / "grafana" / "boards.yml").read_text())["providers"]
+    place = Path(mounts["./grafana/tokenyard.json"])
+    assert str(place.parent) == providers[0]["options"]["path"]
+    (source,) = yaml.safe_load((DEPLOY / "grafana" / "datasource.yml").read_text())["datasources"]
+    assert {panel["datasource"]["uid"] for panel in BOARD["panels"]} == {source["uid"]}
+    assert source["url"] == "http://prometheus:9090"
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])

@@ -1,0 +1,48 @@
+"""The units of `deploy/systemd`, as systemd itself sees them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.launches import from_systemd
+from tests.support.brokers import DEPLOY
+
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_are_verified(unit: Path, tmp_path: Path) -> None:
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        reason = "systemd-analyze is not installed, so the units were not verified"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    # Given a unit whose programs are where they are on this machine, and whose user exists
+    text = unit.read_text().replace("/opt/tokenyard/deploy", str(DEPLOY))
+    text = text.replace("/opt/tokenyard/bin", str(Path(sys.executable).parent))
+    text = text.replace("User=tokenyard", "User=root")
+    copied = tmp_path / unit.name
+    copied.write_text(text)
+
+    # I expect systemd to have nothing to say.
+    done = subprocess.run(
+        [verify, "verify", "--man=no", copied], capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_ends_in_order_is_told_so_once() -> None:
+    # Programs with children of their own tell them themselves; what is killed is started again.
+    for launch in from_systemd():
+        settings = launch.more
+        assert settings["Restart"] == ["always"]
+        assert settings["Type"] == ["exec"]
+        if launch.name in {"worker", "batch"}:
+            assert settings["KillMode"] == ["mixed"]
+        assert len(settings["EnvironmentFile"]) == 1

@@ -1,0 +1,82 @@
+"""The user `batch` can run batch jobs, and manage them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.deploy.day import Day
+from tests.deploy.rights import denied, is_refused
+from tests.support.brokers import GuardedServer
+from tests.support.waiting import eventually
+
+RUN_S = 60.0
+
+
+@pytest.fixture
+def day(guarded: GuardedServer) -> Iterator[Day]:
+    day = Day(guarded)
+    with day.plant:
+        day.coordinator()
+        day.worker("w", model_name="sim", max_num_seqs=4)
+        day.plant.wait_for_workers(1)
+        yield day
+
+
+def command(day: Day, *arguments: object) -> list[str]:
+    front = [sys.executable, "-m", "tokenyard", "--redis-url", day.url("batch")]
+    return [*front, "--yard", day.keys.yard, "batch", *map(str, arguments)]
+
+
+def batch(day: Day, *arguments: object) -> str:
+    done = subprocess.run(
+        command(day, *arguments), capture_output=True, text=True, timeout=RUN_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def lines(path: Path, count: int, max_tokens: int) -> Path:
+    items = [{"id": str(n), "tokens": [n + 1], "params": {"max_tokens": max_tokens}}
+             for n in range(count)]  # fmt: skip
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in items))
+    return path
+
+
+def test_batch_jobs(day: Day, guarded: GuardedServer, tmp_path: Path) -> None:
+    # Given a yard, a short file and a long one
+    denied(guarded)
+    short, long = lines(tmp_path / "a.jsonl", 30, 4), lines(tmp_path / "b.jsonl", 8, 2000)
+
+    # If all is done with jobs that can be done with jobs, with the rights of `batch`,
+    done = batch(day, "submit", short, "-o", tmp_path / "a.out.jsonl")
+    after = batch(day, "submit", short, "-o", tmp_path / "c.out.jsonl", "--after", done)
+    later = batch(day, "submit", short, "-o", tmp_path / "d.out.jsonl", "--at", "+90m")
+    batch(day, "worker", "--burst")
+    for job in (done, after):
+        assert json.loads(batch(day, "status", job, "--json"))["status"] == "completed"
+    batch(day, "cancel", later)
+    batch(day, "list")
+    batch(day, "results", done)
+    batch(day, "logs", done)
+    stopped = batch(day, "submit", long, "-o", tmp_path / "b.out.jsonl")
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(command(day, "worker"), stdout=log, stderr=log)
+    eventually(lambda: day.plant.connection.xlen(day.keys.intake("low")), timeout_s=RUN_S)
+    batch(day, "cancel", stopped)
+    worker.terminate()
+    worker.wait(RUN_S)
+
+    # I expect that nothing was refused, but for what RQ does without: who else is connected,
+    said = set(denied(guarded)) - {"batch: toplevel command client|list"}
+    assert not said, (tmp_path / "log").read_text()
+    # and that other clients' requests are out of reach.
+    with redis.Redis.from_url(day.url("batch")) as connection:
+        assert is_refused(connection, "HGETALL", day.keys.ledger("client", "q1"))
+        assert is_refused(connection, "GET", "something else")

@@ -1,0 +1,177 @@
+"""What the users of `deploy/users.acl` may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.deploy.day import Day
+from tests.deploy.rights import is_refused
+from tests.support.brokers import GuardedServer
+from tests.support.builders import random_name
+from tokenyard import BrokerUnsuitable
+from tokenyard.broker_check import check_broker
+from tokenyard.keys import Keys
+
+MANAGEMENT = [
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("CONFIG", "GET", "*"),
+    ("CONFIG", "SET", "maxmemory", "1"),
+    ("KEYS", "*"),
+    ("SCAN", "0"),
+    ("SCRIPT", "FLUSH"),
+    ("SCRIPT", "KILL"),
+    ("FUNCTION", "FLUSH"),
+    ("EVAL", "return 1", "0"),
+    ("ACL", "LIST"),
+    ("MONITOR",),
+    ("CLIENT", "LIST"),
+    ("CLIENT", "KILL", "TYPE", "normal"),
+    ("SHUTDOWN",),
+    ("REPLICAOF", "NO", "ONE"),
+    ("SAVE",),
+    ("SWAPDB", "0", "1"),
+]
+
+
+@pytest.mark.parametrize("user", ["client", "coordinator", "worker", "admin", "batch", "scaler"])
+def test_nobody_manages_the_server(guarded: GuardedServer, user: str) -> None:
+    # If a user of a yard gives commands that are for whoever keeps the server,
+    # I expect that all are refused.
+    with redis.Redis.from_url(guarded.url_of(user)) as connection:
+        assert [one for one in MANAGEMENT if not is_refused(connection, *one)] == []
+
+
+@pytest.fixture
+def yard() -> Keys:
+    return Keys(random_name("yard"))
+
+
+@pytest.fixture
+def client(guarded: GuardedServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(guarded.url_of("client")) as connection:
+        yield connection
+
+
+def test_client_reads_its_own_and_nothing_of_others(client: redis.Redis, yard: Keys) -> None:
+    # Given a client, also under a longer name of its own
+    for name in ("client", "client-1"):
+        # I expect that it may read its ledgers and replies,
+        assert client.hgetall(yard.ledger(name, "q1")) == {}
+        assert client.get(yard.tokens(name, "q1")) is None
+        assert client.xread({yard.reply(name, "q1"): "0"}) == []
+        assert client.xread({yard.replies(name): "0"}) == []
+    for name in ("bob", "client1", "client.1", "anon"):
+        # but not those of others,
+        assert is_refused(client, "HGETALL", yard.ledger(name, "q1"))
+        assert is_refused(client, "HMGET", yard.ledger(name, "q1"), "result")
+        assert is_refused(client, "GET", yard.tokens(name, "q1"))
+        assert is_refused(client, "XREAD", "STREAMS", yard.reply(name, "q1"), "0")
+        assert is_refused(client, "XREAD", "STREAMS", yard.replies(name), "0")
+        assert is_refused(client, "XTRIM", yard.replies(name), "MAXLEN", "0")
+        assert is_refused(client, "SADD", yard.attached(name), "q1")
+    # nor what waits or runs,
+    for stream in (yard.intake("normal"), yard.lane("w.1"), yard.dead, yard.events, yard.control):
+        assert is_refused(client, "XRANGE", stream, "-", "+")
+        assert is_refused(client, "XREAD", "STREAMS", stream, "0")
+    assert is_refused(client, "GET", "something else")
+
+
+def test_client_writes_no_lane_and_deletes_nothing(client: redis.Redis, yard: Keys) -> None:
+    # If a client writes what belongs to the system,
+    # I expect that it is refused.
+    for stream in (yard.lane("w.1"), yard.intake("retry"), yard.events, yard.control, yard.dead):
+        assert is_refused(client, "XADD", stream, "*", "id", "q1")
+    assert is_refused(client, "XADD", yard.reply("client", "q1"), "*", "event", "result")
+    assert is_refused(client, "SET", yard.leader, "1:me")
+    assert is_refused(client, "HSET", yard.workers, "w.1", "{}")
+    assert is_refused(client, "ZADD", yard.leases, 1, "w.1")
+    for key in (yard.intake("normal"), yard.ledger("client", "q1"), yard.info, yard.clients):
+        assert is_refused(client, "DEL", key)
+        assert is_refused(client, "EXPIRE", key, 1)
+    assert is_refused(client, "XDEL", yard.intake("normal"), "1-0")
+    assert is_refused(client, "XGROUP", "DESTROY", yard.intake("normal"), "coordinator")
+    assert is_refused(client, "XREADGROUP", "GROUP", "coordinator", "me", "STREAMS",
+                      yard.intake("normal"), ">")  # fmt: skip
+
+
+def test_client_gains_nothing_by_a_script_of_its_own(client: redis.Redis, yard: Keys) -> None:
+    # Given scripts that name a key, and scripts that hide it
+    named = client.script_load("return redis.call('HGETALL', KEYS[1])")
+    hidden = client.script_load("return redis.call('HGETALL', ARGV[1])")
+    caught = client.script_load("return redis.pcall('XADD', ARGV[1], '*', 'id', 'q1')")
+
+    # I expect that its own ledger can be read so, but another's cannot, nor a lane be written.
+    assert client.evalsha(named, 1, yard.ledger("client", "q1")) == []
+    assert is_refused(client, "EVALSHA", named, 1, yard.ledger("bob", "q1"))
+    assert is_refused(client, "EVALSHA", hidden, 0, yard.ledger("bob", "q1"))
+    assert is_refused(client, "EVALSHA", caught, 0, yard.lane("w.1"))
+
+
+def test_client_cannot_cancel_but_says_so(guarded: GuardedServer) -> None:
+    # Given a request that waits
+    day = Day(guarded)
+    with day.plant:
+        day.coordinator()
+        with day.client() as client:
+            handle = client.submit([1], model="sim", id="waits")
+
+            # If its client cancels it, I expect to be told that a permission is missing,
+            with pytest.raises(BrokerUnsuitable, match="lacks a permission"):
+                handle.cancel()
+        # and the operator to be able to.
+        day.command("cancel", "waits", "--client", "client")
+        assert day.plant.result("waits", "client").status == "cancelled"
+
+
+def test_other_clients_are_made_from_the_one(guarded: GuardedServer, yard: Keys) -> None:
+    # Given bob, who is a client, too
+    with redis.Redis.from_url(guarded.url_of("bob")) as bob:
+        # I expect that he reads what is his,
+        assert bob.hgetall(yard.ledger("bob", "q1")) == {}
+        assert bob.hgetall(yard.ledger("bob-2", "q1")) == {}
+        # and nothing of the client's.
+        assert is_refused(bob, "HGETALL", yard.ledger("client", "q1"))
+        assert is_refused(bob, "XREAD", "STREAMS", yard.replies("client"), "0")
+
+
+def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> None:
+    with redis.Redis.from_url(guarded.url_of("admin")) as admin:
+        admin.xadd(yard.intake("normal"), {"id": "q1"})
+    with redis.Redis.from_url(guarded.url_of("scaler")) as scaler:
+        assert scaler.xlen(yard.intake("normal")) == 1
+        assert scaler.xinfo_groups(yard.intake("normal")) == []
+        assert is_refused(scaler, "XRANGE", yard.intake("normal"), "-", "+")
+        assert is_refused(scaler, "XADD", yard.intake("normal"), "*", "id", "q1")
+
+
+def test_without_a_password_nobody_logs_in(tmp_path: Path) -> None:
+    # Given the file as it is, and one user who was given a password
+    server = GuardedServer("valkey", tmp_path, ["worker"])
+    server.start()
+    try:
+        # I expect that all others stay outside,
+        for user in ("client", "coordinator", "admin", "batch", "scaler", "replica", "sentinel"):
+            with (
+                redis.Redis.from_url(server.url_of(user)) as connection,
+                pytest.raises(redis.AuthenticationError),
+            ):
+                connection.ping()
+        # also those who give no name.
+        with redis.Redis(port=server.port) as connection, pytest.raises(redis.AuthenticationError):
+            connection.ping()
+    finally:
+        server.stop()
+
+
+def test_the_server_is_fit_for_a_yard(guarded: GuardedServer) -> None:
+    # Given the server as deploy/ configures it
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        # I expect nothing that an operator must be warned of,
+        assert check_broker(keeper) == []
+        # and that it never closes a connection that waits for long.
+        assert keeper.config_get("timeout") == {"timeout": "0"}

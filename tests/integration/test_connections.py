@@ -1,0 +1,333 @@
+"""Ways to reach a broker: TLS, a Unix socket, Sentinels, a Redis Cluster, each for real."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from tests.support.brokers import (
+    Certificates,
+    Cluster,
+    GuardedServer,
+    Sentinel,
+    ServerWith,
+    ask,
+    bus_port,
+)
+from tests.support.builders import make_request, random_name
+from tests.support.processes import Plant
+from tests.support.servers import Server, ServerName, free_port
+from tests.support.streams import expected
+from tests.support.waiting import eventually
+from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
+from tokenyard.address import ClusterNodes
+from tokenyard.connection import open_connection
+from tokenyard.keys import Keys
+from tokenyard.wire import SamplingParams
+
+AWAY_S = 60.0
+Keep = Callable[[Server | Cluster], None]
+
+
+@pytest.fixture
+def keep() -> Iterator[Keep]:
+    """Starts servers and ends them after the test."""
+    kept: list[Server | Cluster] = []
+
+    def start(server: Server | Cluster) -> None:
+        kept.append(server)
+        server.start()
+
+    yield start
+    for server in reversed(kept):
+        server.stop()
+
+
+def serve(plant: Plant, url: str, **urls: str) -> None:
+    """A coordinator and a worker, each reached by its URL or by the common one."""
+    plant.connection = open_connection(urls.get("admin", url), timeout_s=30.0)
+    plant.coordinator(redis_url=urls.get("coordinator", url))
+    plant.worker(redis_url=urls.get("worker", url), simulated_step_s=0.02)
+    plant.wait_for_leader()
+    plant.wait_for_workers(1)
+
+
+async def ask_async(url: str, yard: str) -> None:
+    async with AsyncClient(url, yard, client_id="client-2") as client:
+        handle = await client.submit([1, 2], max_tokens=5, stream=True)
+        assert len([delta async for delta in handle]) == 5
+
+
+def ask_both_ways(url: str, yard: str) -> None:
+    """Both clients, each with a request whose tokens stream."""
+    with Client(url, yard, client_id="client-1") as client:
+        handle = client.submit([1, 2], max_tokens=5, stream=True)
+        assert [token for delta in handle for token in delta.tokens] == handle.result().tokens
+    asyncio.run(ask_async(url, yard))
+
+
+def test_unix_socket(keep: Keep, tmp_path: Path) -> None:
+    # Given a server that is reached by a socket in the file system only
+    path = tmp_path / "redis.sock"
+    server = ServerWith("valkey", tmp_path, "--unixsocket", path)
+    keep(server)
+    with Plant(server.url) as plant:
+        # If a yard uses that,
+        serve(plant, f"unix://{path}")
+
+        # I expect that it serves.
+        ask_both_ways(f"unix://{path}", plant.keys.yard)
+
+
+def test_tls(keep: Keep, tmp_path: Path) -> None:
+    # Given a server that speaks TLS, and wants to see a certificate as well
+    papers = Certificates(tmp_path)
+    port = free_port()
+    options = ["--tls-port", port, "--tls-ca-cert-file", papers.authority]
+    options += ["--tls-cert-file", papers.certificate, "--tls-key-file", papers.key]
+    keep(ServerWith("redis", tmp_path, *options))
+    address = f"rediss://127.0.0.1:{port}"
+    shown = f"ssl_certfile={papers.certificate}&ssl_keyfile={papers.key}"
+    url = f"{address}?ssl_ca_certs={papers.authority}&{shown}"
+    with Plant(url) as plant:
+        # If a yard uses that,
+        serve(plant, url)
+
+        # I expect that it serves,
+        ask_both_ways(url, plant.keys.yard)
+        # that a server which nobody vouches for is not trusted,
+        for bad in (f"{address}?{shown}", f"redis://127.0.0.1:{port}"):
+            with pytest.raises(BrokerUnavailable), Client(bad, plant.keys.yard):
+                pass
+        # and that nobody is let in without a certificate of his own.
+        with (
+            pytest.raises(BrokerUnavailable),
+            Client(f"{address}?ssl_ca_certs={papers.authority}", plant.keys.yard),
+        ):
+            pass
+
+
+# Losing the master
+
+PROMPTS = [[number + 1, number + 2] for number in range(30)]
+SAMPLING = SamplingParams(max_tokens=100)
+
+
+def start_streams(client: Client) -> list[Handle]:
+    """Streams, the first of which have begun."""
+    handles = client.submit_many(PROMPTS, max_tokens=100, stream=True)
+    eventually(lambda: all(one.status().tokens_published >= 3 for one in handles[:5]))
+    return handles
+
+
+def check_streams(handles: Sequence[Handle]) -> None:
+    """Each was answered once, without a gap and without a repetition."""
+    for prompt, handle in zip(PROMPTS, handles, strict=True):
+        tokens = handle.result(AWAY_S).tokens
+        assert tokens == expected(make_request(tokens=prompt, params=SAMPLING))
+        assert [token for delta in handle for token in delta.tokens] == tokens
+
+
+def settle(url: str) -> None:
+    """Let the replica take over all that was written so far; the master writes no more."""
+    with redis.Redis.from_url(url) as connection:
+        connection.client_pause(10_000, all=False)
+        assert connection.wait(1, 10_000) == 1
+
+
+# Sentinel
+
+USERS = ("client", "coordinator", "worker", "admin", "replica", "sentinel", "default")
+
+
+class Watched:
+    """A master with a replica and a Sentinel, all with the users of `deploy/users.acl`."""
+
+    def __init__(self, name: ServerName, folder: Path, keep: Keep) -> None:
+        places = [folder / part for part in ("first", "second", "sentinel")]
+        for place in places:
+            place.mkdir()
+        follow = [
+            "--masteruser",
+            "replica",
+            "--masterauth",
+            "replica",
+            "--repl-diskless-sync-delay",
+            0,
+        ]
+        self.master = GuardedServer(name, places[0], USERS, options=follow)
+        keep(self.master)
+        more = ["--replicaof", f"127.0.0.1 {self.master.port}"]
+        self.replica = GuardedServer(name, places[1], USERS, options=[*follow, *more])
+        keep(self.replica)
+        self.sentinel = Sentinel(name, places[2], self.master)
+        keep(self.sentinel)
+        self.sentinel.wait_for_replica()
+
+    def url(self, user: str) -> str:
+        """Two Sentinels, of which only the second lives."""
+        hosts = f"127.0.0.1:{free_port()},127.0.0.1:{self.sentinel.port}"
+        return f"redis+sentinel://{user}:{user}@{hosts}/yards"
+
+
+@pytest.mark.parametrize("name", ["valkey", "redis"])
+def test_sentinel_failover(name: ServerName, keep: Keep, tmp_path: Path) -> None:
+    # Given a yard behind a Sentinel, and streams that run or wait
+    watched = Watched(name, tmp_path, keep)
+    urls = {user: watched.url(user) for user in USERS}
+    with Plant(watched.master.url) as plant:
+        serve(plant, urls["client"], **urls)
+        with Client(urls["client"], plant.keys.yard, client_id="client") as client:
+            handles = start_streams(client)
+
+            # If the master dies after the replica has got all that was acknowledged,
+            settle(watched.master.url_of("default"))
+            watched.master.kill()
+
+            # I expect the replica to be the master,
+            eventually(lambda: watched.sentinel.master_port() == watched.replica.port, timeout_s=30)
+            # that everything accepted is answered, each token once,
+            check_streams(handles)
+            # and that new requests are served, by both clients,
+            ask_both_ways(urls["client"], plant.keys.yard)
+            # without anybody having been started again.
+            assert all(program.is_running for program in plant.programs)
+
+
+# Redis Cluster
+
+
+def yard_on(cluster: Cluster, master: ServerWith) -> str:
+    """The name of a yard whose hash slot a node holds."""
+    names = (random_name("yard") for _ in range(1000))
+    return next(one for one in names if cluster.holder_of(slot_of(one)) is master)
+
+
+def slot_of(yard: str) -> int:
+    return key_slot(Keys(yard).info.encode())
+
+
+def test_yards_on_the_nodes_of_a_cluster(keep: Keep, tmp_path: Path) -> None:
+    # Given a cluster of three nodes, and yards on two of them
+    cluster = Cluster("valkey", tmp_path, replicas=False)
+    keep(cluster)
+    nodes = cluster.masters[1:]
+    yards = [yard_on(cluster, node) for node in nodes]
+    with ExitStack() as stack:
+        plants = [stack.enter_context(Plant(cluster.nodes[0].url)) for _ in yards]
+        for plant, yard in zip(plants, yards, strict=True):
+            plant.keys = Keys(yard)
+            # If all are given the same URL,
+            serve(plant, cluster.url)
+
+            # I expect that nobody has to try again,
+            assert not any("WARNING" in program.log for program in plant.programs)
+        # that each yard serves,
+        for yard in yards:
+            ask_both_ways(cluster.url, yard)
+        # one program may use several of them,
+        clients = [stack.enter_context(Client(cluster.url, yard)) for yard in yards]
+        handles = [clients[number % 2].submit(prompt) for number, prompt in enumerate(PROMPTS)]
+        assert all(handle.result(AWAY_S).ok for handle in handles)
+        # and that each lies on its node.
+        for node, yard in zip(nodes, yards, strict=True):
+            assert ask(node, "EXISTS", Keys(yard).info) == 1
+            assert ask(node, "CLUSTER", "COUNTKEYSINSLOT", slot_of(yard)) > 0
+
+
+def test_cluster_failover(keep: Keep, tmp_path: Path) -> None:
+    # Given a yard in a cluster with replicas, and streams that run or wait
+    cluster = Cluster("redis", tmp_path, replicas=True)
+    keep(cluster)
+    with Plant(cluster.nodes[0].url) as plant:
+        serve(plant, cluster.url)
+        holder = cluster.holder_of(slot_of(plant.keys.yard))
+        with Client(cluster.url, plant.keys.yard) as client:
+            handles = start_streams(client)
+
+            # If its node dies after the replica has got all that was acknowledged,
+            settle(holder.url)
+            holder.kill()
+
+            # I expect that everything accepted is answered, each token once,
+            check_streams(handles)
+            # that new requests are served, by both clients,
+            ask_both_ways(cluster.url, plant.keys.yard)
+            # and that nobody was started again.
+            assert all(program.is_running for program in plant.programs)
+
+
+# Both over TLS
+
+
+def tls_options(papers: Certificates, port: int) -> list[str]:
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
+    options += ["--tls-ca-cert-file", str(papers.authority)]
+    return [*options, "--tls-cert-file", str(papers.certificate), "--tls-key-file", str(papers.key)]
+
+
+def test_cluster_over_tls(keep: Keep, tmp_path: Path) -> None:
+    # Given two nodes that speak TLS, to each other as well
+    papers, ports, nodes = Certificates(tmp_path), [free_port(), free_port()], []
+    for port in ports:
+        folder = tmp_path / str(port)
+        folder.mkdir()
+        options = [*tls_options(papers, port), "--cluster-enabled", "yes", "--tls-cluster", "yes"]
+        nodes.append(ServerWith("redis", folder, *options, "--cluster-port", free_port()))
+        keep(nodes[-1])
+    ask(nodes[1], "CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    ask(nodes[0], "CLUSTER", "MEET", "127.0.0.1", ports[1], bus_port(nodes[1]))
+    eventually(lambda: b"cluster_state:ok" in ask(nodes[0], "CLUSTER", "INFO"), timeout_s=20)
+    with Plant(nodes[0].url) as plant:
+        # If a yard is looked for at the one that does not hold it,
+        url = f"rediss+cluster://127.0.0.1:{ports[0]}?ssl_ca_certs={papers.authority}"
+        serve(plant, url)
+
+        # I expect that it is found at the other.
+        ask_both_ways(url, plant.keys.yard)
+        assert ask(nodes[1], "EXISTS", plant.keys.info) == 1
+
+
+def test_sentinel_over_tls(keep: Keep, tmp_path: Path) -> None:
+    # Given a master and a Sentinel that speak TLS, to each other as well
+    papers, ports = Certificates(tmp_path), [free_port(), free_port()]
+    options = tls_options(papers, ports[0])
+    master = ServerWith("redis", tmp_path, *options, "--tls-replication", "yes")
+    keep(master)
+    options[1] = str(ports[1])
+    sentinel = Sentinel("redis", tmp_path, master)
+    sentinel._command += [*options, "--tls-replication", "yes"]
+    config = tmp_path / "sentinel.conf"
+    text = config.read_text().replace(f"127.0.0.1 {master.port}", f"127.0.0.1 {ports[0]}")
+    config.write_text("".join(line for line in text.splitlines(True) if " auth-" not in line))
+    keep(sentinel)
+    with Plant(master.url) as plant:
+        # If a yard asks the Sentinel over TLS, I expect that it serves over TLS.
+        url = f"rediss+sentinel://127.0.0.1:{ports[1]}/yards?ssl_ca_certs={papers.authority}"
+        serve(plant, url)
+        ask_both_ways(url, plant.keys.yard)
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://127.0.0.1:{}", "redis+sentinel://127.0.0.1:{}/a"])
+def test_nobody_there(url: str) -> None:
+    # If nobody answers where the server is, I expect to be told so.
+    with pytest.raises(BrokerUnavailable, match=r"no (node of the cluster|Sentinel)"):
+        Client(url.format(free_port()), "yard", connect_timeout_s=1.0).start()
+
+
+def test_a_node_that_hangs_is_passed_by(valkey_broker: Server) -> None:
+    # Given a node that takes connections and never answers, and one that does
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        bounds = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2}
+        good = ("127.0.0.1", valkey_broker.port)
+        nodes = ClusterNodes([("127.0.0.1", hanging.getsockname()[1]), good], bounds)
+
+        # I expect the other one to be found.
+        assert nodes.find() == good

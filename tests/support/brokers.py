@@ -1,0 +1,205 @@
+"""Servers that stand behind something: users with few rights, TLS, a Sentinel, a cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.support.servers import Server, ServerName, find_binary, free_port
+from tests.support.waiting import eventually
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SLOTS = 16384
+
+
+def required(name: ServerName) -> Path:
+    """The server's program; skips the test where it is not installed, but not in CI."""
+    found = find_binary(name)
+    if found is None:
+        reason = f"{name}-server is not installed, so this was not tested on {name}"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    return found
+
+
+class ServerWith(Server):
+    """A plain server with further options."""
+
+    def __init__(self, name: ServerName, folder: Path, *options: object) -> None:
+        super().__init__(name, required(name), folder, aof=True)
+        self._command += [str(option) for option in options]
+
+
+class GuardedServer(Server):
+    """The server of `deploy/`, with its users. Each user's password is its name."""
+
+    def __init__(
+        self,
+        name: ServerName,
+        folder: Path,
+        users: Sequence[str],
+        *,
+        clients: Sequence[str] = (),
+        options: Sequence[object] = (),
+    ) -> None:
+        super().__init__(name, required(name), folder, aof=True)
+        variables = {f"PASSWORD_{user.upper()}": user for user in (*users, *clients)}
+        variables |= {"SERVER": str(required(name)), "FOLDER": str(folder)}
+        variables |= {"CLIENTS": " ".join(clients)}
+        self._command = ["env", *(f"{key}={value}" for key, value in variables.items())]
+        self._command += [str(DEPLOY / "start-redis.sh"), "--port", str(self.port)]
+        self._command += ["--bind", "127.0.0.1", "--dir", str(folder), *map(str, options)]
+
+    def url_of(self, user: str) -> str:
+        """The URL under which a user connects."""
+        return f"redis://{user}:{user}@127.0.0.1:{self.port}"
+
+    def _answers(self) -> bool:
+        with redis.Redis.from_url(self.url_of("worker"), retry=Retry(NoBackoff(), 0)) as probe:
+            try:
+                return bool(probe.ping())
+            except redis.RedisError:  # not listening yet, or still loading its data
+                return False
+
+
+class Sentinel(Server):
+    """A Sentinel that watches the service ``yards``, and decides alone."""
+
+    def __init__(self, name: ServerName, folder: Path, master: Server) -> None:
+        super().__init__(name, required(name), folder)
+        settings = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {folder}",
+            f"sentinel monitor yards 127.0.0.1 {master.port} 1",
+            "sentinel down-after-milliseconds yards 500",
+            "sentinel failover-timeout yards 3000",
+            "sentinel auth-user yards sentinel",
+            "sentinel auth-pass yards sentinel",
+        ]
+        path = folder / "sentinel.conf"
+        path.write_text("\n".join(settings) + "\n")
+        self._command = [str(required(name)), str(path), "--sentinel"]
+
+    def master_port(self) -> int:
+        """The port of the server that it takes for the master."""
+        with redis.Redis(port=self.port) as connection:
+            found: Any = connection.sentinel_get_master_addr_by_name("yards")
+        return int(found[1])
+
+    def wait_for_replica(self) -> None:
+        """Wait until it has seen that the master has one that could take its place."""
+        with redis.Redis(port=self.port) as connection:
+
+            def is_linked() -> bool:
+                seen: Any = connection.sentinel_slaves("yards")
+                return any(one["flags"] == "slave" for one in _texts(seen))
+
+            eventually(is_linked, timeout_s=20.0)
+
+
+def _texts(seen: Any) -> list[dict[str, str]]:
+    """A Sentinel's view; redis-py gives text or flags by its own lights."""
+    return [{str(key): _text(value) for key, value in dict(one).items()} for one in seen]
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class Cluster:
+    """A Redis Cluster: masters that share the slots, and a replica of each where asked for."""
+
+    def __init__(self, name: ServerName, folder: Path, *, replicas: bool) -> None:
+        count = 6 if replicas else 3
+        self.nodes = [self._node(name, folder / str(number)) for number in range(count)]
+        self.masters, self.replicas = self.nodes[:3], self.nodes[3:]
+
+    @staticmethod
+    def _node(name: ServerName, folder: Path) -> ServerWith:
+        folder.mkdir()
+        options = ["--cluster-enabled", "yes", "--cluster-port", free_port()]
+        options += ["--cluster-node-timeout", 1000, "--cluster-replica-validity-factor", 0]
+        return ServerWith(name, folder, *options)
+
+    @property
+    def url(self) -> str:
+        """All nodes, for `open_connection`."""
+        return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
+
+    def start(self) -> None:
+        """Start the nodes, join them, and share the slots out."""
+        for node in self.nodes:
+            node.start()
+        edges = [round(number * SLOTS / len(self.masters)) for number in range(4)]
+        for node, low, high in zip(self.masters, edges[:-1], edges[1:], strict=True):
+            ask(node, "CLUSTER", "ADDSLOTSRANGE", low, high - 1)
+        for node in self.nodes[1:]:
+            first = self.nodes[0]
+            ask(node, "CLUSTER", "MEET", "127.0.0.1", first.port, bus_port(first))
+        eventually(lambda: all(self._knows_all(node) for node in self.nodes), timeout_s=20.0)
+        for replica, master in zip(self.replicas, self.masters, strict=False):
+            ask(replica, "CLUSTER", "REPLICATE", ask(master, "CLUSTER", "MYID").decode())
+        eventually(lambda: all(self._is_well(node) for node in self.nodes), timeout_s=20.0)
+
+    def _knows_all(self, node: Server) -> bool:
+        return f"cluster_known_nodes:{len(self.nodes)}\r".encode() in ask(node, "CLUSTER", "INFO")
+
+    def _is_well(self, node: Server) -> bool:
+        is_linked = True
+        if node in self.replicas:
+            replication = ask(node, "INFO", "replication")
+            is_linked = replication.get("master_link_status") == "up"
+        return is_linked and b"cluster_state:ok" in ask(node, "CLUSTER", "INFO")
+
+    def holder_of(self, slot: int) -> ServerWith:
+        """The master that holds a slot."""
+        return self.masters[min(slot * len(self.masters) // SLOTS, 2)]
+
+    def stop(self) -> None:
+        """End all nodes."""
+        for node in self.nodes:
+            node.kill()
+
+
+def ask(server: Server, *command: object) -> Any:
+    """One command on one server."""
+    with redis.Redis(port=server.port, socket_timeout=10.0) as connection:
+        run: Any = connection
+        return run.execute_command(*command)
+
+
+def bus_port(node: ServerWith) -> int:
+    """The port at which other nodes of its cluster reach a node."""
+    command = node._command
+    return int(command[command.index("--cluster-port") + 1])
+
+
+class Certificates:
+    """A certificate authority of its own, and one certificate for 127.0.0.1, by openssl."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = folder / "ca.pem"
+        self.certificate = folder / "server.pem"
+        self.key = folder / "server.key"
+        request, names = folder / "server.csr", folder / "names"
+        names.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        authority_key = folder / "ca.key"
+        _run(*new, "-x509", "-subj", "/CN=authority", "-keyout", authority_key,
+             "-out", self.authority)  # fmt: skip
+        _run(*new, "-subj", "/CN=yard", "-keyout", self.key, "-out", request)
+        _run("openssl", "x509", "-req", "-in", request, "-CA", self.authority, "-CAkey",
+             authority_key, "-CAcreateserial", "-extfile", names, "-days", 30,
+             "-out", self.certificate)  # fmt: skip
+
+
+def _run(*command: object) -> None:
+    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)

@@ -1,0 +1,108 @@
+"""URLs of brokers with several hosts, and errors that pass by themselves."""
+
+from __future__ import annotations
+
+import pytest
+from redis import exceptions
+
+from tokenyard.address import ClusterNodes, Sentinels
+from tokenyard.broker_url import public_url, read_url
+from tokenyard.connection import open_async_connection, open_connection, translated
+from tokenyard.errors import BrokerUnavailable, SettingsError
+
+SENTINELS = "redis+sentinel://ann:s%40e@a:1,b/yards/2?ssl_ca_certs=ca&sentinel_username=s"
+
+
+def test_a_url_of_one_host_is_left_alone() -> None:
+    for url in ("redis://host", "rediss://u:p@host:1/2?ssl_ca_certs=ca", "unix:///run/redis.sock"):
+        target = read_url(url, 1.0)
+        assert (target.url, target.book) == (url, None)
+
+
+def test_sentinels() -> None:
+    # Given a URL of two Sentinels that have a user of their own
+    target = read_url(SENTINELS + "&sentinel_password=t", 1.5)
+
+    # I expect that the service is looked for at both,
+    assert isinstance(target.book, Sentinels)
+    assert target.book.service == "yards"
+    assert target.book.sentinels == [("a", 1), ("b", 26379)]
+    # with the Sentinels' user and options, never without a bound,
+    asking = dict(target.book.options)
+    assert (asking["username"], asking["password"]) == ("s", "t")
+    assert "db" not in asking
+    assert (asking["socket_timeout"], asking["socket_connect_timeout"]) == (1.5, 1.5)
+    assert asking["ssl_ca_certs"] == "ca"
+    # and that the service itself gets its own.
+    assert target.url == "redis://ann:s%40e@a:1/2?ssl_ca_certs=ca"
+
+
+def test_a_sentinel_is_not_given_the_password_of_the_service() -> None:
+    target = read_url("redis+sentinel://ann:secret@a/yards", 1.0)
+    assert isinstance(target.book, Sentinels)
+    assert target.book.options["username"] is None
+    assert target.book.options["password"] is None
+
+
+def test_cluster() -> None:
+    # Given a URL of cluster nodes, over TLS
+    url = "rediss+cluster://ann:p@a:7000,[::1]:7001,b"
+    target = read_url(url, 1.0)
+
+    # I expect all of them to be asked,
+    assert isinstance(target.book, ClusterNodes)
+    assert target.url == "redis://ann:p@a:7000"
+    assert target.has_tls
+    # and that a process asks once for all its connections.
+    assert read_url(url, 1.0).book is target.book
+
+
+@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+sentinel://u:secret@a,b", "name the service"),
+        ("redis+sentinel://u:secret@/yards", "one or more hosts"),
+        ("redis+cluster://u:secret@a,,b", "one or more hosts"),
+        ("redis+cluster://u:secret@a/3", "no databases"),
+        ("redis+cluster://u:secret@a:port", "port"),
+        ("unix+cluster://u:secret@a", "use redis://"),
+        ("redis+magic://u:secret@a", "use redis://"),
+    ],
+)
+def test_a_bad_url_is_refused(open_one: type, url: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as caught:
+        open_one(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_messages_show_no_secrets() -> None:
+    shown = public_url(SENTINELS + "&sentinel_password=t")
+    assert shown == "redis+sentinel://a:1,b/yards/2?ssl_ca_certs=ca&sentinel_username=s"
+
+
+@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
+@pytest.mark.parametrize("url", ["redis+cluster://a", "rediss+sentinel://a/yards"])
+def test_every_wait_has_a_bound(open_one: type, url: str) -> None:
+    options = open_one(url, timeout_s=3.0).connection_pool.connection_kwargs
+    assert options["socket_timeout"] == 3.0
+    assert options["socket_connect_timeout"] == 5.0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        exceptions.ResponseError("UNBLOCKED force unblock from blocking operation"),
+        exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
+        exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"),
+        exceptions.ClusterDownError("The cluster is down"),
+        exceptions.MasterDownError("Link with MASTER is down"),
+    ],
+)
+def test_what_passes_by_itself_may_be_tried_again(fault: Exception) -> None:
+    # If a server cannot serve now but will, I expect the error that says so.
+    with (
+        pytest.raises(BrokerUnavailable, match="redis://host cannot serve now"),
+        translated("redis://:secret@host"),
+    ):
+        raise fault

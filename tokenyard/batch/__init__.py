@@ -1,0 +1,60 @@
+"""Batch jobs: a file of requests in, a file of answers out, exactly one for each line.
+
+    from tokenyard.batch import run_batch
+
+    state = run_batch("in.jsonl", "out.jsonl", redis_url="redis://localhost:6379")
+    print(state.status, state.counts)
+
+Names are loaded when first used: only what hands jobs to RQ needs RQ.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenyard.batch.api import BatchOptions, run_batch, stream_batch
+    from tokenyard.batch.files import UnreadableFile
+    from tokenyard.batch.jobs import BatchJob, UnknownJob, submit_batch
+    from tokenyard.batch.outputs import OutputInUse
+    from tokenyard.batch.runner import BatchBroken, Progress
+    from tokenyard.batch.state import BatchSpec, BatchState, RequestCounts
+
+__all__ = [
+    "BatchBroken",
+    "BatchJob",
+    "BatchOptions",
+    "BatchSpec",
+    "BatchState",
+    "OutputInUse",
+    "Progress",
+    "RequestCounts",
+    "UnknownJob",
+    "UnreadableFile",
+    "run_batch",
+    "stream_batch",
+    "submit_batch",
+]
+
+_ROOMS = {
+    "api": ("BatchOptions", "run_batch", "stream_batch"),
+    "files": ("UnreadableFile",),
+    "jobs": ("BatchJob", "UnknownJob", "submit_batch"),
+    "outputs": ("OutputInUse",),
+    "runner": ("BatchBroken", "Progress"),
+    "state": ("BatchSpec", "BatchState", "RequestCounts"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

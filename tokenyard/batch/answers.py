@@ -1,0 +1,210 @@
+"""The lines of output files: results and errors in the form of the OpenAI batch API.
+
+    {"id": "batch_req_<job>_<number>", "custom_id": ..., "response": {...}, "error": null}
+
+``id`` names the line of the input, so that the output files alone tell what is done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.batch.lines import BadLine, Sought
+from tokenyard.errors import Code
+from tokenyard.replies import Choice, ErrorInfo, Result
+
+#: HTTP statuses, as a server would answer; OpenAI's own error for what was never asked has none.
+_STATUS: Final[Mapping[str, int]] = {
+    Code.INVALID_REQUEST: 400,
+    Code.MODEL_UNAVAILABLE: 404,
+    Code.DEADLINE_EXCEEDED: 408,
+    Code.QUEUE_FULL: 429,
+    Code.CANCELLED: 499,
+    Code.INFERENCE_ERROR: 500,
+    Code.POISONED: 500,
+    Code.WORKER_LOST: 503,
+}
+#: Codes of lines that were not run because the job ended; it may go on and run them.
+ENDED_CODES: Final = frozenset({"batch_cancelled", "batch_expired"})
+_LINE_ID: Final = re.compile(r"batch_req_(?P<job>.+)_(?P<number>\d+)")
+
+
+class LineError(Struct, frozen=True):
+    """Why a line has no result."""
+
+    code: str
+    message: str
+    line: int | None = None
+
+
+class Response(Struct, frozen=True):
+    """What an HTTP server would have answered."""
+
+    status_code: int
+    request_id: str
+    body: dict[str, Any]
+
+
+class OutputLine(Struct, frozen=True, kw_only=True):
+    """One line of an output file."""
+
+    id: str
+    custom_id: str | None = None
+    response: Response | None = None
+    error: LineError | None = None
+
+
+class DoneLine(Struct, frozen=True):
+    """As much of an output line as is needed to know what it is."""
+
+    id: str
+    error: ErrorInfo | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_done = msgspec.json.Decoder(DoneLine).decode
+
+
+def encode_line(line: OutputLine) -> bytes:
+    """A line with its end."""
+    return _encode(line) + b"\n"
+
+
+def line_id(job: str, number: int) -> str:
+    """The ``id`` of the output line for one line of a job's input."""
+    return f"batch_req_{short(job)}_{number}"
+
+
+def short(job: str) -> str:
+    """The part of a job's id that the ids of its lines have in them."""
+    return job.removeprefix("batch_")
+
+
+def read_done(raw: bytes) -> tuple[str, int, str | None] | None:
+    """Job (`short`), number and error code of an output line; None where it is none."""
+    try:
+        done = _decode_done(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    found = _LINE_ID.fullmatch(done.id)
+    if found is None:
+        return None
+    return found["job"], int(found["number"]), done.error.code if done.error else None
+
+
+def bad_line(job: str, number: int, bad: BadLine) -> OutputLine:
+    """The output for a line that asks for nothing that could be done."""
+    error = LineError(bad.code, bad.message, number)
+    return OutputLine(id=line_id(job, number), custom_id=bad.custom_id, error=error)
+
+
+def unrun_line(job: str, number: int, custom_id: str | None, code: str) -> OutputLine:
+    """The output for a line that was not run, or not to its end, because the job ended."""
+    ended = "was cancelled" if code == "batch_cancelled" else "ran out of its completion window"
+    error = LineError(code, f"the job {ended} before this line had a result", number)
+    return OutputLine(id=line_id(job, number), custom_id=custom_id, error=error)
+
+
+def answer_line(job: str, number: int, sought: Sought, result: Result, now_s: float) -> OutputLine:
+    """The output for a line that was run, whatever came of it."""
+    name = line_id(job, number)
+    if result.ok:
+        response = Response(200, result.id, _body(name, sought, result, int(now_s)))
+        return OutputLine(id=name, custom_id=sought.custom_id, response=response)
+    error = result.error or ErrorInfo(result.status, "the request did not complete")
+    body = {
+        "error": {
+            "message": error.message,
+            "type": error.code.lower(),
+            "param": None,
+            "code": error.code,
+        }
+    }
+    return OutputLine(
+        id=name,
+        custom_id=sought.custom_id,
+        response=Response(_STATUS.get(error.code, 500), result.id, body),
+        error=LineError(error.code, error.message, number),
+    )
+
+
+def _body(name: str, sought: Sought, result: Result, created: int) -> dict[str, Any]:
+    is_chat = sought.form == "chat"
+    only = Choice(
+        0, result.tokens, result.text, result.finish_reason, result.stop_reason, result.logprobs
+    )
+    choice = _chat_choice if is_chat else _completion_choice
+    body: dict[str, Any] = {
+        "id": name.replace("batch_req", "chatcmpl" if is_chat else "cmpl", 1),
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": created,
+        "model": result.provenance.model if result.provenance else "",
+        "choices": [choice(each, sought) for each in result.choices or [only]],
+        "usage": result.usage,
+    }
+    if result.prompt_logprobs is not None:
+        body["prompt_logprobs"] = result.prompt_logprobs
+    if result.provenance is not None:
+        body["provenance"] = result.provenance
+    return body
+
+
+def _chat_choice(choice: Choice, _: Sought) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "message": {"role": "assistant", "content": choice.text or ""},
+        "logprobs": _chat_logprobs(choice.logprobs) if choice.logprobs is not None else None,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+
+
+def _completion_choice(choice: Choice, sought: Sought) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "index": choice.index,
+        "text": choice.text or "",
+        "logprobs": _completion_logprobs(choice.logprobs) if choice.logprobs is not None else None,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if sought.wants_tokens or choice.text is None:
+        answer["token_ids"] = choice.tokens
+    return answer
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """A token as text, or as vLLM names one that is no text by itself."""
+    decoded = entry.get("decoded")
+    return decoded if decoded is not None else f"token_id:{entry.get('token')}"
+
+
+def _chat_logprobs(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def plain(entry: Mapping[str, Any]) -> dict[str, Any]:
+        name = _name(entry)
+        return {"token": name, "logprob": entry.get("logprob"), "bytes": list(name.encode())}
+
+    content = [
+        {**plain(entry), "top_logprobs": [plain(each) for each in entry.get("top", ())]}
+        for entry in entries
+    ]
+    return {"content": content}
+
+
+def _completion_logprobs(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = [_name(entry) for entry in entries]
+    offsets = [0]
+    for name in names[:-1]:
+        offsets.append(offsets[-1] + len(name))
+    return {
+        "tokens": names,
+        "token_logprobs": [entry.get("logprob") for entry in entries],
+        "top_logprobs": [
+            {_name(each): each.get("logprob") for each in entry.get("top", ())} for entry in entries
+        ],
+        "text_offset": offsets[: len(names)],
+    }

@@ -1,0 +1,199 @@
+"""Look at a batch file without running it: its faults, its size, and how long it would take.
+
+Lines are read and drafted as a real run would do it. With a tokenizer prompts are counted; with a
+yard, its models, its limits and its pace are known.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.admin import YardView
+from tokenyard.batch.asking import Asked, ask_for
+from tokenyard.batch.files import read_lines
+from tokenyard.batch.lines import BadLine
+from tokenyard.batch.state import BatchSpec
+from tokenyard.batch.survey import survey
+from tokenyard.drafting import Draft, Drafter
+from tokenyard.errors import InvalidRequest
+from tokenyard.tokenization import Tokenizer
+
+#: Lines are drafted in groups, for the tokenizer's sake.
+_BURST: Final = 256
+#: So many faults are told by line; the rest is counted.
+MOST_FAULTS: Final = 100
+
+
+class LineFault(Struct, frozen=True):
+    """What is wrong with one line."""
+
+    line: int
+    code: str
+    message: str
+
+
+class TokenCount(Struct):
+    """How long the prompts are, in tokens."""
+
+    prompts: int = 0
+    total: int = 0
+    least: int = 0
+    most: int = 0
+    #: Prompts by the power of two that they stay below: {"64": 3} are 3 with 32 to 63 tokens.
+    below: dict[int, int] = {}
+
+    def add(self, tokens: int) -> None:
+        """Count one prompt."""
+        self.least = min(self.least, tokens) if self.prompts else tokens
+        self.most = max(self.most, tokens)
+        self.prompts += 1
+        self.total += tokens
+        bound = 1 << tokens.bit_length()
+        self.below[bound] = self.below.get(bound, 0) + 1
+
+
+class Report(Struct, kw_only=True):
+    """What a file has."""
+
+    lines: int
+    good: int = 0
+    bad: int = 0
+    faults: list[LineFault] = []
+    codes: dict[str, int] = {}  # bad lines by code
+    forms: dict[str, int] = {}  # good lines by the form of their answer
+    tokens: TokenCount | None = None  # None without a tokenizer
+    most_new_tokens: int = 0  # by max_tokens, where lines have it
+    lines_per_s: float = 0.0  # of the yard, as it last measured
+    estimate_s: float | None = None
+    notes: list[str] = []  # what could not be checked
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a yard says that matters to a file."""
+
+    models: frozenset[str] = frozenset()  # empty where it is not known
+    max_model_len: int = 0  # the longest of its models; 0 where it is not known
+    lines_per_s: float = 0.0
+    tokenizer: str = ""  # a folder on this host
+    max_request_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, view: YardView) -> Fleet:
+        """From a look at the yard."""
+        infos = [worker.info for worker in view.workers if worker.is_ready and worker.info]
+        held = {name for info in infos for name in (info.model, *info.adapters)}
+        loadable = {
+            name
+            for host in view.hosts
+            for model in host.models
+            for name in (model.name, *model.adapters)
+        }
+        # Two models may have two tokenizers: then none of them is the right one for all lines.
+        folders = {info.tokenizer for info in infos if Path(info.tokenizer or "?").is_dir()}
+        limit = view.handshake.get("max_request_bytes", "0")
+        return cls(
+            models=frozenset(held | loadable),
+            max_model_len=max((info.max_model_len for info in infos), default=0),
+            lines_per_s=_number(view.handshake.get("rate", "0")),
+            tokenizer=folders.pop() if len(folders) == 1 else "",
+            max_request_bytes=int(limit) if limit.isdigit() else 0,
+        )
+
+
+def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Report:
+    """Read a whole file; raises `UnreadableFile`, or `InvalidRequest` for bad ``params``."""
+    drafter = Drafter("dry-run", tokenizer)
+    drafter.max_request_bytes = fleet.max_request_bytes
+    drafter.draft("?", {"params": spec.params})
+    found = survey(spec.input_path)
+    report = Report(lines=found.lines, notes=list(fleet.notes))
+    if tokenizer is not None:
+        report.tokens = TokenCount()
+    asked = (
+        ask_for(spec, number, raw, "", is_repeated=number in found.repeated)
+        for number, raw in read_lines(spec.input_path)
+    )
+    for group in _groups(asked):
+        drafts = drafter.draft_many([each.item for each in group], {})
+        for each, draft in zip(group, drafts, strict=True):
+            _judge(report, fleet, each, draft)
+    _estimate(report, fleet)
+    return report
+
+
+def _groups(asked: Iterable[Asked]) -> Iterator[Sequence[Asked]]:
+    iterator = iter(asked)
+    while group := list(itertools.islice(iterator, _BURST)):
+        yield group
+
+
+def _judge(report: Report, fleet: Fleet, asked: Asked, draft: Draft | InvalidRequest) -> None:
+    fault = _fault(report, fleet, asked, draft)
+    if fault is None and not isinstance(asked.sought, BadLine):
+        report.good += 1
+        _count(report.forms, asked.sought.form)
+    elif fault is not None:
+        report.bad += 1
+        _count(report.codes, fault.code)
+        if len(report.faults) < MOST_FAULTS:
+            report.faults.append(fault)
+
+
+def _fault(
+    report: Report, fleet: Fleet, asked: Asked, draft: Draft | InvalidRequest
+) -> LineFault | None:
+    if isinstance(asked.sought, BadLine):
+        return LineFault(asked.number, asked.sought.code, asked.sought.message)
+    if isinstance(draft, InvalidRequest):
+        return LineFault(asked.number, "INVALID_REQUEST", str(draft))
+    request = draft.request
+    if request.model and fleet.models and request.model not in fleet.models:
+        return LineFault(
+            asked.number, "MODEL_UNAVAILABLE", f"the yard has no model {request.model!r}"
+        )
+    if request.tokens is not None:
+        tokens = len(request.tokens) // 4
+        if report.tokens is not None:
+            report.tokens.add(tokens)
+        if 0 < fleet.max_model_len <= tokens:
+            message = f"{tokens} tokens, and the longest context here has {fleet.max_model_len}"
+            return LineFault(asked.number, "prompt_too_long", message)
+    report.most_new_tokens += (request.params.max_tokens or 0) * request.params.n
+    return None
+
+
+def _estimate(report: Report, fleet: Fleet) -> None:
+    """Time from the pace of the yard while requests had to wait."""
+    report.lines_per_s = fleet.lines_per_s
+    if fleet.lines_per_s > 0:
+        report.estimate_s = report.good / fleet.lines_per_s
+    else:
+        report.notes.append("no estimate: the yard has not been busy yet, or was not asked")
+    if report.tokens is None:
+        report.notes.append("prompts are not counted: give --tokenizer")
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def as_json(report: Report) -> bytes:
+    """The report as one JSON object."""
+    fields = cast(Mapping[str, Any], msgspec.to_builtins(report, str_keys=True))
+    return msgspec.json.encode(fields)

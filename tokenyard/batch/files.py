@@ -1,0 +1,222 @@
+"""Files of lines, plain or compressed; the name says which: ``.gz``, ``.zst`` or anything else.
+
+What we write compressed is a row of complete members (gzip's word; zstd's is frame), each with
+whole lines. So a file can be appended to, and after a kill it is cut behind its last whole member.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final, Protocol, cast
+
+from tokenyard.errors import PermanentError, SettingsError
+
+#: A longer line is not read into memory: it is a bad one.
+MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+_CHUNK: Final = 1024 * 1024
+#: Pieces of compressed data are small, since they may become a thousand times as large.
+_PIECE: Final = 64 * 1024
+_GZIP_WINDOW: Final = 31  # zlib's word for "a gzip header"
+_GZIP_LEVEL: Final = 6
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+#: A line by its number, from 1, without its end; None in the place of one that is too long.
+NumberedLine = tuple[int, bytes | None]
+
+
+class UnreadableFile(PermanentError):
+    """A batch file cannot be read or written; the message says which, and why."""
+
+
+class _Decompressor(Protocol):
+    """What zlib and zstandard have in common: one member, piece by piece."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as fault:
+        raise SettingsError(
+            ["a name that ends in .zst needs zstandard; pip install 'tokenyard[batch]'"]
+        ) from fault
+    return zstandard
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether its name says so."""
+    return path.suffix in {".gz", ".zst"}
+
+
+def check_codec(path: Path) -> None:
+    """Raises `SettingsError` where what its name asks for is not installed."""
+    if path.suffix == ".zst":
+        _zstandard()
+
+
+def member(path: Path, data: bytes) -> bytes:
+    """``data`` as it is appended to the file: as a whole member, where it is compressed."""
+    if path.suffix == ".gz":
+        # Without a time in it, so that the same lines are the same bytes.
+        return gzip.compress(data, _GZIP_LEVEL, mtime=0)
+    if path.suffix == ".zst":
+        return cast(bytes, _zstandard().ZstdCompressor().compress(data))
+    return data
+
+
+def _decompressor(path: Path) -> _Decompressor:
+    if path.suffix == ".gz":
+        return zlib.decompressobj(_GZIP_WINDOW)
+    return cast(_Decompressor, _zstandard().ZstdDecompressor().decompressobj())
+
+
+class _Members(io.RawIOBase):
+    """Reads the text of a row of members; knows where the last whole one ends."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file = path.open("rb")
+        self._part: _Decompressor | None = None  # None between members
+        self._compressed = b""
+        self._text = b""
+        self._at = 0  # in the file, behind ``_compressed``
+        #: Where the last whole member ends.
+        self.end = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """See `io.RawIOBase`; raises `UnreadableFile` for data that is bad or ends too early."""
+        while not self._text:
+            if not self._compressed:
+                self._compressed = self._file.read(_PIECE)
+                self._at += len(self._compressed)
+            if not self._compressed:
+                if self._part is not None:
+                    raise UnreadableFile(f"{self._path}: the compressed data ends too early")
+                return 0
+            self._text = self._decompress()
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+    def _decompress(self) -> bytes:
+        if self._part is None:
+            self._part = _decompressor(self._path)
+        part = self._part
+        try:
+            text = part.decompress(self._compressed)
+        except Exception as fault:
+            if not _is_bad_data(fault):
+                raise
+            raise UnreadableFile(f"{self._path}: the compressed data is bad: {fault}") from fault
+        self._compressed = part.unused_data if part.eof else b""
+        if part.eof:
+            self.end = self._at - len(self._compressed)
+            self._part = None
+        return text
+
+
+def _is_bad_data(fault: Exception) -> bool:
+    # Without zstandard there is no such error to name.
+    return isinstance(fault, zlib.error) or type(fault).__name__ == "ZstdError"
+
+
+def open_text(path: Path) -> IO[bytes]:
+    """The file's text as bytes; raises OSError."""
+    if is_compressed(path):
+        return cast(IO[bytes], io.BufferedReader(_Members(path), _CHUNK))
+    return path.open("rb", buffering=_CHUNK)
+
+
+def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[NumberedLine]:
+    """The lines of a file that are not blank, by their numbers; at most one is in memory.
+
+    Raises `UnreadableFile`.
+    """
+    try:
+        with open_text(path) as file:
+            yield from _lines(file, max_bytes)
+    except OSError as fault:
+        raise UnreadableFile(f"{path}: {fault.strerror or fault}") from fault
+
+
+def _lines(file: IO[bytes], max_bytes: int) -> Iterator[NumberedLine]:
+    number = 0
+    while raw := file.readline(max_bytes + 1):
+        number += 1
+        if len(raw) > max_bytes and not raw.endswith(b"\n"):
+            _skip_line(file)
+            yield number, None
+            continue
+        if number == 1:
+            raw = raw.removeprefix(_BYTE_ORDER_MARK)
+        if line := raw.strip():
+            yield number, line
+
+
+def _skip_line(file: IO[bytes]) -> None:
+    while piece := file.readline(_CHUNK):
+        if piece.endswith(b"\n"):
+            return
+
+
+def cut_torn_end(path: Path) -> int:
+    """Cut off what a killed writer has left half done; the number of bytes."""
+    size = path.stat().st_size
+    end = _end_of_members(path) if is_compressed(path) else _end_of_lines(path, size)
+    if end < size:
+        os.truncate(path, end)
+    return size - end
+
+
+def _end_of_lines(path: Path, size: int) -> int:
+    """Where the last whole line ends."""
+    with path.open("rb") as file:
+        end = size
+        while end > 0:
+            start = max(0, end - _CHUNK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
+
+
+def _end_of_members(path: Path) -> int:
+    """Where the last whole member ends."""
+    with _Members(path) as members:
+        buffer = bytearray(_CHUNK)
+        try:
+            while members.readinto(buffer):
+                pass
+        except UnreadableFile:
+            pass
+        return members.end
+
+
+def write_whole(path: Path, text: bytes) -> None:
+    """Replace a file in one step: whoever looks finds the old or the new, never half of it."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(text)
+    new.replace(path)

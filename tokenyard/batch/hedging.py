@@ -1,0 +1,121 @@
+"""The last few requests of a job are sent again where workers idle; the first result counts.
+
+One slow worker at the end otherwise holds up the whole job. A copy has an id of its own, so both
+run; whichever loses is cancelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from tokenyard.admin import WorkerView, read_yard
+from tokenyard.batch.asking import Asked
+from tokenyard.client import Client, Handle
+from tokenyard.connection import open_connection, translated
+from tokenyard.drafting import FullPrompt, SharedOptions
+from tokenyard.errors import TokenyardError, UnknownRequest, WaitTimeout
+from tokenyard.keys import Keys
+from tokenyard.replies import Result
+
+#: Only so few requests are hedged.
+MOST_HEDGED: Final = 32
+#: A request is sent again after so long at the end of a job, and once more after twice that.
+AFTER_S: Final = 2.0
+MOST_COPIES: Final = 2
+
+
+@dataclass(slots=True)
+class _Hedged:
+    asked: Asked
+    since: float
+    copies: list[Handle] = field(default_factory=list)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has waited long enough for another copy."""
+        waited_s = time.monotonic() - self.since
+        return len(self.copies) < MOST_COPIES and waited_s >= AFTER_S * 2 ** len(self.copies)
+
+
+class Hedges:
+    """The copies of one job; used by one thread."""
+
+    def __init__(self, client: Client, url: str, yard: str, shared: SharedOptions) -> None:
+        self._client = client
+        self._url = url
+        self._keys = Keys(yard)
+        self._shared = shared
+        self._hedged: dict[int, _Hedged] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cancel the copies that are left."""
+        with contextlib.suppress(TokenyardError):
+            self._keep([])
+
+    def look(self, waiting: Sequence[Asked]) -> Iterator[tuple[Asked, Result]]:
+        """Send copies where that may help; the good results that copies have brought.
+
+        Raises `BrokerUnavailable`.
+        """
+        self._keep({asked.number for asked in waiting})
+        if not 0 < len(waiting) <= MOST_HEDGED:
+            return
+        for asked in waiting:
+            self._hedged.setdefault(asked.number, _Hedged(asked, time.monotonic()))
+        for hedged in list(self._hedged.values()):
+            result = _result(hedged.copies)
+            if result is not None:
+                yield hedged.asked, result
+        due = [hedged for hedged in self._hedged.values() if hedged.is_due]
+        if due:
+            self._send(due)
+
+    def _keep(self, numbers: Collection[int]) -> None:
+        """Cancel the copies of all other lines: those have an answer."""
+        for number in [number for number in self._hedged if number not in numbers]:
+            for copy in self._hedged.pop(number).copies:
+                copy.cancel()
+
+    def _send(self, due: Sequence[_Hedged]) -> None:
+        idle = self._idle_workers()
+        for hedged in due:
+            own = dict(cast(Mapping[str, Any], hedged.asked.item))
+            worker = next((one for one in idle if _serves(one, own.get("model", ""))), None)
+            if worker is None:
+                continue
+            idle.remove(worker)
+            own["id"] = f"{hedged.asked.request_id}~{len(hedged.copies) + 1}"
+            hedged.copies += self._client.submit_many([cast(FullPrompt, own)], **self._shared)
+
+    def _idle_workers(self) -> list[WorkerView]:
+        with translated(self._url), open_connection(self._url) as connection:
+            view = read_yard(connection, self._keys)
+        return [worker for worker in view.workers if worker.is_ready and not worker.lane]
+
+
+def _serves(worker: WorkerView, model: str) -> bool:
+    info = worker.info
+    return info is not None and (not model or model == info.model or model in info.adapters)
+
+
+def _result(copies: Sequence[Handle]) -> Result | None:
+    """The first good result, if there is one."""
+    for copy in copies:
+        with contextlib.suppress(WaitTimeout, UnknownRequest):
+            result = copy.wait(0.0)
+            if result.ok:
+                return result
+    return None

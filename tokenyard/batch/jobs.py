@@ -1,0 +1,332 @@
+"""Batch jobs in the hands of RQ: handed over, looked at, cancelled, resumed.
+
+RQ has the queue, the retries, time-outs, dependencies and schedules; everything that it stores is
+JSON. A job's progress is in its ``meta``, so RQ's own tools show it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
+
+import msgspec
+import redis
+from msgspec import Struct
+from rq import Callback, Queue, Retry
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.job import Job, JobStatus
+from rq.registry import BaseRegistry
+from rq.serializers import JSONSerializer
+
+from tokenyard.batch.api import BatchOptions, spec_of
+from tokenyard.batch.schedule import next_time, spec_at
+from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
+from tokenyard.client import DEFAULT_RESULT_TIMEOUT_S
+from tokenyard.connection import open_connection, translated
+from tokenyard.errors import PermanentError, SettingsError, WaitTimeout
+from tokenyard.keys import is_name
+
+#: What RQ calls in its worker; by name, so that handing over imports nothing of it.
+_PERFORM: Final = "tokenyard.batch.work.perform"
+_SUCCEEDED: Final = "tokenyard.batch.callbacks.succeeded"
+_FAILED: Final = "tokenyard.batch.callbacks.failed"
+#: A field of RQ's hash of a job: somebody wants it to end.
+CANCEL_FIELD: Final = "tokenyard_cancel"
+#: RQ forgets jobs that are over after so long.
+KEEP_S: Final = 30 * 24 * 3600
+CALLBACK_TIMEOUT_S: Final = 120
+#: Pauses before a job that failed is tried again, in seconds.
+_PAUSES: Final = (0, 10, 30, 60, 120)
+_LOOK_EVERY_S: Final = 0.5
+_REGISTRIES: Final = (
+    "started_job_registry",
+    "deferred_job_registry",
+    "scheduled_job_registry",
+    "finished_job_registry",
+    "failed_job_registry",
+    "canceled_job_registry",
+)
+
+
+class UnknownJob(PermanentError):
+    """RQ knows no such batch job of this yard, or has forgotten it."""
+
+
+class JobOrder(Struct, frozen=True, kw_only=True):
+    """What RQ's worker is told of a job; JSON. Paths are absolute."""
+
+    spec: BatchSpec
+    overwrite: bool = False
+    retries: int = DEFAULT_RETRIES
+    timeout_s: int = 0
+    on_success: str = ""
+    on_failure: str = ""
+    #: A schedule; the spec then has the names as they were given, see `tokenyard.batch.schedule`.
+    cron: str = ""
+    cron_spec: BatchSpec | None = None
+
+
+def queue_name(yard: str) -> str:
+    """The RQ queue of a yard's batch jobs."""
+    return f"tokenyard-{yard}"
+
+
+class BatchQueue:
+    """The batch jobs of one yard at RQ. Errors of redis-py pass, for `translated`."""
+
+    def __init__(self, connection: redis.Redis, yard: str) -> None:
+        if not is_name(yard):
+            raise SettingsError([f"yard {yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"])
+        self.rq = Queue(queue_name(yard), connection=connection, serializer=JSONSerializer)
+        self._connection = connection
+
+    def hand_over(
+        self,
+        order: JobOrder,
+        *,
+        job_id: str = "",
+        after: Sequence[str] = (),
+        at: datetime.datetime | None = None,
+    ) -> Job:
+        """Give a job to RQ; raises `SettingsError`."""
+        for name in after:
+            if not Job.exists(name, self._connection):
+                raise SettingsError([f"after: there is no job {name!r}"])
+        if after and at is not None:
+            raise SettingsError(["give either a job to wait for or a time"])
+        options = _options(order, job_id or new_id())
+        if at is not None:
+            job: Job = self.rq.enqueue_at(at, _PERFORM, **options)
+            return job
+        return self.rq.enqueue(_PERFORM, depends_on=list(after) or None, **options)
+
+    def find(self, job_id: str) -> Job:
+        """A batch job; raises `UnknownJob`."""
+        try:
+            job = Job.fetch(job_id, connection=self._connection, serializer=JSONSerializer)
+        except (NoSuchJobError, ValueError) as fault:
+            raise UnknownJob(f"there is no batch job {job_id!r}, or it is forgotten") from fault
+        if job.origin != self.rq.name or job.func_name != _PERFORM:
+            raise UnknownJob(f"{job_id!r} is no batch job of this yard")
+        return job
+
+    def all_jobs(self) -> list[Job]:
+        """All batch jobs, the newest first."""
+        names = list(self.rq.get_job_ids())
+        for registry in _REGISTRIES:
+            # Without `cleanup`: who only looks gives up no job.
+            names += getattr(self.rq, registry).get_job_ids(cleanup=False)
+        unique = list(dict.fromkeys(names))
+        found = Job.fetch_many(unique, connection=self._connection, serializer=JSONSerializer)
+        jobs = [job for job in found if job is not None and job.func_name == _PERFORM]
+        return sorted(jobs, key=lambda job: job.created_at, reverse=True)
+
+    def describe(self, job_id: str) -> dict[str, Any]:
+        """The batch object of one job; raises `UnknownJob`."""
+        return describe(self.find(job_id))
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """The batch objects of all jobs, the newest first."""
+        return [describe(job) for job in self.all_jobs()]
+
+    def spec_of(self, job_id: str) -> BatchSpec:
+        """What a job reads and writes; raises `UnknownJob`."""
+        return order_of(self.find(job_id)).spec
+
+    def cancel(self, job: Job) -> str:
+        """Cancel a job; its status then: ``cancelling`` or ``cancelled``, or how it has ended."""
+        self._connection.hset(job.key, CANCEL_FIELD, "1")
+        state = job.get_status()
+        if state in {JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED}:
+            with contextlib.suppress(InvalidJobOperation):
+                job.cancel()
+            return "cancelled"
+        if state is JobStatus.STARTED:
+            return "cancelling"
+        self._connection.hdel(job.key, CANCEL_FIELD)
+        return _status(job, job.meta)
+
+    def resume(self, job: Job, *, retry_errors: bool) -> None:
+        """Let a job that is over wait for a worker again; raises `SettingsError` while it runs."""
+        registry: BaseRegistry | None = {
+            JobStatus.FAILED: self.rq.failed_job_registry,
+            JobStatus.STOPPED: self.rq.failed_job_registry,
+            JobStatus.CANCELED: self.rq.canceled_job_registry,
+            JobStatus.FINISHED: self.rq.finished_job_registry,
+        }.get(job.get_status())
+        if registry is None:
+            raise SettingsError([f"job {job.id} is not over: it is {_status(job, job.meta)}"])
+        self._connection.hdel(job.key, CANCEL_FIELD)
+        job.retries_left = order_of(job).retries or None
+        job.meta["status"] = "validating"
+        job.meta.pop("message", None)
+        if retry_errors:
+            job.meta["retry"] = new_id()
+        registry.requeue(job)
+
+
+def _options(order: JobOrder, job_id: str) -> dict[str, Any]:
+    """What RQ is told of a job."""
+    retries = max(0, order.retries)
+    return {
+        "job_id": job_id,
+        "kwargs": {"order": msgspec.to_builtins(order)},
+        "description": f"batch {order.spec.input} -> {order.spec.output}",
+        "job_timeout": order.timeout_s or -1,
+        "result_ttl": KEEP_S,
+        "failure_ttl": KEEP_S,
+        "retry": Retry(retries, list(_PAUSES)) if retries else None,
+        "meta": {
+            "status": "validating",
+            "request_counts": msgspec.to_builtins(RequestCounts()),
+            "input": order.spec.input,
+            "output": order.spec.output,
+            "errors": order.spec.errors,
+        },
+        "on_success": Callback(_SUCCEEDED, CALLBACK_TIMEOUT_S) if order.on_success else None,
+        "on_failure": Callback(_FAILED, CALLBACK_TIMEOUT_S) if order.on_failure else None,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A job that was handed over."""
+
+    id: str
+    redis_url: str
+    yard: str
+
+    def status(self) -> dict[str, Any]:
+        """The batch object of the OpenAI API; raises `UnknownJob`."""
+        with self._queue() as queue:
+            return describe(queue.find(self.id))
+
+    def wait(self, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> dict[str, Any]:
+        """`status`, once the job is over; raises `WaitTimeout`."""
+        give_up = time.monotonic() + timeout_s
+        with self._queue() as queue:
+            while (batch := describe(queue.find(self.id)))["status"] not in ENDED:
+                if time.monotonic() >= give_up:
+                    raise WaitTimeout(f"job {self.id} is not over after {timeout_s:g} s")
+                time.sleep(_LOOK_EVERY_S)
+        return batch
+
+    def cancel(self) -> str:
+        """Cancel it; its status then: ``cancelling`` or ``cancelled``, or how it has ended."""
+        with self._queue() as queue:
+            return queue.cancel(queue.find(self.id))
+
+    def resume(self, *, retry_errors: bool = False) -> None:
+        """Let it wait for a worker again, for the lines that have no answer yet."""
+        with self._queue() as queue:
+            queue.resume(queue.find(self.id), retry_errors=retry_errors)
+
+    @contextlib.contextmanager
+    def _queue(self) -> Iterator[BatchQueue]:
+        with translated(self.redis_url), open_connection(self.redis_url) as connection:
+            yield BatchQueue(connection, self.yard)
+
+
+def submit_batch(
+    input: str | os.PathLike[str],  # noqa: A002 - the file's role, as on the command line
+    output: str | os.PathLike[str],
+    *,
+    redis_url: str,
+    yard: str = "main",
+    overwrite: bool = False,
+    retries: int = DEFAULT_RETRIES,
+    timeout_s: int = 0,
+    after: Sequence[str] = (),
+    at: datetime.datetime | None = None,
+    cron: str = "",
+    on_success: str = "",
+    on_failure: str = "",
+    **options: Unpack[BatchOptions],
+) -> BatchJob:
+    """Hand a file of requests to RQ; `tokenyard batch worker` runs it, where it sees the files.
+
+    ``retries`` counts tries without any progress; ``timeout_s`` bounds one try (0: no bound).
+    ``after`` names jobs that must have succeeded, ``at`` is a time, ``cron`` a schedule, which
+    needs names that differ from time to time, like ``out-%Y-%m-%d.jsonl``. ``on_success`` and
+    ``on_failure`` are a URL or a command. Raises `SettingsError`.
+    """
+    spec = spec_of(input, output, options).absolute()
+    order = JobOrder(
+        spec=spec,
+        overwrite=overwrite,
+        retries=retries,
+        timeout_s=timeout_s,
+        on_success=on_success,
+        on_failure=on_failure,
+    )
+    if cron:
+        if at is not None or after:
+            raise SettingsError(["cron: goes neither with a time nor with a job to wait for"])
+        at = next_time(cron)
+        order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, spec=spec_at(spec, at))
+    with translated(redis_url), open_connection(redis_url) as connection:
+        job = BatchQueue(connection, yard).hand_over(order, after=after, at=at)
+    return BatchJob(job.id, redis_url, yard)
+
+
+def order_of(job: Job) -> JobOrder:
+    """What a job is to do."""
+    return msgspec.convert(job.kwargs["order"], JobOrder)
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """The batch object of the OpenAI API, with what RQ knows beside it."""
+    meta: Mapping[str, Any] = job.meta
+    times: Mapping[str, float] = meta.get("times", {})
+    order = order_of(job)
+    status = _status(job, meta)
+    message = meta.get("message") or (_last_words(job) if status == "failed" else "")
+    window = order.spec.completion_window_s
+
+    def at(name: str) -> int | None:
+        return int(times[name]) if name in times else None
+
+    return {
+        "id": job.id,
+        "object": "batch",
+        "status": status,
+        "rq_status": str(job.get_status(refresh=False).value),
+        "errors": {"object": "list", "data": [{"message": message}]} if message else None,
+        "input_file_id": order.spec.input,
+        "output_file_id": order.spec.output,
+        "error_file_id": str(order.spec.errors_path),
+        "completion_window": f"{window:g}s" if window else None,
+        "created_at": int(job.created_at.timestamp()),
+        **{f"{name}_at": at(name) for name in ("in_progress", "finalizing", *sorted(ENDED))},
+        "request_counts": meta.get("request_counts"),
+        "lines_per_s": meta.get("lines_per_s"),
+        "eta_s": meta.get("eta_s"),
+        "retries_left": job.retries_left,
+        "cron": order.cron or None,
+    }
+
+
+def _status(job: Job, meta: Mapping[str, Any]) -> str:
+    """OpenAI's word for where a job stands: RQ knows of deaths that the job could not tell."""
+    status = str(meta.get("status", "validating"))
+    match job.get_status(refresh=False):
+        case JobStatus.FAILED | JobStatus.STOPPED:
+            return status if status in ENDED - {"completed"} else "failed"
+        case JobStatus.CANCELED:
+            return "cancelled"
+        case JobStatus.FINISHED:
+            return status
+    if job.connection.hexists(job.key, CANCEL_FIELD):
+        return "cancelling"
+    return status
+
+
+def _last_words(job: Job) -> str:
+    result = job.latest_result()
+    lines = (result.exc_string or "").strip().splitlines() if result is not None else []
+    return lines[-1] if lines else "the job has failed"

@@ -1,0 +1,168 @@
+"""The lines of an input file: what each asks for, or what is wrong with it.
+
+Two forms, which may be mixed: lines of the OpenAI batch API (``custom_id``, ``method``, ``url``,
+``body``) and plain ones (``id``, one of ``prompt``, ``tokens`` and ``messages``, and parameters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from tokenyard.batch.bodies import BadBody, biases, body_options
+from tokenyard.drafting import Prompt, SamplingOptions
+
+#: The form of the answer.
+Form = Literal["chat", "completion"]
+
+CHAT_URL: Final = "/v1/chat/completions"
+COMPLETIONS_URL: Final = "/v1/completions"
+_FORMS: Final[Mapping[str, Form]] = {CHAT_URL: "chat", COMPLETIONS_URL: "completion"}
+_OPENAI_FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
+_PROMPTS: Final = ("prompt", "tokens", "messages")
+_PLAIN_OPTIONS: Final = frozenset({"model", "params", "session", "tenant", "metadata"})
+_SAMPLING: Final = frozenset(SamplingOptions.__annotations__)
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What a sound line asks for."""
+
+    custom_id: str
+    form: Form
+    prompt: Prompt
+    options: dict[str, Any]  # of `tokenyard.drafting.SharedOptions`, but for the sampling
+    params: dict[str, Any]  # sampling parameters
+    wants_tokens: bool = False  # the answer shows its token ids
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that asks for nothing that could be done."""
+
+    custom_id: str | None
+    message: str
+    code: str = "invalid_line"
+
+
+def parse_line(number: int, raw: bytes | None) -> Sought | BadLine:
+    """Read one line."""
+    if raw is None:
+        return BadLine(None, f"line {number} is too long", "line_too_long")
+    try:
+        fields = _decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        return BadLine(None, f"line {number} is no JSON object: {fault}", "invalid_json_line")
+    name = _name(fields, number)
+    if isinstance(name, BadLine):
+        return name
+    try:
+        if _OPENAI_FIELDS & fields.keys():
+            return _openai_line(name, fields)
+        return _plain_line(name, fields)
+    except BadBody as fault:
+        return BadLine(name, str(fault), fault.code)
+
+
+def _name(fields: Mapping[str, Any], number: int) -> str | BadLine:
+    """The id of a line; a plain one without has its number."""
+    name = fields.get("custom_id")
+    if _OPENAI_FIELDS & fields.keys():
+        if not isinstance(name, str) or not name:
+            return BadLine(None, f"line {number}: custom_id: must be a text that is not empty")
+        return name
+    name = fields.get("id", number)
+    if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
+        return BadLine(None, f"line {number}: id: must be a text or an integer")
+    return str(name)
+
+
+def _openai_line(name: str, fields: Mapping[str, Any]) -> Sought:
+    _refuse_unknown(fields, _OPENAI_FIELDS)
+    if fields.get("method", "POST") != "POST":
+        raise BadBody("method: must be POST")
+    form = _FORMS.get(str(fields.get("url")))
+    if form is None:
+        raise BadBody(f"url: must be {CHAT_URL} or {COMPLETIONS_URL}")
+    body = fields.get("body")
+    if not isinstance(body, dict):
+        raise BadBody("body: must be an object")
+    prompt = _messages(body) if form == "chat" else _prompt(body)
+    options, params = body_options(form, body)
+    return Sought(name, form, prompt, options, params)
+
+
+def _plain_line(name: str, fields: Mapping[str, Any]) -> Sought:
+    given = [kind for kind in _PROMPTS if fields.get(kind) is not None]
+    if len(given) != 1:
+        raise BadBody("give one of prompt, tokens and messages")
+    [kind] = given
+    _refuse_unknown(fields, _PLAIN_OPTIONS | _SAMPLING | {"id", *_PROMPTS})
+    params = fields.get("params") or {}
+    if not isinstance(params, dict):
+        raise BadBody("params: must be an object")
+    options = {field: fields[field] for field in _PLAIN_OPTIONS & fields.keys() if fields[field]}
+    options.pop("params", None)
+    _check_options(options)
+    params = params | {field: fields[field] for field in _SAMPLING & fields.keys()}
+    if isinstance(params.get("logit_bias"), dict):
+        params["logit_bias"] = biases(params["logit_bias"])
+    prompt = _messages(fields) if kind == "messages" else _plain_prompt(kind, fields[kind])
+    form: Form = "chat" if kind == "messages" else "completion"
+    return Sought(name, form, prompt, options, params, wants_tokens=kind == "tokens")
+
+
+def _refuse_unknown(fields: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        raise BadBody(f"there is no such field: {', '.join(unknown)}", "unknown_field")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for field in ("model", "session", "tenant"):
+        if not isinstance(options.get(field, ""), str):
+            raise BadBody(f"{field}: must be a text")
+    if not isinstance(options.get("metadata", {}), dict):
+        raise BadBody("metadata: must be an object")
+
+
+def _plain_prompt(kind: str, value: Any) -> Prompt:
+    if kind == "prompt":
+        if not isinstance(value, str):
+            raise BadBody("prompt: must be a text; token ids are called tokens")
+        return value
+    return _token_ids("tokens", value)
+
+
+def _prompt(body: Mapping[str, Any]) -> Prompt:
+    """The prompt of a completion: a text, token ids, or a list with one of those."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        [prompt] = prompt
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        raise BadBody("body.prompt: give one prompt a line")
+    return _token_ids("body.prompt", prompt)
+
+
+def _token_ids(field: str, value: Any) -> list[int]:
+    is_list = isinstance(value, list)
+    if not is_list or not all(type(each) is int for each in value):
+        raise BadBody(f"{field}: must be a text or a list of token ids")
+    ids: list[int] = value
+    return ids
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadBody("messages: must be a list that is not empty")
+    if not all(isinstance(message, dict) for message in messages):
+        raise BadBody("messages: each must be an object")
+    return messages

@@ -1,0 +1,233 @@
+"""What a batch job is, and where it stands, by the words of the OpenAI batch API.
+
+The state lies beside the output, in ``<output>.state``; for jobs of RQ also in their ``meta``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
+from tokenyard.errors import SettingsError
+from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
+
+Status = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+#: Nothing more happens to a job in one of these, unless somebody resumes it.
+ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
+#: A request whose reader was killed may be asked for again, for so long, without being run again.
+DEFAULT_RESULT_TTL_S: Final = 600
+#: Tries of a job at RQ after a failure, counted from its last progress on.
+DEFAULT_RETRIES: Final = 5
+_ENDS_BYTES: Final = 64 * 1024
+
+
+class BatchSpec(Struct, frozen=True, kw_only=True):
+    """What a job is to do; JSON, as RQ carries it. Raises `SettingsError` where it makes no sense.
+
+    ``params`` and ``model`` are for lines that say nothing of their own. Times are in seconds.
+    """
+
+    input: str
+    output: str
+    errors: str = ""  # beside the output where left out
+    model: str = ""
+    params: dict[str, Any] = {}
+    priority_class: PriorityClass = "low"
+    window: int = 0  # most requests under way; 0: by the workers' slots
+    ordered: bool = False
+    hedge: bool = True
+    completion_window_s: float = 0.0  # from the first start; 0: no bound
+    result_ttl_s: int = DEFAULT_RESULT_TTL_S
+    tenant: str = ""
+
+    @property
+    def input_path(self) -> Path:
+        """The file of requests."""
+        return Path(self.input)
+
+    @property
+    def output_path(self) -> Path:
+        """The file of results."""
+        return Path(self.output)
+
+    @property
+    def errors_path(self) -> Path:
+        """The file of errors: ``out.errors.jsonl.gz`` for ``out.jsonl.gz``."""
+        if self.errors:
+            return Path(self.errors)
+        stem, dot, rest = self.output_path.name.partition(".")
+        return self.output_path.with_name(f"{stem}.errors{dot}{rest}")
+
+    @property
+    def state_path(self) -> Path:
+        """The file that says where the job stands."""
+        return self.output_path.with_name(f"{self.output_path.name}.state")
+
+    @property
+    def log_path(self) -> Path:
+        """The file that says what happened to a job of RQ."""
+        return self.output_path.with_name(f"{self.output_path.name}.log")
+
+    def absolute(self) -> BatchSpec:
+        """The same with absolute paths, for another process."""
+        return msgspec.structs.replace(
+            self,
+            input=str(self.input_path.absolute()),
+            output=str(self.output_path.absolute()),
+            errors=str(self.errors_path.absolute()),
+        )
+
+    def check(self) -> None:
+        """Raises `SettingsError` with every fault."""
+        faults = list(self._faults())
+        if faults:
+            raise SettingsError(faults)
+        for path in (self.input_path, self.output_path, self.errors_path):
+            check_codec(path)
+
+    def _faults(self) -> list[str]:
+        faults = []
+        paths = [self.input_path, self.output_path, self.errors_path]
+        if len({path.absolute() for path in paths}) < len(paths):
+            faults.append("input, output and errors: must be three files")
+        if self.priority_class not in PRIORITY_CLASSES:
+            faults.append(f"priority_class: use one of {', '.join(PRIORITY_CLASSES)}")
+        if self.window < 0:
+            faults.append("window: must not be negative")
+        if self.completion_window_s < 0:
+            faults.append("completion_window_s: must not be negative")
+        if self.result_ttl_s < 1:
+            faults.append("result_ttl_s: must be at least 1")
+        return faults
+
+
+class RequestCounts(Struct, frozen=True):
+    """Lines of the input, and how many have a result or an error."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def done(self) -> int:
+        """Lines that have either."""
+        return self.completed + self.failed
+
+
+class InputMark(Struct, frozen=True):
+    """By what an input file is known again."""
+
+    size: int
+    digest: str  # of its first and last bytes
+
+    @classmethod
+    def of(cls, path: Path) -> InputMark:
+        """The mark of a file; raises `UnreadableFile`."""
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                text = file.read(_ENDS_BYTES)
+                file.seek(max(0, size - _ENDS_BYTES))
+                text += file.read(_ENDS_BYTES)
+        except OSError as fault:
+            raise UnreadableFile(f"{path}: {fault.strerror or fault}") from fault
+        return cls(size, hashlib.blake2b(text, digest_size=16).hexdigest())
+
+
+class BatchState(Struct, kw_only=True):
+    """Where a job stands; times are unix seconds."""
+
+    id: str
+    spec: BatchSpec
+    input_mark: InputMark | None = None
+    status: Status = "validating"
+    #: How often lines were opened again that had been cancelled, had expired or had failed.
+    round: int = 1
+    counts: RequestCounts = RequestCounts()
+    #: When the job came into each status, the last time.
+    times: dict[str, float] = {}
+    message: str = ""  # why it failed
+    #: Names the last time that its errors were opened again, so that each wish does that once.
+    retried: str = ""
+
+    def enter(self, status: Status, message: str = "") -> None:
+        """Come into a status."""
+        self.status = status
+        self.message = message
+        self.times[status] = time.time()
+
+    @property
+    def expires_at(self) -> float | None:
+        """When its completion window ends, which begins anew with each round."""
+        if not self.spec.completion_window_s:
+            return None
+        return self.times["opened"] + self.spec.completion_window_s
+
+    def save(self) -> None:
+        """Write it beside the output."""
+        packed = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        write_whole(self.spec.state_path, packed + b"\n")
+
+    def as_batch(self) -> dict[str, Any]:
+        """The batch object of the OpenAI API; its files are paths."""
+        spec, times = self.spec, self.times
+        window = spec.completion_window_s
+
+        def at(status: str) -> int | None:
+            return int(times[status]) if status in times else None
+
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": None,
+            "status": self.status,
+            "errors": {"object": "list", "data": [{"message": self.message}]}
+            if self.message
+            else None,
+            "input_file_id": spec.input,
+            "output_file_id": spec.output,
+            "error_file_id": str(spec.errors_path),
+            "completion_window": f"{window:g}s" if window else None,
+            "created_at": at("created"),
+            "in_progress_at": at("in_progress"),
+            "expires_at": int(self.expires_at) if self.expires_at else None,
+            "finalizing_at": at("finalizing"),
+            "completed_at": at("completed"),
+            "failed_at": at("failed"),
+            "expired_at": at("expired"),
+            "cancelling_at": at("cancelling"),
+            "cancelled_at": at("cancelled"),
+            "request_counts": msgspec.to_builtins(self.counts),
+        }
+
+
+def new_id() -> str:
+    """An id for a job; also the name of the client that runs it."""
+    return f"batch_{secrets.token_hex(8)}"
+
+
+def load_state(path: Path) -> BatchState | None:
+    """The state in a file; None where there is no file. Raises `UnreadableFile`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BatchState)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as fault:
+        raise UnreadableFile(f"{path}: no state of a batch job: {fault}") from fault

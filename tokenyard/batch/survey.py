@@ -1,0 +1,103 @@
+"""The first look at an input file: how many lines it has, and which repeat the id of another.
+
+Ids are sorted into buckets on disk, so that memory is that of one bucket, whatever the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from tokenyard.batch.files import read_lines
+from tokenyard.batch.marks import Marks
+
+_BUCKETS: Final = 256
+#: A bucket goes to disk when it is larger: about 2700 ids.
+_BUCKET_BYTES: Final = 64 * 1024
+_DIGEST_BYTES: Final = 16
+_NUMBER_BYTES: Final = 8
+_ENTRY_BYTES: Final = _DIGEST_BYTES + _NUMBER_BYTES
+
+
+class _Named(Struct):
+    custom_id: str | int | UnsetType = UNSET
+    id: str | int | UnsetType = UNSET
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+@dataclass(slots=True)
+class Survey:
+    """What an input file has."""
+
+    lines: int = 0  # that are not blank
+    #: Lines whose id an earlier line has already.
+    repeated: Marks = field(default_factory=Marks)
+
+
+class _Buckets:
+    """Ids of lines, found again in pairs. Closing deletes the files."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._files: list[IO[bytes]] = []
+
+    def __enter__(self) -> Self:
+        for _ in range(_BUCKETS):
+            file = tempfile.SpooledTemporaryFile(_BUCKET_BYTES)
+            self._files.append(self._open.enter_context(file))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def add(self, name: str, number: int) -> None:
+        digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
+        self._files[digest[0]].write(digest + number.to_bytes(_NUMBER_BYTES, "big"))
+
+    def mark_repeated(self, marks: Marks) -> None:
+        for file in self._files:
+            file.seek(0)
+            seen: set[bytes] = set()
+            while entry := file.read(_ENTRY_BYTES):
+                digest = entry[:_DIGEST_BYTES]
+                if digest in seen:
+                    marks.add(int.from_bytes(entry[_DIGEST_BYTES:], "big"))
+                seen.add(digest)
+
+
+def survey(path: Path) -> Survey:
+    """Read a whole input file once; raises `UnreadableFile`."""
+    found = Survey()
+    with _Buckets() as buckets:
+        for number, raw in read_lines(path):
+            found.lines += 1
+            name = id_of(raw) if raw is not None else None
+            if name is not None:
+                buckets.add(name, number)
+        buckets.mark_repeated(found.repeated)
+    return found
+
+
+def id_of(raw: bytes) -> str | None:
+    """The id of a line; None where it has none, or is no JSON object."""
+    try:
+        named = _decode_named(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    name = named.id if named.custom_id is UNSET else named.custom_id
+    return None if name is UNSET else str(name)

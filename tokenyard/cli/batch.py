@@ -1,0 +1,58 @@
+"""`tokenyard batch`: files of requests in, files of answers out."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+import click
+
+from tokenyard.program import PlainCommand
+
+ABOUT: Final = """Batch jobs: a file of requests in, a file of answers out, one for each line.
+
+A line is one of the OpenAI batch API (custom_id, method, url, body) or a plain one (id, one of
+prompt, tokens and messages, and parameters). Names that end in .gz and .zst are compressed.
+`run` works here and now; `submit` hands the job to RQ, and `worker` runs what was submitted.
+
+\b
+Examples:
+  tokenyard batch run in.jsonl -o out.jsonl
+  tokenyard batch run in.jsonl.gz -o out.jsonl.gz --model adder --param temperature=0
+  tokenyard batch run in.jsonl --dry-run
+  tokenyard batch submit in.jsonl -o out.jsonl
+  tokenyard batch status batch_0f3a...
+"""
+#: Where each command lies.
+COMMANDS: Final = {
+    "run": "tokenyard.cli.batch_run:run",
+    "submit": "tokenyard.cli.batch_submit:submit",
+    "worker": "tokenyard.cli.batch_worker:worker",
+    "list": "tokenyard.cli.batch_jobs:list_jobs",
+    "status": "tokenyard.cli.batch_jobs:status",
+    "cancel": "tokenyard.cli.batch_jobs:cancel",
+    "resume": "tokenyard.cli.batch_jobs:resume",
+    "results": "tokenyard.cli.batch_jobs:results",
+    "logs": "tokenyard.cli.batch_jobs:logs",
+}
+
+
+class BatchCommands(click.Group, PlainCommand):
+    """Imports a command when it is asked for."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """Names, in the order in which they are needed."""
+        return list(COMMANDS)
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        """The command itself."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _colon, attribute = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=BatchCommands, help=ABOUT, short_help="Run files of requests, here or by RQ.")
+def batch() -> None:
+    """The group; its commands do the work."""
