@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-Verb = Literal["load", "unload", "sleep", "wake", "reset", "profile", "stop"]
+Verb = Literal["load", "unload", "sleep", "wake", "reset", "profile", "drain", "stop"]
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,6 +21,9 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``load`` makes the worker's device serve ``model``: what runs there may finish, then it gives
     way (to sleep where the host keeps sleepers, else it is unloaded). With ``devices`` a group
     is formed on these, the worker's first. All verbs are idempotent.
+
+    ``drain`` and ``stop`` end the worker's process for good: ``drain`` when it has finished what
+    it has, ``stop`` at once, so that the rest goes back to the queue.
     """
 
     verb: Verb

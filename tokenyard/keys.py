@@ -78,12 +78,17 @@ class Keys:
 
     @property
     def control(self) -> str:
-        """Stream of commands to controllers, bounded."""
+        """Stream of commands and signals to controllers, bounded."""
         return self._key("control")
 
     def acks(self, command: str) -> str:
         """Hash: worker to JSON, what came of one command; expires."""
         return self._key(f"acks:{command}")
+
+    @property
+    def posture(self) -> str:
+        """Hash: scope to JSON, what operators have told its workers; see `tokenyard.posture`."""
+        return self._key("posture")
 
     @property
     def leases(self) -> str:

@@ -70,6 +70,8 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
     worker: str
     attempt: int
     seed: int | None = None
+    epoch: int | None = None  # of generation, when it ended; None: none was set
+    first_epoch: int | None = None  # when it began, where that was another
 
 
 class Timing(Struct, frozen=True, omit_defaults=True):

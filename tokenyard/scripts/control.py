@@ -8,6 +8,7 @@ from tokenyard.commands import (
     command_fields,
     encode_acknowledgement,
 )
+from tokenyard.posture import Order, Posture, encode_posture, order_fields
 from tokenyard.scripts.calls import Arg, Caller
 
 
@@ -25,6 +26,20 @@ class ControlScripts(Caller):
         for item in command_fields(command).items():
             args.extend(item)
         answer: bytes = self._run("command", keys, args)
+        return answer.decode() or None
+
+    def signal(self, order: Order, seen: bytes, now: Posture) -> str | None:
+        """Change the posture of the order's scope, and tell everybody; the signal's id.
+
+        ``seen`` is its JSON as the caller found it; None where it is another by now: look again.
+        Called again after an answer was lost, it
+        gives None as well, or, where nothing was to change, says it twice, which does no harm.
+        """
+        keys = [self.keys.posture, self.keys.control, self.keys.events]
+        args: list[Arg] = [order.scope, seen, encode_posture(now)]
+        for item in order_fields(order).items():
+            args.extend(item)
+        answer: bytes = self._run("signal", keys, args)
         return answer.decode() or None
 
     def acknowledge(self, command_id: str, acknowledgement: Acknowledgement) -> None:
