@@ -153,7 +153,7 @@ def workers_fail(day: Day) -> None:
 def models_are_placed(day: Day) -> None:
     """A host loads what is asked for."""
     models = day.plant.write("models.toml", MODELS)
-    day.worker("host", models=models)
+    day.plant.host(models, redis_url=day.url("worker"))
     eventually(lambda: b"small" in day.plant.connection.hget(day.keys.info, "models"))
     for name in ("small", "large"):
         wanted = make_request(client="client", model=name)
