@@ -26,7 +26,8 @@ class Care:
         try:
             self._do(command)
         except Unsupported as fault:
-            self._tell(Refusal(str(fault)))
+            errand = None if isinstance(command, Sleep | Wake) else command
+            self._tell(Refusal(str(fault), errand))
             return
         seconds = time.perf_counter() - began
         if isinstance(command, Sleep):
@@ -35,7 +36,7 @@ class Care:
             info = replace(self._engine.info, phases_s={"wake": seconds})
             self._tell(Ready(info, self._backend.memory()))
         else:
-            self._tell(Done())
+            self._tell(Done(command))
 
     def _do(self, command: Sleep | Wake | Reset | Profile) -> None:
         match command:

@@ -25,7 +25,7 @@ from worker.allocation import Goal, fits
 from worker.catalog import HostEntry, read_catalog
 from worker.command_reader import CommandReader
 from worker.membership import Membership
-from worker.messages import Done, Fenced, Serve, ToController
+from worker.messages import Done, Fenced, Profile, Reset, Serve, ToController
 from worker.orders import Orders
 from worker.pool import Pool
 from worker.pooled import Pooled, State
@@ -197,7 +197,7 @@ class Controller:
         match message:
             case Fenced(worker):
                 self._leave_behind(worker)
-            case Done():
+            case Done(errand) if isinstance(errand, Reset | Profile):
                 self._orders.done(member)
 
     # Commands

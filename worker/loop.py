@@ -14,12 +14,14 @@ from tokenyard.errors import Code, InvalidRequest
 from tokenyard.wire import Assignment
 from worker.engines import Engine, Faulted
 from worker.messages import (
+    Done,
     Drain,
     Drained,
     Fenced,
     Profile,
     Reset,
     Serve,
+    SetEpoch,
     Sleep,
     Stop,
     ToController,
@@ -121,6 +123,7 @@ class EngineLoop:
         self.inbox = inbox
         self.steps = 0
         self.is_stopped = False  # told to end the process, not only the engine
+        self.epoch: int | None = None  # generation epoch, stamped on results from now on
         self._engine = engine
         self._terms = terms
         self._care = care
@@ -188,6 +191,9 @@ class EngineLoop:
                 self._term.start()
             case Drain():
                 self._draining = True
+            case SetEpoch(epoch):
+                self.epoch = epoch
+                self._tell(Done(SetEpoch(epoch)))
             case Sleep() | Wake() | Reset() | Profile():
                 self._tend(item)
             case Unload() | Stop():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tokenyard.posture import PauseMode
 from tokenyard.replies import Reply
 from tokenyard.wire import Assignment
 from worker.engines import EngineInfo, Group, Memory
@@ -68,6 +69,40 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class Reload:
+    """To a paused process: load this checkpoint in place of the weights; "" for the model's own."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetEpoch:
+    """To the process: stamp this generation epoch on results from now on; None for none."""
+
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """To the process: run nothing until told otherwise, and say so once that is so.
+
+    With ``abort`` what runs is dropped; with ``wait`` it is finished, and what has not begun is
+    not begun; with ``keep`` everything stays where it is.
+    """
+
+    mode: PauseMode
+
+
+@dataclass(frozen=True, slots=True)
+class Unpause:
+    """To the process: go on."""
+
+
+#: What is answered with `Done` or, where it cannot be done, with a `Refusal` that names it.
+Errand = Reset | Profile | Reload | SetEpoch | Unpause
+
+
+@dataclass(frozen=True, slots=True)
 class Give:
     """To the process, where there is no yard: requests. One by one they cost many times as much."""
 
@@ -112,7 +147,16 @@ class Asleep:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """To the controller: the engine is reset, or its profiler has started or stopped."""
+    """To the controller: what was asked has been done."""
+
+    errand: Errand
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """To the controller: nothing runs."""
+
+    mode: PauseMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +164,7 @@ class Refusal:
     """To the controller: what was asked cannot be done; all is as before."""
 
     reason: str
+    errand: Errand | None = None  # None: load or sleep, whichever is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +202,8 @@ class Made:
 
 
 ToProcess = (
-    Load | Attach | Serve | Drain | Unload | Sleep | Wake | Reset | Profile | Give | Abort | Stop
+    Load | Attach | Serve | Drain | Unload | Sleep | Wake | Pause | Errand | Give | Abort | Stop
 )
-ToController = Warm | Ready | Asleep | Done | Refusal | Beat | Fenced | Drained | Failed | Made
+ToController = (
+    Warm | Ready | Asleep | Done | Refusal | Paused | Beat | Fenced | Drained | Failed | Made
+)

@@ -61,7 +61,7 @@ def test_what_changes_no_state(
     ward.care(command)
 
     assert done == [command]
-    assert ward.told == [Done()]
+    assert ward.told == [Done(command)]
 
 
 def test_a_fault_is_no_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:

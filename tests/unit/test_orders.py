@@ -376,14 +376,14 @@ class TestResetAndProfile:
         ],
     )
     def test_it_is_done_when_the_process_says_so(
-        self, host: Commander, verb: Verb, fields: dict[str, bool], told: object
+        self, host: Commander, verb: Verb, fields: dict[str, bool], told: Reset | Profile
     ) -> None:
         host.load(A)
         entry = host.command(verb, **fields)
         assert host.told("w-0") == [told]
         assert entry not in host.acks
 
-        host.say("w-0", Done())
+        host.say("w-0", Done(told))
 
         assert host.done(entry)
 
@@ -404,7 +404,7 @@ class TestResetAndProfile:
         host.load(A)
         reset, profile = host.command("reset"), host.command("profile")
 
-        host.say("w-0", Done())
+        host.say("w-0", Done(Reset()))
         assert host.done(reset)
         assert profile not in host.acks
 
@@ -450,7 +450,7 @@ def test_another_process_answers_nothing(host: Commander) -> None:
     host.load(A)
     entry = host.command("unload")
 
-    host.say("w-1", Warm(MEMORY, {}), Done())
+    host.say("w-1", Warm(MEMORY, {}), Done(Reset()))
     host.played.process("w-1").kill()
     host.played.turn()
 

@@ -18,6 +18,7 @@ from worker.messages import (
     Load,
     Ready,
     Refusal,
+    Reset,
     Sleep,
     Stop,
     Unload,
@@ -301,7 +302,7 @@ class TestNews:
     def test_what_is_not_the_pools_business_is_passed_on(self, one: Theatre) -> None:
         one.hold(A, 0)
 
-        assert one.say("w-0", Done()) == [("heard", "w-0", Done())]
+        assert one.say("w-0", Done(Reset())) == [("heard", "w-0", Done(Reset()))]
 
     def test_a_refusal_that_changes_nothing(self, one: Theatre) -> None:
         one.hold(A, 0)
