@@ -11,6 +11,7 @@ from tests.support.yard import Yard
 from tokenyard.errors import Code
 from tokenyard.replies import Reply
 from tokenyard.scripts import (
+    Call,
     Cancelled,
     Dispatched,
     HandedBack,
@@ -27,6 +28,19 @@ REASON = "changed my mind"
 
 def stop(yard: Yard, request: Request) -> Cancelled:
     return yard.scripts.cancel(request.client, request.id, REASON)
+
+
+def seen_in_an_intake(yard: Yard, request: Request, entry: str) -> Call[Cancelled]:
+    """The call of somebody who saw an entry there, and no ledger."""
+    return cancel(
+        yard.keys,
+        request.client,
+        request.id,
+        state="",
+        where="normal",
+        entry=entry,
+        reason=REASON,
+    )
 
 
 def only_result(yard: Yard, request: Request) -> Reply:
@@ -185,6 +199,40 @@ def test_plain_entry_that_nobody_knows_is_forestalled(yard: Yard, is_there: bool
     assert stop(yard, request) is Cancelled.OVER
     for key in (yard.keys.reply("anon", request.id), yard.keys.ledger("anon", request.id)):
         assert 3590 <= yard.ttl_s(key) <= 3600
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_read", [True, False])
+def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, kind, is_read: bool) -> None:
+    """Given an XADD that nobody has dispatched, I expect its result where it wants it."""
+    request, worker = kind(result_ttl_s=100), yard.worker()
+    pushed = yard.push(request_fields(request), request)
+    if is_read:
+        yard.read()
+    call = seen_in_an_intake(yard, request, pushed.entry)
+
+    assert yard.scripts.call(call) is Cancelled.CANCELLED
+
+    only_result(yard, request)
+    ledger = yard.keys.ledger(request.client, request.id)
+    assert 95 <= yard.ttl_s(ledger) <= 100
+    assert yard.ledger(request)["sid"] == f"normal/{pushed.entry}"
+    assert (yard.intake(), yard.pending()) == ([], 0)
+    assert yard.scripts.dispatch(yard.token, [pushed.to(worker)]) == [Dispatched.GONE]
+    assert yard.scripts.call(call) is Cancelled.OVER
+
+
+def test_plain_entry_that_has_left_the_intake_since_is_looked_for_again(yard: Yard) -> None:
+    request, worker = make_request(), yard.worker()
+    pushed = yard.push(request_fields(request), request)
+    yard.read()
+    yard.place(pushed, worker)
+    assigned = seen_in_an_intake(yard, request, pushed.entry)
+    assert yard.scripts.call(assigned) is Cancelled.MOVED
+    assert yard.ledger(request)["state"] == "assigned"
+
+    gone = seen_in_an_intake(yard, make_request(), pushed.entry)
+    assert yard.scripts.call(gone) is Cancelled.MOVED
 
 
 def test_cancelled_suspect_gives_its_lane_to_others(yard: Yard) -> None:

@@ -15,6 +15,7 @@
 -- ARGV[5] time to live in s of a result for an id that is not known
 -- ARGV[6] most entries a reply stream keeps, about
 -- ARGV[7] the error (JSON)
+-- ARGV[8] the entry in the intake where the caller saw a request that has no ledger yet, else ''
 -- Returns 1 CANCELLED, 2 OVER (it has its result already), 3 MOVED (it is elsewhere now: look
 --   again), 4 FORESTALLED (nobody knows the id: if it comes, it is dropped; its result is there)
 -- Atomic, because a request must not be taken from a place that it has left.
@@ -42,24 +43,31 @@ local function conclude(destination, kind, ttl)
   keep_for(destination, ttl)
 end
 
-if not state then
+if not state and ARGV[8] == '' then
   conclude(KEYS[4], 'flat', ARGV[5])
   return FORESTALLED
 end
-if state ~= 'waiting' and state ~= 'assigned' then return OVER end
-local where = state == 'waiting' and known[2] or known[3]
-if state ~= ARGV[1] or where ~= ARGV[2] then return MOVED end
+if state then
+  if state ~= 'waiting' and state ~= 'assigned' then return OVER end
+  local where = state == 'waiting' and known[2] or known[3]
+  if state ~= ARGV[1] or where ~= ARGV[2] then return MOVED end
+else
+  -- A plain XADD that nobody has dispatched: its entry is all that there is of it.
+  entry = ARGV[8]
+end
 
 local found = redis.call('XRANGE', place, entry, entry)[1]
+if not state and not found then return MOVED end
 local fields, wish = found and found[2] or {}, {}
 for i = 1, #fields, 2 do wish[fields[i]] = fields[i + 1] end
-if state == 'waiting' then
-  leave_intake(place, ARGV[3], {entry})
-  take_queued(KEYS[6], ledger)
-else
+if state == 'assigned' then
   redis.call('XDEL', place, entry)
   redis.call('XADD', place, '*', 'cancel', entry)
-  end_quarantine(KEYS[7], where, entry)
+  end_quarantine(KEYS[7], ARGV[2], entry)
+else
+  leave_intake(place, ARGV[3], {entry})
+  take_queued(KEYS[6], ledger)
+  if not state then redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry) end
 end
 -- Nobody may have judged this entry yet.
 local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')

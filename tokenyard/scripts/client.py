@@ -79,16 +79,18 @@ def cancel(
     *,
     state: str,
     where: str,
+    entry: str = "",
     reason: str = "cancelled by the client",
     reply_maxlen: int = 10_000,
 ) -> Call[Cancelled]:
     """Cancel a request that its ledger shows in ``state`` (or "", if it has none).
 
     ``where`` is the ledger's ``intake`` for a request that waits, its ``worker`` for one that is
-    assigned. MOVED asks to read the ledger again.
+    assigned. One without a ledger that was seen in an intake is cancelled there: ``where`` is
+    that intake, ``entry`` its entry. MOVED asks to look again.
     """
     place = keys.ledger(client, request_id)
-    if state == "waiting":
+    if state == "waiting" or entry:
         place = keys.intake(where)  # type: ignore[arg-type]  # as the ledger has it
     elif state == "assigned":
         place = keys.lane(where)
@@ -96,7 +98,7 @@ def cancel(
     call_keys += [keys.reply(client, request_id), keys.replies(client), keys.info, keys.quarantine]
     error = json_text(ErrorInfo(Code.CANCELLED, reason))
     args: list[Arg] = [state, where, GROUP, request_id, DEFAULT_RESULT_TTL_S, reply_maxlen, error]
-    return Call("cancel", call_keys, args, Cancelled)
+    return Call("cancel", call_keys, [*args, entry], Cancelled)
 
 
 def attend(
