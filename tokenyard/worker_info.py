@@ -25,6 +25,14 @@ WorkerState = Literal[
 WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 
+class Tally(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker has published since it joined. Numbers only: `renew` takes them for no news."""
+
+    finished: int = 0  # results
+    tokens: int = 0  # of deltas and results, each once
+    ttft_ms: float | None = None  # median from acceptance to first token, of the last minute
+
+
 class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the roster says of one worker.
 
@@ -59,6 +67,9 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     profiling: bool = False
     weights: str = ""  # that it has loaded in place of the model's own
     obeyed: str = ""  # id of the newest signal that it is in accord with
+    tally: Tally = Tally()  # about once a second
+    last_error: str = ""  # why its process died the last time, or what its engine could not do
+    last_error_ms: int = 0  # unix time of that
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

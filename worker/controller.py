@@ -93,6 +93,7 @@ class Controller:
         self._join_all()
         self._obey_all()
         self._pool.run_once()
+        self._count_all()
 
     # Places in the yard
 
@@ -114,6 +115,12 @@ class Controller:
                 return
             if member.state is State.READY:
                 member.send(Serve(member.worker))
+
+    def _count_all(self) -> None:
+        """Show how the workers get on."""
+        for one in self._pool.members:
+            if one.worker:
+                self._membership.count(one.worker, one.tally, one.last_error, one.last_error_ms)
 
     def _leave_behind(self, worker: str) -> None:
         """A worker is fenced: it drops what it has and comes back under a new incarnation."""
@@ -179,6 +186,7 @@ class Controller:
     def died(self, member: Pooled, why: Why, reason: str) -> None:
         """Its lane is given up at once."""
         self._leave(member, why, reason)
+        member.note_error("" if why == "left" else reason)
         self._orders.died(member, reason)
 
     def failed(self, goal: Goal, reason: str) -> bool:

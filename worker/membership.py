@@ -9,15 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
+from typing import Final
 
+import msgspec
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.scripts import Renewed, Scripts, Why
-from tokenyard.worker_info import HostInfo, WorkerInfo, encode_worker
+from tokenyard.worker_info import HostInfo, Tally, WorkerInfo, encode_worker
 
 log = logging.getLogger("tokenyard.worker.membership")
+
+#: So long the roster may lag behind in how much the workers have done.
+COUNT_S: Final = 1.0
 
 
 class Membership:
@@ -30,6 +36,7 @@ class Membership:
         self._entries: dict[str, WorkerInfo] = {}
         self._host: HostInfo | None = None
         self._lock = threading.Lock()
+        self._is_counted = False  # some entry has another tally than the roster
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
@@ -71,6 +78,17 @@ class Membership:
                 self._entries[worker] = entry
         self._wake.set()
 
+    def count(self, worker: str, tally: Tally, error: str = "", error_ms: int = 0) -> None:
+        """Change what the roster says of how a worker gets on, within a second."""
+        with self._lock:
+            entry = self._entries.get(worker)
+            if entry is None or (entry.tally, entry.last_error_ms) == (tally, error_ms):
+                return
+            self._entries[worker] = msgspec.structs.replace(
+                entry, tally=tally, last_error=error, last_error_ms=error_ms
+            )
+            self._is_counted = True
+
     def forget(self, worker: str) -> None:
         """Renew this lease no more."""
         with self._lock:
@@ -89,6 +107,7 @@ class Membership:
         """Renew all leases once. Raises `redis.RedisError`."""
         with self._lock:
             entries, host = list(self._entries.items()), self._host
+            self._is_counted = False
         packed = [(worker, encode_worker(entry)) for worker, entry in entries]
         codes = self._scripts.renew(self._lease_ms, packed) if packed else []
         for (worker, _), code in zip(entries, codes, strict=True):
@@ -111,5 +130,12 @@ class Membership:
                 failures += 1
                 pause = backoff.compute(failures)
                 log.warning("renewing leases: %s; again in %.1f s", fault, pause)
-            self._wake.wait(pause)
-            self._wake.clear()
+            self._wait(pause)
+
+    def _wait(self, seconds: float) -> None:
+        """Until something is to be shown at once, or counts are, or so many seconds are over."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._wake.wait(min(left, COUNT_S)) or self._is_counted:
+                break
+        self._wake.clear()

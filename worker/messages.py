@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenyard.posture import PauseMode
 from tokenyard.replies import Reply
 from tokenyard.wire import Assignment
+from tokenyard.worker_info import Tally
 from worker.engines import EngineInfo, Group, Memory
 from worker.models import ModelSpec
 
@@ -169,10 +170,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """To the controller, once a second: how far it came, and whether work waits."""
+    """To the controller, once a second: how far it came, whether work waits, what it has done."""
 
     progress: int
     unfinished: int
+    tally: Tally = field(default_factory=Tally)
+    error: str = ""  # what the engine could not do the last time
 
 
 @dataclass(frozen=True, slots=True)

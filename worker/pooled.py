@@ -22,6 +22,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
+from tokenyard.worker_info import Tally
 from worker.engines import EngineInfo, Group, Memory
 from worker.messages import (
     Asleep,
@@ -113,6 +114,9 @@ class Pooled:
         self.end: Why | None = None  # how its end counts where that is known better
         self.sleep_level = 0  # at which it is to sleep when it gives way; 0: as its model says
         self.is_doomed = False  # its process is to end once it has nothing to do
+        self.tally = Tally()  # what it has published under its present name
+        self.last_error = ""  # why its process died the last time, or what its engine could not do
+        self.last_error_ms = 0  # unix time of that
         self._settings = settings
         self._backoff = ExponentialWithJitterBackoff(
             cap=settings.max_backoff_s, base=settings.backoff_s
@@ -214,6 +218,7 @@ class Pooled:
         self.memory, self.phases_s = message.memory, message.phases_s
         self.baseline = self.baseline or message.memory
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
+        self.tally = Tally()
         self._enter(State.WARM)
 
     def ready(self, message: Ready) -> None:
@@ -245,7 +250,15 @@ class Pooled:
         """The process is alive; whether it also gets on is seen from ``beat``."""
         if beat.progress != self._beat.progress or not beat.unfinished:
             self._moved = time.monotonic()
+        if beat.error != self._beat.error:
+            self.note_error(beat.error)
+        self.tally = beat.tally
         self._beat = beat
+
+    def note_error(self, error: str) -> None:
+        """Something went wrong that operators should see; kept until the next one."""
+        if error:
+            self.last_error, self.last_error_ms = error, int(time.time() * 1000)
 
     def excuse(self, seconds: float) -> None:
         """Time in which nobody listened to the process does not count against it."""
@@ -334,6 +347,7 @@ class Pooled:
         failures = 1 if self.lived_s > HEALTHY_S else self._failures + 1
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
+        self.tally = Tally()
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
         self._enter(State.DOWN)
         if is_replaced:
@@ -363,7 +377,7 @@ class Pooled:
             self.since = time.time()
         self.state = state
         self._moved = time.monotonic()
-        self._beat = Beat(0, 0)
+        self._beat = Beat(0, 0, error=self._beat.error)
 
 
 def _is_alive(pid: int) -> bool:

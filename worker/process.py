@@ -35,6 +35,7 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
+from worker.tally import RunningTally
 from worker.term import YardTerms
 
 log = logging.getLogger("tokenyard.worker.process")
@@ -74,6 +75,7 @@ class WorkerProcess:
         self._pipe_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
+        self._tally = RunningTally()
 
     def run(self) -> None:
         """Warm up, then obey until told to stop."""
@@ -110,7 +112,7 @@ class WorkerProcess:
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
             return True
         care = Care(engine, backend, self._tell)
-        terms = _Terms(self._settings, spec, engine, self._tell)
+        terms = _Terms(self._settings, spec, engine, self._tell, self._tally)
         self._loop = loop = EngineLoop(engine, self._inbox, terms, care, self._tell)
         self._tell(Ready(engine.info, backend.memory()))
         loop.run()
@@ -139,11 +141,15 @@ class WorkerProcess:
         """Tell once a second how far the loop has come, so that a hang is seen."""
         while True:
             time.sleep(BEAT_S)
-            loop = self._loop
             try:
-                self._tell(Beat(loop.progress, loop.unfinished) if loop else Beat(0, 0))
+                self._tell(self._next_beat(self._loop))
             except OSError:
                 return
+
+    def _next_beat(self, loop: EngineLoop | None) -> Beat:
+        if loop is None:
+            return Beat(0, 0, error=self._tally.error)
+        return Beat(loop.progress, loop.unfinished, self._tally.now(), self._tally.error)
 
     def _die_with_controller(self) -> None:
         """Without a controller nobody renews the lease: end at once, the lane will be rescued."""
@@ -173,8 +179,9 @@ class _Terms:
         spec: ModelSpec,
         engine: Engine,
         tell: Callable[[ToController], None],
+        tally: RunningTally,
     ) -> None:
-        self._in_yard = YardTerms(settings, spec, engine.info)
+        self._in_yard = YardTerms(settings, spec, engine.info, tally)
         self._engine = engine
         self._tell = tell
 

@@ -16,6 +16,7 @@ from tokenyard.errors import Code
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from worker.engines import EngineInfo, Faulted, TokenDelta
 from worker.outcomes import Outcome, Run, delta_reply, merge, result_reply
+from worker.tally import RunningTally
 
 log = logging.getLogger("tokenyard.worker.publisher")
 
@@ -42,6 +43,7 @@ class Publisher:
         *,
         on_stale: Callable[[str], None],
         on_lost: Callable[[], None],
+        tally: RunningTally | None = None,
     ) -> None:
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
@@ -50,6 +52,7 @@ class Publisher:
         self._info = info
         self._on_stale = on_stale
         self._on_lost = on_lost
+        self._tally = tally or RunningTally()
         self._queue: queue.Queue[Sequence[Outcome]] = queue.Queue(MOST_WAITING)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
@@ -109,6 +112,9 @@ class Publisher:
                 continue
             if run.first_token is None and not run.assignment.published:
                 run.first_token = now if isinstance(event, TokenDelta) else None
+                if run.first_token is not None:
+                    self._tally.note_first(run, now)
+            self._tally.note(run, event)
             if isinstance(event, TokenDelta):
                 deltas.append(Publication(run.assignment, delta_reply(run, event)))
             else:
@@ -122,6 +128,7 @@ class Publisher:
         if run is None:
             return
         assignment = run.assignment
+        self._tally.error = f"{assignment.request.id}: {fault.message}"
         pause_ms = int(1000 * RETRY_PAUSE.compute(assignment.faults + 1))
         log.warning("%s: %s; back in %d ms", assignment.request.id, fault.message, pause_ms)
         code = self._call(

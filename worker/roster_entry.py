@@ -55,4 +55,7 @@ def roster_entry(member: Pooled, controller: str, group: list[str], swapped_ms: 
         swapped_ms=swapped_ms,
         memory_bytes=member.memory.scarce if member.memory else 0,
         warm_bytes=member.baseline.scarce if member.baseline else 0,
+        tally=member.tally,
+        last_error=member.last_error,
+        last_error_ms=member.last_error_ms,
     )

@@ -18,6 +18,7 @@ from worker.models import ModelSpec
 from worker.outcomes import Outcome, Run
 from worker.publisher import Publisher
 from worker.reader import LaneReader
+from worker.tally import RunningTally
 
 log = logging.getLogger("tokenyard.worker.term")
 
@@ -61,15 +62,23 @@ class YardTerm:
 class YardTerms:
     """Makes the terms of one engine."""
 
-    def __init__(self, settings: WorkerSettings, spec: ModelSpec, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        spec: ModelSpec,
+        info: EngineInfo,
+        tally: RunningTally | None = None,
+    ) -> None:
         self._settings = settings
         self._keys = Keys(settings.yard)
         self._spec = spec
         self._info = info
+        self._tally = tally or RunningTally()
 
     def __call__(self, worker: str, loop: EngineLoop) -> YardTerm:
         """The term of ``worker``, not started."""
         settings, inbox = self._settings, loop.inbox
+        self._tally.begin()
         scripts = Scripts(self._connect(), self._keys, reply_maxlen=settings.reply_maxlen)
         publisher = Publisher(
             scripts,
@@ -77,6 +86,7 @@ class YardTerms:
             self._info,
             on_stale=lambda entry: inbox.put(Stale(worker, entry)),
             on_lost=lambda: inbox.put(LeaseLost(worker)),
+            tally=self._tally,
         )
         reader = LaneReader(
             self._connect(),

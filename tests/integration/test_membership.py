@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, Yard
 from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, decode_host, decode_worker
+from tokenyard.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo, decode_host, decode_worker
 from worker.membership import Membership
 
 HOST = HostInfo(name="host", models=[ModelInfo(name="adder")])
@@ -62,6 +62,24 @@ def test_what_is_shown_is_seen_at_once(members: Members) -> None:
     members.membership.show(worker, make_worker_info("w", state="warm"))
 
     eventually(lambda: members.roster()[worker].state == "warm")
+
+
+def test_what_is_counted_is_seen_soon_and_wakes_nobody(members: Members) -> None:
+    # Given leases so long that the next renewal is minutes away
+    members.membership.start()
+    worker = members.membership.join(make_worker_info("w"))
+    before = members.yard.events()
+
+    members.membership.count(worker, Tally(finished=3, tokens=70), "out of luck", 17)
+
+    eventually(lambda: members.roster()[worker].tally == Tally(finished=3, tokens=70))
+    seen = members.roster()[worker]
+    assert (seen.last_error, seen.last_error_ms) == ("out of luck", 17)
+    # I expect that an error is news, and a count is none
+    assert len(members.yard.events()) == len(before) + 1
+    members.membership.count(worker, Tally(finished=4, tokens=80), "out of luck", 17)
+    eventually(lambda: members.roster()[worker].tally.finished == 4)
+    assert len(members.yard.events()) == len(before) + 1
 
 
 def test_one_that_has_left_is_not_shown_again(members: Members) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, Yard
 from tokenyard.scripts import RETIRE_UNKNOWN, Dispatched, Renewed
+from tokenyard.worker_info import Tally
 
 
 def lease(yard: Yard, worker: str) -> float | None:
@@ -71,6 +72,33 @@ def test_a_changed_entry_wakes_the_leader(yard: Yard) -> None:
 
     yard.scripts.renew(60_000, entries)
     assert len(yard.events()) == len(before) + 1, "the same again is no news"
+
+
+def test_how_much_a_worker_has_done_is_shown_and_wakes_nobody(yard: Yard) -> None:
+    worker = yard.worker("w")
+    first = worker_json("w", tally=Tally(finished=1, tokens=20, ttft_ms=7.5))
+    yard.scripts.renew(60_000, [(worker, first)])
+    before = yard.events()
+
+    for entry in (worker_json("w", tally=Tally(finished=2, tokens=90)), worker_json("w")):
+        yard.scripts.renew(60_000, [(worker, entry)])
+        assert roster(yard)[worker] == entry
+    assert yard.events() == before
+
+    # If it has also come into another state
+    yard.scripts.renew(60_000, [(worker, worker_json("w", state="asleep", tally=Tally(tokens=91)))])
+    # I expect news
+    assert len(yard.events()) == len(before) + 1
+
+
+def test_a_model_with_an_odd_name_is_no_tally(yard: Yard) -> None:
+    worker = yard.worker("w")
+    yard.scripts.renew(60_000, [(worker, worker_json("w", model=',"tally":{"tokens":1}'))])
+    before = yard.events()
+
+    yard.scripts.renew(60_000, [(worker, worker_json("w", model=',"tally":{"tokens":2}'))])
+
+    assert len(yard.events()) == len(before) + 1
 
 
 def test_what_a_lost_worker_says_wakes_nobody(yard: Yard) -> None:

@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 
 from tokenyard.settings import WorkerSettings
-from tokenyard.worker_info import WorkerInfo, WorkerState
+from tokenyard.worker_info import Tally, WorkerInfo, WorkerState
 from worker.engines import EngineInfo, Memory
-from worker.messages import Ready, Warm
+from worker.messages import Beat, Ready, Warm
 from worker.models import ModelSpec
 from worker.pooled import Pooled, State
 from worker.roster_entry import lane_limit, roster_entry
@@ -111,6 +111,20 @@ def test_each_state_has_its_name(state: State, shown: WorkerState) -> None:
 
     assert entry(member).state == shown
     assert shown in get_args(WorkerState)
+
+
+def test_how_it_gets_on() -> None:
+    member = ready()
+    member.note_beat(Beat(1, 0, Tally(finished=2, tokens=9), "q7: no memory"))
+    member.drain()
+
+    info = entry(member)
+    assert (info.tally, info.last_error) == (Tally(finished=2, tokens=9), "q7: no memory")
+    assert abs(info.last_error_ms / 1000 - time.time()) < 60
+
+    # If it holds another model, it counts anew, and the error is still the last one
+    member.warm(Warm(Memory(host=1000), {}))
+    assert (entry(member).tally, entry(member).last_error) == (Tally(), "q7: no memory")
 
 
 def test_one_without_a_process_is_its_controllers() -> None:

@@ -1,0 +1,95 @@
+"""How much a worker has published, as its roster entry will say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import worker.tally
+from tests.support.builders import make_assignment
+from tokenyard.errors import Code
+from tokenyard.replies import Choice
+from tokenyard.worker_info import Tally
+from worker.engines import Faulted, Finished, TokenDelta
+from worker.outcomes import Expired, Outcome, Run, delta_reply
+from worker.tally import MOST_KEPT, WINDOW_S, RunningTally
+
+
+def finished(*tokens: int) -> Finished:
+    return Finished("1-0", [Choice(0, list(tokens), finish_reason="stop")], 3)
+
+
+def publish(tally: RunningTally, run: Run, *outcomes: Outcome) -> None:
+    """As the publisher does."""
+    for outcome in outcomes:
+        tally.note(run, outcome)
+        if isinstance(outcome, TokenDelta):
+            delta_reply(run, outcome)
+
+
+def test_tokens_of_a_stream_count_once() -> None:
+    tally, run = RunningTally(), Run(make_assignment(), 0.0)
+
+    publish(tally, run, TokenDelta("1-0", 0, [1, 2]), TokenDelta("1-0", 0, [3]))
+    assert tally.now() == Tally(tokens=3)
+
+    publish(tally, run, finished(1, 2, 3, 4))
+    assert tally.now() == Tally(finished=1, tokens=4)
+
+
+def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
+    tally, run = RunningTally(), Run(make_assignment(published=[1, 2]), 0.0)
+
+    publish(tally, run, finished(1, 2, 3))
+
+    assert tally.now() == Tally(finished=1, tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("end", "tokens"),
+    [
+        (Faulted("1-0", Code.INVALID_REQUEST, "too long"), 0),
+        (Expired("1-0", None, "running"), 0),
+        (Expired("1-0", finished(1, 2), "running"), 2),
+    ],
+)
+def test_each_end_is_a_result(end: Faulted | Expired, tokens: int) -> None:
+    tally = RunningTally()
+
+    publish(tally, Run(make_assignment(), 0.0), end)
+
+    assert tally.now() == Tally(finished=1, tokens=tokens)
+
+
+def test_the_median_is_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(worker.tally, "time", SimpleNamespace(monotonic=lambda: now))
+    tally = RunningTally()
+    assert tally.now().ttft_ms is None
+    for took_s in (0.1, 0.2, 7.0):
+        run = Run(make_assignment(entry="100-0", sid="normal/60-0"), now - took_s)
+        tally.note_first(run, now)
+
+    # I expect the time in the intake, 40 ms here, to count, too
+    assert tally.now().ttft_ms == 240.0
+
+    now += WINDOW_S + 1
+    assert tally.now().ttft_ms is None
+
+
+def test_memory_is_bounded() -> None:
+    tally, run = RunningTally(), Run(make_assignment(), 0.0)
+    for _ in range(2 * MOST_KEPT):
+        tally.note_first(run, 1.0)
+
+    assert len(tally._firsts) == MOST_KEPT
+
+
+def test_another_incarnation_counts_from_nothing() -> None:
+    tally = RunningTally()
+    publish(tally, Run(make_assignment(), 0.0), finished(1))
+
+    tally.begin()
+
+    assert tally.now() == Tally()
