@@ -1,0 +1,248 @@
+"""Giving control signals to a yard, and seeing who obeys.
+
+A signal changes the posture of a scope (`tokenyard.posture`); the workers bring themselves in
+accord with it, whenever they join. DRAIN and STOP leave no posture: they are commands to the
+workers that are in scope now. Errors of redis-py pass, for `tokenyard.connection.translated`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+import redis
+
+from tokenyard.commands import Acknowledgement, Command, decode_acknowledgement
+from tokenyard.errors import BrokerUnavailable
+from tokenyard.keys import Keys
+from tokenyard.posture import (
+    ALL,
+    Invalid,
+    Order,
+    PauseMode,
+    Posture,
+    Postures,
+    Signal,
+    after,
+    decode_postures,
+    is_scope,
+    model_scope,
+    worker_scope,
+)
+from tokenyard.scripts import Scripts
+from tokenyard.worker_info import WorkerInfo, decode_worker
+
+_VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
+_POLL_S: Final = 0.1
+#: So often the posture may be changed by others between our look and our change.
+_LOST_RACES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A signal that was given.
+
+    ``ids`` are those of its control entries. Where a posture had what was ordered already, nothing
+    was written, and the id is that of the last change: whoever obeys that one obeys this too.
+    """
+
+    order: Order
+    ids: tuple[str, ...] = ()
+    is_redundant: bool = False
+    workers: tuple[str, ...] = ()  # DRAIN, STOP: who was told, with incarnation, as ``ids``
+
+
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """A worker that has yet to obey."""
+
+    worker: str  # with its incarnation
+    name: str  # without
+    reason: str = ""  # why it cannot; "": it has not answered
+
+
+class Signals:
+    """What an operator tells the workers of one yard."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._scripts = Scripts(connection, keys)
+
+    def postures(self) -> Postures:
+        """The postures of all scopes."""
+        return decode_postures(self._connection.hgetall(self._keys.posture))
+
+    def give(self, order: Order) -> Given:
+        """Give a signal, whatever other operators do at the same time.
+
+        Raises:
+            posture.Invalid: it is not allowed now, or lacks what belongs to it.
+        """
+        if not is_scope(order.scope):
+            raise Invalid(
+                f"{order.signal}: scope {order.scope!r}: use {ALL}, {model_scope('<name>')} or "
+                f"{worker_scope('<name>')}"
+            )
+        return self._command(order) if order.signal in _VERBS else self._change(order)
+
+    def _change(self, order: Order) -> Given:
+        """Change the posture of the order's scope, as it is when nobody comes between."""
+        for _ in range(_LOST_RACES):
+            fields = self._connection.hgetall(self._keys.posture)
+            found = decode_postures(fields)
+            posture = found.by_scope.get(order.scope, Posture())
+            changed = after(posture, order)
+            if changed == posture:
+                return Given(order, (found.changed,), is_redundant=True)
+            seen = fields.get(order.scope.encode(), b"")
+            if entry := self._scripts.signal(order, seen, changed):
+                return Given(order, (entry,))
+        raise BrokerUnavailable(f"others change the posture of {order.scope} all the time")
+
+    def _command(self, order: Order) -> Given:
+        """Tell the workers that are in scope now, each by its incarnation."""
+        verb, told = _VERBS[order.signal], {}
+        for worker, info in sorted(self._live().items()):
+            if _is_in_scope(info, order.scope):
+                command = Command(verb=verb, worker=worker, why=order.why)
+                told[worker] = self._scripts.command(command) or ""
+        return Given(order, tuple(told.values()), not told, tuple(told))
+
+    def holdouts(self, given: Given) -> list[Holdout]:
+        """The workers that have yet to obey, of those that hold a lease."""
+        live = self._live()
+        answers = self._answers(given.ids)
+        if given.order.signal in _VERBS:
+            waited_for = [worker for worker in given.workers if worker in live]
+        else:
+            waited_for = [
+                worker
+                for worker, info in _newest(live).items()
+                if _is_in_scope(info, given.order.scope) and not _has_obeyed(info, given.ids)
+            ]
+            waited_for = [one for one in waited_for if one not in answers or not answers[one].done]
+        return [
+            Holdout(one, live[one].name, _reason(answers.get(one))) for one in sorted(waited_for)
+        ]
+
+    def wait(self, given: Given, timeout_s: float) -> list[Holdout]:
+        """Wait until all have obeyed; who has not, after ``timeout_s`` or where the rest refuse."""
+        until = time.monotonic() + timeout_s
+        while (left := self.holdouts(given)) and not all(one.reason for one in left):
+            if (rest_s := until - time.monotonic()) <= 0:
+                break
+            time.sleep(min(_POLL_S, rest_s))
+        return left
+
+    def reload(
+        self, model: str, path: str, epoch: int, mode: PauseMode, timeout_s: float
+    ) -> list[Holdout]:
+        """New weights for a model, under a new epoch: pause, load, count on, and run again.
+
+        ``path`` is a checkpoint as the workers' hosts see it, "" for the model's own. It names its
+        content: weights at a path that they are from already are not read again. Where somebody
+        holds out the model stays as it is then, mostly PAUSED, and the same call goes on from
+        there. ``timeout_s`` bounds the whole.
+
+        Raises:
+            posture.Invalid: it is not allowed now; nothing has changed.
+        """
+        scope, until = model_scope(model), time.monotonic() + timeout_s
+        orders = (
+            Order(signal="PAUSE", scope=scope, mode=mode, why="reload"),
+            Order(signal="RELOAD_WEIGHTS", scope=scope, weights=path, why="reload"),
+            Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=epoch, why="reload"),
+            Order(signal="UNPAUSE", scope=scope, why="reload"),
+        )
+        self._check_reload(orders)
+        for order in orders:
+            if left := self.wait(self.give(order), max(0.0, until - time.monotonic())):
+                return left
+        return []
+
+    def _check_reload(self, orders: tuple[Order, ...]) -> None:
+        """Refuse before the first step what would fail at a later one, or load nothing new."""
+        _, reload, epoch, _ = orders
+        posture = begun = self.postures().by_scope.get(reload.scope, Posture())
+        for order in orders:
+            posture = after(posture, order)
+        is_same = reload.weights and reload.weights == begun.weights
+        if is_same and begun.conduct == "RUNNING" and epoch.epoch != begun.epoch:
+            raise Invalid(
+                f"{reload.signal}: {reload.scope} has the weights at {reload.weights} already: "
+                "give each checkpoint a path of its own"
+            )
+
+    def _live(self) -> dict[str, WorkerInfo]:
+        """What the roster says of the workers that hold a lease."""
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.hgetall(self._keys.workers)
+        pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
+        pipeline.time()
+        roster, leases, (seconds, micros) = pipeline.execute()
+        now_ms = seconds * 1000 + micros // 1000
+        found = {}
+        for worker, expires_ms in leases:
+            info = _info(roster.get(worker))
+            if info and expires_ms > now_ms:
+                found[worker.decode()] = info
+        return found
+
+    def _answers(self, ids: Iterable[str]) -> dict[str, Acknowledgement]:
+        """What workers have answered to these entries; an answer that cannot be read is none."""
+        pipeline = self._connection.pipeline(transaction=False)
+        for entry in ids:
+            pipeline.hgetall(self._keys.acks(entry))
+        found = {}
+        for answers in pipeline.execute():
+            for worker, packed in answers.items():
+                try:
+                    found[worker.decode()] = decode_acknowledgement(packed)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    continue
+        return found
+
+
+def _info(packed: bytes | None) -> WorkerInfo | None:
+    try:
+        return decode_worker(packed or b"")
+    except msgspec.MsgspecError:
+        return None
+
+
+def _newest(live: Mapping[str, WorkerInfo]) -> dict[str, WorkerInfo]:
+    """Without those that have a successor: it is he who answers from now on."""
+    by_name: dict[str, str] = {}
+    for worker in sorted(live, key=_incarnation):
+        by_name[live[worker].name] = worker
+    return {worker: live[worker] for worker in by_name.values()}
+
+
+def _incarnation(worker: str) -> int:
+    number = worker.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _is_in_scope(info: WorkerInfo, scope: str) -> bool:
+    return scope in {ALL, model_scope(info.model), worker_scope(info.name)}
+
+
+def _has_obeyed(info: WorkerInfo, ids: tuple[str, ...]) -> bool:
+    """Whether it is in accord with these; one whose engine cannot run has nothing to do."""
+    return info.state == "failed" or all(_place(info.obeyed) >= _place(one) for one in ids)
+
+
+def _place(entry: str) -> tuple[int, int]:
+    """Where an entry stands in its stream; what is no id stands before all."""
+    ms, _, count = entry.partition("-")
+    return (int(ms), int(count)) if ms.isdecimal() and count.isdecimal() else (0, 0)
+
+
+def _reason(answer: Acknowledgement | None) -> str:
+    if answer is None or answer.done:
+        return ""
+    return answer.reason or "it refuses without a reason"
