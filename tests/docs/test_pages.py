@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
 from tokenyard.cli import COMMANDS
+from tokenyard.posture import CONDUCTS, TRANSITIONS
 from tokenyard.replies import TERMINAL
 from tokenyard.settings import CoordinatorSettings, WorkerSettings
 from worker.pooled import State
@@ -83,10 +84,23 @@ def _is_told(default: Any, told: str) -> bool:
 
 
 def test_the_diagrams_have_the_states_of_the_code() -> None:
-    request, lease, process = code(page("docs/states.md"), "mermaid")
+    request, lease, process, posture = code(page("docs/states.md"), "mermaid")
     assert _states(request) == {"waiting", "assigned"} | TERMINAL
     assert _states(lease) == {"held", "lost", "left", "crashed"}
     assert _states(process) == {state.value for state in State}
+    assert _states(posture) == set(CONDUCTS)
+
+
+def test_the_table_of_postures_is_that_of_the_code() -> None:
+    told = {}
+    for signal, *cells, _ in rows(section(page("docs/states.md"), "## A posture")):
+        allowed, idempotent, leads_to = (frozenset(names(cell)) for cell in cells)
+        told[signal.strip("`")] = (allowed, idempotent, next(iter(leads_to), None))
+    table = {
+        signal: (rule.allowed, rule.idempotent, rule.leads_to)
+        for signal, rule in TRANSITIONS.items()
+    }
+    assert told == table
 
 
 def _states(diagram: str) -> set[str]:

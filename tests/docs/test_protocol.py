@@ -17,6 +17,7 @@ from tests.support.up import running_up
 from tokenyard.commands import Acknowledgement, Command, Verb
 from tokenyard.errors import Code
 from tokenyard.keys import Keys
+from tokenyard.posture import ALL, CONDUCTS, PAUSE_MODES, SIGNALS, Order, Posture
 from tokenyard.replies import (
     Choice,
     ErrorInfo,
@@ -34,7 +35,7 @@ from tokenyard.wire import (
     StructuredOutputs,
     request_fields,
 )
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo
+from tokenyard.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo
 
 PROTOCOL = page("docs/protocol.md")
 SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua"))
@@ -149,7 +150,9 @@ def _code_of(script: str) -> str:
 
 
 def test_every_roster_field_and_event_is_told() -> None:
-    assert set(WorkerInfo.__struct_fields__) <= names(section(PROTOCOL, "### The roster"))
+    told = names(section(PROTOCOL, "### The roster"))
+    for struct in (WorkerInfo, Tally):
+        assert set(struct.__struct_fields__) <= told, struct.__name__
     events = set()
     for script in SCRIPTS:
         events |= set(re.findall(r"'event', '(\w+)'", _code_of(script)))
@@ -164,6 +167,12 @@ def test_every_field_of_hosts_and_commands_is_told() -> None:
     for struct in (Command, Acknowledgement):
         assert set(struct.__struct_fields__) <= names(commands), struct.__name__
     assert set(get_args(Verb)) <= names(commands)
+
+
+def test_everything_about_signals_is_told() -> None:
+    text = section(PROTOCOL, "### Signals")
+    assert first_names(text) == set(Posture.__struct_fields__)
+    assert {*Order.__struct_fields__, *SIGNALS, *CONDUCTS, *PAUSE_MODES, ALL} <= names(text)
 
 
 def test_every_script_has_its_section() -> None:
