@@ -34,6 +34,10 @@ from tokenyard.settings import CoordinatorSettings, WorkerSettings
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 YARD_DEFAULT: Final = "main"
+REDIS_URL_HELP: Final = (
+    "URL of the broker: redis:// or unix://; rediss:// with TLS; redis+sentinel:// and"
+    " redis+cluster:// (or rediss+...) with several hosts."
+)
 
 
 class Exit(enum.IntEnum):
@@ -42,7 +46,8 @@ class Exit(enum.IntEnum):
     OK = 0
     FAILED = 1  # a request, or the command itself
     USAGE = 2
-    UNAVAILABLE = 3  # no broker or no coordinator, or they cannot be used
+    #: No broker or no coordinator, or they cannot be used; or workers that have not obeyed.
+    UNAVAILABLE = 3
     TIMEOUT = 4
 
 
@@ -100,7 +105,7 @@ def _yard_options() -> list[click.Parameter]:
             envvar="TOKENYARD_REDIS_URL",
             show_envvar=True,
             callback=_from_group,
-            help="redis://, rediss:// or unix:// URL of the broker.",
+            help=REDIS_URL_HELP,
         ),
         click.Option(
             ["--yard"],

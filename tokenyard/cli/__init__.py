@@ -11,7 +11,7 @@ from tokenyard import __version__
 from tokenyard.broker import running_url
 from tokenyard.cli.places import default_data_dir
 from tokenyard.keys import is_name
-from tokenyard.program import YARD_DEFAULT, PlainCommand, YardChoice
+from tokenyard.program import REDIS_URL_HELP, YARD_DEFAULT, PlainCommand, YardChoice
 
 #: Where each subcommand lies. `coordinator` and `worker` are programs of their own as well.
 COMMANDS: Final = {
@@ -23,6 +23,17 @@ COMMANDS: Final = {
     "explain": "tokenyard.cli.explain:explain",
     "batch": "tokenyard.cli.batch:batch",
     "dead": "tokenyard.cli.dead:dead",
+    "requeue": "tokenyard.cli.requeue:requeue",
+    "empty": "tokenyard.cli.empty:empty",
+    "models": "tokenyard.cli.models:models",
+    "pause": "tokenyard.cli.pause:pause",
+    "unpause": "tokenyard.cli.pause:unpause",
+    "suspend": "tokenyard.cli.pause:suspend",
+    "resume": "tokenyard.cli.pause:resume",
+    "epoch": "tokenyard.cli.epoch:epoch",
+    "profile": "tokenyard.cli.profile:profile",
+    "drain": "tokenyard.cli.drain:drain",
+    "stop": "tokenyard.cli.drain:stop",
     "info": "tokenyard.cli.info:info",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
@@ -43,7 +54,7 @@ Without --redis-url, `up` starts a broker of its own, and the other commands fin
 COMMAND --help` explains each command and has examples.
 """
 EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 2 wrong usage,
-3 no usable broker or coordinator, 4 time is over."""
+3 no usable broker or coordinator, or workers that have not obeyed, 4 time is over."""
 
 
 class Commands(click.Group, PlainCommand):
@@ -78,7 +89,7 @@ def _yard_name(_: click.Context, __: click.Parameter, value: str) -> str:
     "--redis-url",
     envvar="TOKENYARD_REDIS_URL",
     show_envvar=True,
-    help="redis://, rediss:// or unix:// URL of the broker.",
+    help=REDIS_URL_HELP,
 )
 @click.option(
     "--yard",

@@ -1,0 +1,205 @@
+"""What the commands that give a signal share: their options, giving it, waiting, and saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+
+from tokenyard.admin import YardView, read_yard
+from tokenyard.cli.names import find_scope, living, said
+from tokenyard.cli.reach import opened
+from tokenyard.posture import (
+    ALL,
+    Conduct,
+    Invalid,
+    Order,
+    Postures,
+    Signal,
+    model_scope,
+    worker_scope,
+)
+from tokenyard.program import Exit
+from tokenyard.signals import Given, Holdout, Signals
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+#: What to do first, where a signal is not allowed.
+_FIRST: Final[Mapping[Signal, str]] = {
+    "UNPAUSE": "resume",
+    "SUSPEND": "pause",
+    "START_PROFILE": "resume",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the options say that all signals have."""
+
+    for_all: bool
+    model: str
+    worker: str
+    waits: bool
+    timeout_s: float
+    why: str
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.for_all, self.model, self.worker))) > 1:
+            raise click.UsageError("give one of --all, --model and --worker")
+
+    @property
+    def scope_options(self) -> str:
+        """The options that name the scope, for a command line that is proposed."""
+        if self.model:
+            return f" --model {self.model}"
+        return f" --worker {self.worker}" if self.worker else ""
+
+
+wait_option = click.option(
+    "--wait/--no-wait",
+    "waits",
+    default=True,
+    show_default=True,
+    help="Wait until all have obeyed.",
+)
+
+
+def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
+    """How long to wait for those who have to obey."""
+    return click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(0),
+        default=default_s,
+        show_default=True,
+        help="Seconds to wait for that.",
+    )
+
+
+why_option = click.option("--why", default="", help="In words; for the logs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_OPTIONS: Final = (
+    click.option("--all", "for_all", is_flag=True, help="All workers; the default."),
+    click.option("--model", default="", help="The workers that hold this model."),
+    click.option("--worker", default="", help="The worker of this name."),
+    wait_option,
+    timeout_option(120.0),
+    why_option,
+    json_option,
+)
+
+
+def order_options(command: CommandT) -> CommandT:
+    """Adds the options of `Asked` to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a signal."""
+
+    given: Given
+    holdouts: Sequence[Holdout]
+    #: Other scopes with workers of this one that are not RUNNING.
+    others: Mapping[str, Conduct]
+
+
+def give(ctx: click.Context, asked: Asked, signal: Signal, done: str, **more: Any) -> None:
+    """Give a signal, wait, say what came of it (``done``, where all obeyed), and end."""
+    outcome = _give(ctx, asked, signal, more)
+    if asked.as_json:
+        click.echo(msgspec.json.encode(_fields(outcome, asked)))
+    else:
+        _say(outcome, asked, done)
+    ctx.exit(Exit.UNAVAILABLE if outcome.holdouts else Exit.OK)
+
+
+def _give(ctx: click.Context, asked: Asked, signal: Signal, more: Mapping[str, Any]) -> Outcome:
+    with opened(ctx.obj) as (connection, keys):
+        signals = Signals(connection, keys)
+        view = read_yard(connection, keys)
+        scope = find_scope(view, signals.postures().by_scope, asked.model, asked.worker)
+        try:
+            given = signals.give(Order(signal=signal, scope=scope, why=asked.why, **more))
+        except Invalid as fault:
+            raise click.ClickException(f"{fault}{_first(signal, asked)}") from fault
+        holdouts = signals.wait(given, asked.timeout_s) if asked.waits else []
+        return Outcome(given, holdouts, _held_by_others(view, signals.postures(), scope))
+
+
+def _first(signal: Signal, asked: Asked) -> str:
+    verb = _FIRST.get(signal)
+    return f" (tokenyard {verb}{asked.scope_options})" if verb else ""
+
+
+def _held_by_others(view: YardView, postures: Postures, scope: str) -> dict[str, Conduct]:
+    """The other scopes that keep workers of this one from running."""
+    related = {ALL}
+    for worker in living(view):
+        if worker.info:
+            scopes = {ALL, worker_scope(worker.info.name)}
+            scopes |= {model_scope(worker.info.model)} if worker.info.model else set()
+            related |= scopes if scope in scopes else set()
+    if scope == ALL:
+        related |= set(postures.by_scope)
+    found = {each: postures.by_scope[each].conduct for each in related if each in postures.by_scope}
+    return {
+        each: conduct
+        for each, conduct in sorted(found.items())
+        if each != scope and conduct != "RUNNING"
+    }
+
+
+def _fields(outcome: Outcome, asked: Asked) -> dict[str, Any]:
+    given = outcome.given
+    return {
+        "signal": given.order.signal,
+        "scope": given.order.scope,
+        "ids": list(given.ids),
+        "redundant": given.is_redundant,
+        "waited": asked.waits,
+        "workers": list(given.workers),
+        "holdouts": holdout_fields(outcome.holdouts),
+        "others": dict(outcome.others),
+    }
+
+
+def holdout_fields(holdouts: Sequence[Holdout]) -> list[dict[str, str]]:
+    """Those who have not obeyed, for JSON."""
+    return [{"worker": one.worker, "name": one.name, "reason": one.reason} for one in holdouts]
+
+
+def _say(outcome: Outcome, asked: Asked, done: str) -> None:
+    given, scope = outcome.given, said(outcome.given.order.scope)
+    if given.order.signal in {"DRAIN", "STOP"} and not given.workers:
+        click.echo(f"{scope}: nobody is there")
+    elif given.is_redundant:
+        click.echo(f"{scope}: {done} already")
+    elif not asked.waits:
+        click.echo(f"{scope}: {given.order.signal} is given; `tokenyard info` shows who obeys")
+    elif not outcome.holdouts:
+        click.echo(f"{scope}: {done}")
+    if outcome.holdouts:
+        say_holdouts(outcome.holdouts, asked.timeout_s)
+    if given.order.signal == "UNPAUSE":
+        for other, conduct in outcome.others.items():
+            click.echo(f"still {conduct}: {said(other)}")
+
+
+def say_holdouts(holdouts: Sequence[Holdout], timeout_s: float) -> None:
+    """Who has not obeyed, and why."""
+    if all(one.reason for one in holdouts):
+        click.echo(f"Error: {_workers(len(holdouts))} refused:", err=True)
+    else:
+        click.echo(f"Error: {_workers(len(holdouts))} not obeyed after {timeout_s:g} s:", err=True)
+    for one in holdouts:
+        click.echo(f"  {one.name} ({one.worker}): {one.reason or 'has not answered'}", err=True)
+
+
+def _workers(count: int) -> str:
+    return "1 worker has" if count == 1 else f"{count} workers have"

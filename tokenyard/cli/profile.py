@@ -1,0 +1,48 @@
+"""`tokenyard profile`: the profilers of the engines."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from tokenyard.cli.orders import Asked, give, order_options
+from tokenyard.program import PlainCommand
+
+ABOUT: Final = """Start and stop the profilers of the engines.
+
+vLLM writes its traces where the engine argument `profiler_config` says, which must be in
+`engine_args` of the model; without it the worker refuses.
+
+\b
+Examples:
+  tokenyard profile start --worker gpu-1-0
+  tokenyard profile stop --worker gpu-1-0
+
+\b
+Exit statuses:
+  0  all have obeyed, or it was so already
+  1  it is not allowed now, or there is no such model or worker
+  3  no broker, or workers that have not obeyed: they are named
+"""
+
+
+@click.group(help=ABOUT, short_help="Start or stop the engines' profilers.")
+def profile() -> None:
+    """The group; its commands do the work."""
+
+
+@profile.command(cls=PlainCommand, short_help="Start them.")
+@order_options
+@click.pass_context
+def start(ctx: click.Context, /, **asked: Any) -> None:
+    """Start the profilers. Suspended workers have none: resume them first."""
+    give(ctx, Asked(**asked), "START_PROFILE", "profiling")
+
+
+@profile.command(cls=PlainCommand, short_help="Stop them.")
+@order_options
+@click.pass_context
+def stop(ctx: click.Context, /, **asked: Any) -> None:
+    """Stop the profilers; the traces are written then."""
+    give(ctx, Asked(**asked), "STOP_PROFILE", "not profiling")

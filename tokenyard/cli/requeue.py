@@ -1,0 +1,98 @@
+"""`tokenyard requeue`: requests that failed wait again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+import msgspec
+import redis
+
+from tokenyard.cli.reach import opened
+from tokenyard.dead_letters import DeadLetter, all_letters, requeue_letter
+from tokenyard.keys import Keys
+from tokenyard.program import Exit, PlainCommand
+from tokenyard.wire import DEFAULT_CLIENT
+
+ABOUT: Final = """Let requests that failed wait again, as if they had just been submitted.
+
+They are taken from the dead letters, by their ids, and keep these; their failed results give way to
+new ones. `tokenyard dead requeue` does the same by the names of the letters. A request that failed
+and is no dead letter was not kept: it was bad input, or was answered by its engine.
+
+\b
+Examples:
+  tokenyard requeue q7 --client ann
+  tokenyard requeue --all
+  tokenyard requeue --all --client ann --json
+
+The exit status is 1 where a request could not be requeued.
+"""
+#: What stands in the way, by the state of the ledger.
+_IN_THE_WAY: Final = {
+    "waiting": "waits already",
+    "assigned": "runs already",
+    "completed": "has completed",
+    "cancelled": "was cancelled; submit it again under another id",
+    "expired": "has expired; submit it again under another id",
+    "failed": "failed, and is no dead letter, so it was not kept: submit it again under another id",
+    "": "is not known here, and no dead letter",
+}
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Let requests that failed wait again.")
+@click.argument("ids", metavar="ID...", nargs=-1)
+@click.option("--all", "-a", "takes_all", is_flag=True, help="All that failed and were kept.")
+@click.option(
+    "--client",
+    help=f"Name that they were asked under.  [default: {DEFAULT_CLIENT}; with --all: any]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each request.")
+@click.pass_context
+def requeue(
+    ctx: click.Context, ids: tuple[str, ...], takes_all: bool, client: str | None, as_json: bool
+) -> None:
+    """Requeue each, say what became of it, and set the exit status."""
+    if bool(ids) == takes_all:
+        raise click.UsageError("name requests, or give --all")
+    failed = False
+    with opened(ctx.obj) as (connection, keys):
+        letters = _letters(connection, keys, client if takes_all else client or DEFAULT_CLIENT)
+        wanted = list(letters) if takes_all else [(client or DEFAULT_CLIENT, each) for each in ids]
+        for owner, name in wanted:
+            letter = letters.get((owner, name))
+            sid = requeue_letter(connection, keys, letter) if letter else ""
+            problem = "" if sid else _problem(connection, keys, owner, name)
+            _say(owner, name, sid, problem, as_json=as_json)
+            failed = failed or bool(problem)
+    ctx.exit(Exit.FAILED if failed else Exit.OK)
+
+
+def _letters(
+    connection: redis.Redis, keys: Keys, client: str | None
+) -> dict[tuple[str, str], DeadLetter]:
+    """The newest letter of each request that could be run again, by client and id."""
+
+    def found() -> Iterator[DeadLetter]:
+        for letter in all_letters(connection, keys):
+            if letter.is_answerable and client in {None, letter.client}:
+                yield letter
+
+    return {(letter.client, letter.id): letter for letter in found()}
+
+
+def _problem(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> str:
+    state: Any = connection.hget(keys.ledger(client, request_id), "state")
+    words = _IN_THE_WAY.get((state or b"").decode(errors="replace"), "cannot be requeued now")
+    return f"{client}/{request_id} {words}"
+
+
+def _say(client: str, request_id: str, sid: str, problem: str, *, as_json: bool) -> None:
+    if as_json:
+        rest = {"error": problem} if problem else {"server_id": sid}
+        click.echo(msgspec.json.encode({"client": client, "id": request_id, **rest}))
+    elif problem:
+        click.echo(f"Error: {problem}", err=True)
+    else:
+        click.echo(f"{client}/{request_id}: waits again as {sid}")
