@@ -119,3 +119,4 @@ class Publication:
 
     assignment: Assignment
     reply: Reply
+    epoch: int | None = None  # to be kept as that of the first published token, if none is
