@@ -15,11 +15,13 @@ import msgspec
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from coordinator.counts import Counts
 from coordinator.dispatcher import Deposed, Dispatcher
 from coordinator.history import Limits
 from coordinator.intake import Intake
 from coordinator.judge import Judge
 from coordinator.leadership import Leadership
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.models import Models
 from coordinator.placer import Placer
 from coordinator.rescuer import Rescuer
@@ -30,6 +32,7 @@ from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
+from tokenyard.metrics import Endpoint
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import WIRE_VERSION
 
@@ -66,8 +69,11 @@ class Coordinator:
         )
         self._bell = Bell()
         self._roster = Roster(self._connection, self._keys)
+        self._counts = Counts()
         self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
-        self._rescuer = Rescuer(self._connection, self._scripts, self._keys)
+        self._rescuer = Rescuer(
+            self._connection, self._scripts, self._keys, on_moved=self._count_moved
+        )
         self._intake = Intake(
             self._connection,
             self._keys,
@@ -93,8 +99,14 @@ class Coordinator:
             self._selection,
             max_batch=settings.max_batch,
         )
+            counts=self._counts,
         self._placer = Placer(
-            self._scripts, self._roster, self._dispatcher, settings, self._selection.record
+            self._scripts,
+            self._roster,
+            self._dispatcher,
+            settings,
+            self._selection.record,
+            self._counts,
         )
         self._sweeper = Sweeper(
             self._connection,
@@ -114,6 +126,12 @@ class Coordinator:
         self._backlog = 0  # entries of lost workers that the rescuer has yet to move
 
     @classmethod
+        self._endpoint: Endpoint | None = None
+        if settings.metrics_port:
+            metrics = CoordinatorMetrics(
+                self._counts, settings.redis_url, self._keys, lambda: self._leadership.token
+            )
+            self._endpoint = Endpoint(metrics, settings.metrics_host, settings.metrics_port)
     def entrypoint(
         cls, settings: CoordinatorSettings, ready_event: ProcessEvent | None = None
     ) -> int:
@@ -141,6 +159,8 @@ class Coordinator:
         self._selection.start()
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while not self._is_stopped:
+        if self._endpoint:
+            self._endpoint.start()
             try:
                 self.run_once()
                 failures = 0
@@ -216,6 +236,7 @@ class Coordinator:
         info: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": self._settings.name,
+        self._counts.know(self._models.bases)
             "models": msgspec.json.encode(self._models.names),
             "adapters": msgspec.json.encode(self._models.adapters),
             "default_model": self._models.only,
@@ -265,6 +286,11 @@ class Coordinator:
     def _dispatch(self) -> None:
         self._dispatcher.run_once(
             self._leadership.token, may_place=self._complete, block_ms=self._patience_ms()
+    def _count_moved(self, worker: str, count: int) -> None:
+        """Requests were taken back from a lost worker."""
+        member = self._roster.members.get(worker)
+        self._counts.took_back(member.lease_ms if member else 0, count)
+
         )
 
     def _patience_ms(self) -> int:
@@ -283,3 +309,5 @@ class Coordinator:
             self._leadership.resign()
         self._selection.close()
         self._connection.close()
+        if self._endpoint:
+            self._endpoint.stop()
