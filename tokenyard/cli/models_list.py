@@ -164,7 +164,11 @@ def _state(holder: Holder, posture: Posture) -> str:
     """Its state, and what it does otherwise than the model's posture says."""
     info = holder.info
     differs: list[str] = [info.conduct] if info.conduct != posture.conduct else []
-    differs += [f"epoch {info.epoch}"] if info.epoch != posture.epoch else []
+    differs += (
+        ["no epoch" if info.epoch is None else f"epoch {info.epoch}"]
+        if info.epoch != posture.epoch
+        else []
+    )
     differs += [f"weights {info.weights or 'its own'}"] if info.weights != posture.weights else []
     return ", ".join([f"{holder.worker} {info.state}", *differs])
 

@@ -109,13 +109,18 @@ class Outcome:
     others: Mapping[str, Conduct]
 
 
-def give(ctx: click.Context, asked: Asked, signal: Signal, done: str, **more: Any) -> None:
-    """Give a signal, wait, say what came of it (``done``, where all obeyed), and end."""
+def give(
+    ctx: click.Context, asked: Asked, signal: Signal, done: str, already: str = "", **more: Any
+) -> None:
+    """Give a signal, wait, say what came of it, and end.
+
+    ``done`` says how things are where all obeyed, ``already`` where nothing was to change.
+    """
     outcome = _give(ctx, asked, signal, more)
     if asked.as_json:
         click.echo(msgspec.json.encode(_fields(outcome, asked)))
     else:
-        _say(outcome, asked, done)
+        _say(outcome, asked, done, already or f"{done} already")
     ctx.exit(Exit.UNAVAILABLE if outcome.holdouts else Exit.OK)
 
 
@@ -174,14 +179,14 @@ def holdout_fields(holdouts: Sequence[Holdout]) -> list[dict[str, str]]:
     return [{"worker": one.worker, "name": one.name, "reason": one.reason} for one in holdouts]
 
 
-def _say(outcome: Outcome, asked: Asked, done: str) -> None:
+def _say(outcome: Outcome, asked: Asked, done: str, already: str) -> None:
     given, scope = outcome.given, said(outcome.given.order.scope)
     if given.order.signal in {"DRAIN", "STOP"} and not given.workers:
         click.echo(f"{scope}: nobody is there")
     elif given.is_redundant:
-        click.echo(f"{scope}: {done} already")
+        click.echo(f"{scope}: {already}")
     elif not asked.waits:
-        click.echo(f"{scope}: {given.order.signal} is given; `tokenyard info` shows who obeys")
+        click.echo(f"{scope}: {given.order.signal} is given")
     elif not outcome.holdouts:
         click.echo(f"{scope}: {done}")
     if outcome.holdouts:

@@ -84,7 +84,7 @@ def pause(ctx: click.Context, /, mode: PauseMode, **asked: Any) -> None:
 @click.pass_context
 def unpause(ctx: click.Context, /, **asked: Any) -> None:
     """Give UNPAUSE."""
-    give(ctx, Asked(**asked), "UNPAUSE", "not paused")
+    give(ctx, Asked(**asked), "UNPAUSE", "unpaused", "not paused")
 
 
 @click.command(cls=PlainCommand, help=SUSPEND, short_help="Let paused workers free their devices.")
@@ -102,4 +102,4 @@ def suspend(ctx: click.Context, /, **asked: Any) -> None:
 @click.pass_context
 def resume(ctx: click.Context, /, **asked: Any) -> None:
     """Give RESUME."""
-    give(ctx, Asked(**asked), "RESUME", "not suspended")
+    give(ctx, Asked(**asked), "RESUME", "awake, and paused", "not suspended")

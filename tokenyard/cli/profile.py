@@ -45,4 +45,4 @@ def start(ctx: click.Context, /, **asked: Any) -> None:
 @click.pass_context
 def stop(ctx: click.Context, /, **asked: Any) -> None:
     """Stop the profilers; the traces are written then."""
-    give(ctx, Asked(**asked), "STOP_PROFILE", "not profiling")
+    give(ctx, Asked(**asked), "STOP_PROFILE", "not profiling any more", "not profiling")
