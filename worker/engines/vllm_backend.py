@@ -55,9 +55,9 @@ class VllmBackend:
             give_back()
         return stopwatch.phases_s
 
-    def load(self, spec: ModelSpec, group: Group | None = None) -> Engine:
+    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
         """Make an engine; see `worker.engines.Backend.load`."""
-        return self._load(spec, group)
+        return self._load(spec, group, weights)
 
     def attend(self, group: Group) -> None:
         """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
@@ -78,13 +78,13 @@ class VllmBackend:
         device = 0 if self._is_on_cpu else torch.cuda.memory_reserved(self._device)
         return Memory(host=psutil.Process().memory_info().rss, device=device)
 
-    def _load(self, spec: ModelSpec, group: Group | None = None) -> VllmEngine:
+    def _load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> VllmEngine:
         from worker.engines.vllm_engine import VllmEngine
 
         with held_back(has_kernels=self._has_kernels):
             executor = _executor_for(group) if group else None
             try:
-                engine = VllmEngine(spec, device=self._device, executor=executor)
+                engine = VllmEngine(spec, device=self._device, executor=executor, weights=weights)
             except BaseException as fault:
                 if executor is not None:
                     executor.release()
