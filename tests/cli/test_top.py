@@ -7,7 +7,7 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
     assert binary
     server = Server("valkey", binary, tmp_path)
     server.start()
+    turns: Iterator[Callable[[], None]]
     turns = iter([server.kill, lambda: None, server.start, lambda: None])
 
     def pause() -> bool:

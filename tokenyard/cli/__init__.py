@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "stop": "tokenyard.cli.drain:stop",
     "info": "tokenyard.cli.info:info",
     "top": "tokenyard.cli.top:top",
+    "doctor": "tokenyard.cli.doctor:doctor",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
 }
