@@ -198,10 +198,9 @@ def _say(outcome: Outcome, asked: Asked, done: str, already: str) -> None:
 
 def say_holdouts(holdouts: Sequence[Holdout], timeout_s: float) -> None:
     """Who has not obeyed, and why."""
-    if all(one.reason for one in holdouts):
-        click.echo(f"Error: {_workers(len(holdouts))} refused:", err=True)
-    else:
-        click.echo(f"Error: {_workers(len(holdouts))} not obeyed after {timeout_s:g} s:", err=True)
+    is_over = any(not one.reason for one in holdouts)
+    after = f" after {timeout_s:g} s" if is_over else ""
+    click.echo(f"Error: {_workers(len(holdouts))} not obeyed{after}:", err=True)
     for one in holdouts:
         click.echo(f"  {one.name} ({one.worker}): {one.reason or 'has not answered'}", err=True)
 
