@@ -28,11 +28,12 @@ from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.sweeper import Sweeper
+from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
-from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
 from tokenyard.metrics import Endpoint
+from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import WIRE_VERSION
 
@@ -68,8 +69,8 @@ class Coordinator:
             dead_maxlen=settings.dead_maxlen,
         )
         self._bell = Bell()
-        self._roster = Roster(self._connection, self._keys)
         self._counts = Counts()
+        self._roster = Roster(self._connection, self._keys)
         self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
         self._rescuer = Rescuer(
             self._connection, self._scripts, self._keys, on_moved=self._count_moved
@@ -98,8 +99,8 @@ class Coordinator:
             ),
             self._selection,
             max_batch=settings.max_batch,
-        )
             counts=self._counts,
+        )
         self._placer = Placer(
             self._scripts,
             self._roster,
@@ -117,6 +118,7 @@ class Coordinator:
                 self._leadership.token, entry, refused
             ),
         )
+        self._wishes = Wishes(self._connection, self._scripts, self._keys)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""
@@ -124,14 +126,14 @@ class Coordinator:
         self._quiet_until = 0.0
         self._complete = settings.expect_workers == 0
         self._backlog = 0  # entries of lost workers that the rescuer has yet to move
-
-    @classmethod
         self._endpoint: Endpoint | None = None
         if settings.metrics_port:
             metrics = CoordinatorMetrics(
                 self._counts, settings.redis_url, self._keys, lambda: self._leadership.token
             )
             self._endpoint = Endpoint(metrics, settings.metrics_host, settings.metrics_port)
+
+    @classmethod
     def entrypoint(
         cls, settings: CoordinatorSettings, ready_event: ProcessEvent | None = None
     ) -> int:
@@ -157,10 +159,10 @@ class Coordinator:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self.stop())
         self._selection.start()
-        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
-        while not self._is_stopped:
         if self._endpoint:
             self._endpoint.start()
+        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        while not self._is_stopped:
             try:
                 self.run_once()
                 failures = 0
@@ -195,6 +197,7 @@ class Coordinator:
         self._follow_roster()
         self._rescue()
         self._sweeper.run_once()
+        self._wishes.run_once(is_woken=self._intake.take_wished())
         if self._complete:
             self._placer.run_once(self._leadership.token)
         self._dispatch()
@@ -233,10 +236,10 @@ class Coordinator:
 
     def _publish_handshake(self) -> None:
         self._recall_models()
+        self._counts.know(self._models.bases)
         info: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": self._settings.name,
-        self._counts.know(self._models.bases)
             "models": msgspec.json.encode(self._models.names),
             "adapters": msgspec.json.encode(self._models.adapters),
             "default_model": self._models.only,
@@ -283,19 +286,19 @@ class Coordinator:
         if not self._backlog:
             self._roster.mark_stale()
 
-    def _dispatch(self) -> None:
-        self._dispatcher.run_once(
-            self._leadership.token, may_place=self._complete, block_ms=self._patience_ms()
     def _count_moved(self, worker: str, count: int) -> None:
         """Requests were taken back from a lost worker."""
         member = self._roster.members.get(worker)
         self._counts.took_back(member.lease_ms if member else 0, count)
 
+    def _dispatch(self) -> None:
+        self._dispatcher.run_once(
+            self._leadership.token, may_place=self._complete, block_ms=self._patience_ms()
         )
 
     def _patience_ms(self) -> int:
         """How long this turn may wait for something to read."""
-        if self._backlog or self._sweeper.has_more:
+        if self._backlog or self._sweeper.has_more or self._wishes.has_more:
             return 0
         return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
 
@@ -308,6 +311,6 @@ class Coordinator:
         with contextlib.suppress(redis.RedisError):
             self._leadership.resign()
         self._selection.close()
-        self._connection.close()
         if self._endpoint:
             self._endpoint.stop()
+        self._connection.close()

@@ -21,6 +21,7 @@ from tokenyard.errors import (
     BrokerUnavailable,
     DeadlineUnmeetable,
     InvalidRequest,
+    NotPermitted,
     QueueFull,
     SettingsError,
     TokenyardError,
@@ -39,7 +40,8 @@ from tokenyard.ledger import (
     status_commands,
 )
 from tokenyard.operations import Ask, Pause, Steps
-from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, place_of
+from tokenyard.replies import TERMINAL
+from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, Wished, place_of
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
@@ -53,6 +55,10 @@ _MOST_REQUESTS: Final = 256
 _MOST_BYTES: Final = 1024 * 1024
 #: A client that closes cancels so many requests itself; the coordinator cancels the rest.
 _MOST_CANCELLED: Final = 100
+#: Between looks whether the leader has granted a wish, and between its repetitions.
+_FIRST_LOOK_S: Final = 0.002
+_LONGEST_LOOK_S: Final = 0.2
+_WISH_AGAIN_S: Final = 1.0
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
 
@@ -95,6 +101,7 @@ class Dialogue:
         self._drafter = Drafter(self.client_id, self._tokenizer)
         self._session = Session(time.monotonic())
         self._attendance = Attendance()
+        self._may_cancel = True  # until the server says otherwise
 
     # Meeting the yard
 
@@ -245,7 +252,18 @@ class Dialogue:
         return read_status(request_id, answers)
 
     def cancel(self, request_id: str) -> Steps[Cancellation]:
-        """Cancel a request wherever it is; raises `WaitTimeout` where it cannot be got hold of."""
+        """Cancel a request wherever it is; raises `WaitTimeout` where it cannot be got hold of.
+
+        Without the right to do so it asks the leader to.
+        """
+        if self._may_cancel:
+            try:
+                return (yield from self._cancel(request_id))
+            except NotPermitted:
+                self._may_cancel = False
+        return (yield from self._wish(request_id))
+
+    def _cancel(self, request_id: str) -> Steps[Cancellation]:
         for _ in range(CANCEL_LOOKS):
             [seen] = yield Ask([place_command(self.keys, self.client_id, request_id)])
             state, where = place_of(seen)
@@ -260,6 +278,34 @@ class Dialogue:
         if exchange is not None and code is Cancelled.FORESTALLED:
             yield from self._catch_up([exchange])  # its result is not in our stream
         return Cancellation[code.name]
+
+    def _wish(self, request_id: str) -> Steps[Cancellation]:
+        """Have the leader cancel a request; raises `WaitTimeout` where none does."""
+        state = before = yield from self._state(request_id)
+        give_up = time.monotonic() + self._connect_timeout_s
+        again, pause_s = 0.0, _FIRST_LOOK_S
+        while state not in TERMINAL:
+            now = time.monotonic()
+            if now >= give_up or self.is_closed:
+                raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
+            if now >= again:
+                # More than once: who was to hear of it may have died.
+                if (yield scripts.wish(self.keys, self.client_id, request_id)) is Wished.FULL:
+                    raise WaitTimeout("too many cancels wait for a coordinator; try again later")
+                again = now + _WISH_AGAIN_S
+            yield Pause(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+            state = yield from self._state(request_id)
+        if before in TERMINAL or state != "cancelled":
+            return Cancellation.OVER
+        exchange = self._session.find(request_id)
+        if exchange is not None:
+            yield from self._catch_up([exchange])  # its result may not be in our stream
+        return Cancellation.CANCELLED if before else Cancellation.FORESTALLED
+
+    def _state(self, request_id: str) -> Steps[str]:
+        [seen] = yield Ask([place_command(self.keys, self.client_id, request_id)])
+        return place_of(seen)[0]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Follow these no longer."""
@@ -307,9 +353,13 @@ class Dialogue:
         """Cancel what was to end with this client, and delete the replies that were read."""
         attendance = self._attendance
         unfinished = attendance.unfinished()[:_MOST_CANCELLED]
-        for name in unfinished:
-            yield from self.cancel(name)
-        attendance.end(unfinished)
+        if self._may_cancel:
+            try:
+                for name in unfinished:
+                    yield from self._cancel(name)
+                attendance.end(unfinished)
+            except NotPermitted:
+                pass  # the coordinator will, at our good-bye
         if attendance.has_any:
             ended = attendance.take_ended(time.monotonic())
             yield scripts.attend(self.keys, self.client_id, ended, lease_ms=0)

@@ -137,6 +137,15 @@ class Keys:
         """Set: ids of the requests to cancel when that client's lease ends."""
         return self._key(f"attached:{client}")
 
+    def wishes(self, client: str) -> str:
+        """Set: ids of its requests that a client without the right to cancel wants cancelled."""
+        return self._key(f"wishes:{client}")
+
+    @property
+    def wishers(self) -> str:
+        """Stream of clients that have wishes, bounded; it wakes the leader."""
+        return self._key("wishers")
+
     @property
     def info(self) -> str:
         """Hash: what a client learns at the handshake, and the yard's counters."""

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from click.testing import CliRunner
 
+from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request
 from tests.support.processes import Plant
@@ -15,7 +16,9 @@ from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.cli import main
+from tokenyard.posture import Order
 from tokenyard.scripts import Scripts
+from tokenyard.signals import Signals
 from tokenyard.wire import Request, SamplingParams, request_fields
 from worker.engines.crash_points import FAULTY, POISON
 
@@ -99,6 +102,16 @@ def client_asks_by_hand(day: Day) -> None:
     assert answer
 
 
+def client_cancels(day: Day) -> None:
+    """It tries to, is refused once, and asks the coordinator from then on."""
+    assert denied(day.server) == []
+    with day.client() as client:
+        for _ in range(2):
+            client.submit([1], model="sim", max_tokens=2000).cancel()
+    [refused] = denied(day.server)
+    assert refused.startswith("client: toplevel key")
+
+
 def client_vanishes(day: Day) -> None:
     """What was to end with its client does."""
     left = request(max_tokens=2000)
@@ -179,6 +192,14 @@ def operator_acts(day: Day) -> None:
     day.push(waiting)
     day.command("cancel", waiting.id, "--client", "client")
     day.command("cancel", running.id, "--client", "client")
+
+
+def operator_signals(day: Day) -> None:
+    """Postures that are given and taken back."""
+    with day.connect("admin") as connection:
+        signals = Signals(connection, day.keys)
+        for signal in ("PAUSE", "SUSPEND", "RESUME", "UNPAUSE"):
+            assert not signals.give(Order(signal=signal)).is_redundant
 
 
 def everybody_goes(day: Day) -> None:

@@ -30,6 +30,7 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "renew": scripts.Renewed,
     "cancel": scripts.Cancelled,
     "hand_back": scripts.HandedBack,
+    "wish": scripts.Wished,
 }
 #: The scripts call a success by what they did, the enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
@@ -163,6 +164,8 @@ BUILDERS = {
     "departed": {r"\.departed\b"},
     "clients": {r"\.clients\b"},
     "attached": {r"\.attached\("},
+    "wishes": {r"\.wishes\("},
+    "wishers": {r"\.wishers\b"},
     "control": {r"\.control\b"},
     "acks": {r"\.acks\("},
     "posture": {r"\.posture\b"},

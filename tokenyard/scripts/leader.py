@@ -37,7 +37,8 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, GROUP]
         for item in info.items():
             args.extend(item)
-        return bool(self._run("take_over", [*keys, self.keys.events], args) == 1)
+        keys += [self.keys.events, self.keys.wishers]
+        return bool(self._run("take_over", keys, args) == 1)
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries onto lanes; one code for each, all NOT_LEADER for a deposed leader."""
