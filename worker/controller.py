@@ -18,6 +18,7 @@ import redis
 from tokenyard.commands import Acknowledgement, Command
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
+from tokenyard.metrics import Endpoint
 from tokenyard.scripts import Scripts, Why
 from tokenyard.settings import WorkerSettings
 from tokenyard.worker_info import WorkerInfo
@@ -25,7 +26,8 @@ from worker.allocation import Goal, fits
 from worker.catalog import HostEntry, read_catalog
 from worker.command_reader import CommandReader
 from worker.membership import Membership
-from worker.messages import Done, Fenced, Profile, Reset, Serve, ToController
+from worker.messages import Beat, Done, Fenced, Profile, Reset, Serve, ToController
+from worker.metrics import HostMetrics
 from worker.orders import Orders
 from worker.pool import Pool
 from worker.pooled import Pooled, State
@@ -53,6 +55,11 @@ class Controller:
         self._pool = Pool(settings, self)
         self._orders = Orders(self._pool, self._catalog, self._acknowledge)
         self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
+        names = [member.name for member in self._pool.members]
+        self._metrics = HostMetrics(names, self._catalog.keys())
+        self._endpoint: Endpoint | None = None
+        if settings.metrics_port:
+            self._endpoint = Endpoint(self._metrics, settings.metrics_host, settings.metrics_port)
         self._signals = 0
 
     def run(self) -> int:
@@ -70,6 +77,8 @@ class Controller:
         self._reader.stop()
         self._pool.stop()
         self._membership.stop()
+        if self._endpoint:
+            self._endpoint.stop()
         self._connection.close()
         return 0
 
@@ -79,6 +88,8 @@ class Controller:
         self._pool.bell.ring()
 
     def _start(self) -> None:
+        if self._endpoint:
+            self._endpoint.start()
         self._pool.start()
         self._membership.publish(self._host.info)
         self._membership.start()
@@ -159,6 +170,7 @@ class Controller:
         """It has come into another state."""
         if member.worker:
             self._membership.show(member.worker, self._entry(member))
+        self._metrics.changed(member)
         self._orders.changed(member)
 
     def serves(self, member: Pooled) -> None:
@@ -186,6 +198,7 @@ class Controller:
     def died(self, member: Pooled, why: Why, reason: str) -> None:
         """Its lane is given up at once."""
         self._leave(member, why, reason)
+        self._metrics.ended(member, why)
         member.note_error("" if why == "left" else reason)
         self._orders.died(member, reason)
 
@@ -203,6 +216,8 @@ class Controller:
     def heard(self, member: Pooled, message: ToController) -> None:
         """News from a worker."""
         match message:
+            case Beat():
+                self._metrics.heard(member, message)
             case Fenced(worker):
                 self._leave_behind(worker)
             case Done(errand) if isinstance(errand, Reset | Profile):

@@ -9,6 +9,7 @@ from tokenyard.posture import PauseMode
 from tokenyard.replies import Reply
 from tokenyard.wire import Assignment
 from tokenyard.worker_info import Tally
+from worker.counts import Counts
 from worker.engines import EngineInfo, Group, Memory
 from worker.models import ModelSpec
 
@@ -169,6 +170,24 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """One of an engine's own metrics: values by name and labels, as Prometheus has them."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Sequence[tuple[str, tuple[tuple[str, str], ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine measures of itself since it was made; ``engine`` is its number."""
+
+    engine: int
+    metrics: Sequence[Measured]
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """To the controller, once a second: how far it came, whether work waits, what it has done."""
 
@@ -176,6 +195,8 @@ class Beat:
     unfinished: int
     tally: Tally = field(default_factory=Tally)
     error: str = ""  # what the engine could not do the last time
+    counts: Counts | None = None  # where somebody reads metrics
+    stats: EngineStats | None = None  # likewise, while an engine has any
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,7 @@ class Pool:
                 self._refused(member, reason)
             case Beat():
                 member.note_beat(message)
+                self._owner.heard(member, message)
             case Drained():
                 member.drained()
             case Failed(reason):

@@ -18,12 +18,14 @@ from tokenyard.settings import WorkerSettings
 from worker.care import Care
 from worker.engines import Backend, Engine, Group
 from worker.engines.loading import make_backend
+from worker.engines.vllm_stats import read_stats
 from worker.local_term import LOCAL, PipeTerm
 from worker.loop import Delivery, EngineLoop, Item, Stale, Term
 from worker.messages import (
     Abort,
     Attach,
     Beat,
+    EngineStats,
     Failed,
     Give,
     Load,
@@ -76,6 +78,7 @@ class WorkerProcess:
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
         self._tally = RunningTally()
+        self._loads = 0  # engines made, also in vain
 
     def run(self) -> None:
         """Warm up, then obey until told to stop."""
@@ -86,6 +89,7 @@ class WorkerProcess:
         self._tell(Warm(backend.memory(), phases_s))
         while self._obey(backend, self._inbox.get()):
             pass
+        self._tell(self._next_beat(None))  # what was published since the last
         log.info("device %d: process stops", self._device)
 
     def _obey(self, backend: Backend, command: Item) -> bool:
@@ -105,6 +109,7 @@ class WorkerProcess:
 
     def _hold(self, backend: Backend, spec: ModelSpec, group: Group | None) -> bool:
         """Load a model and serve it until it has to go; whether the process goes on."""
+        self._loads += 1
         try:
             engine = backend.load(spec, group)
         except Exception as fault:
@@ -147,9 +152,21 @@ class WorkerProcess:
                 return
 
     def _next_beat(self, loop: EngineLoop | None) -> Beat:
+        counts, error = (
+            self._tally.counts() if self._settings.metrics_port else None,
+            self._tally.error,
+        )
         if loop is None:
-            return Beat(0, 0, error=self._tally.error)
-        return Beat(loop.progress, loop.unfinished, self._tally.now(), self._tally.error)
+            return Beat(0, 0, error=error, counts=counts)
+        return Beat(
+            loop.progress, loop.unfinished, self._tally.now(), error, counts, self._read_stats()
+        )
+
+    def _read_stats(self) -> EngineStats | None:
+        """What the engine measures of itself, where somebody reads it."""
+        if not self._settings.metrics_port or self._settings.engine != "vllm":
+            return None
+        return EngineStats(self._loads, read_stats())
 
     def _die_with_controller(self) -> None:
         """Without a controller nobody renews the lease: end at once, the lane will be rescued."""

@@ -78,7 +78,7 @@ class YardTerms:
     def __call__(self, worker: str, loop: EngineLoop) -> YardTerm:
         """The term of ``worker``, not started."""
         settings, inbox = self._settings, loop.inbox
-        self._tally.begin()
+        self._tally.begin(self._info.model)
         scripts = Scripts(self._connect(), self._keys, reply_maxlen=settings.reply_maxlen)
         publisher = Publisher(
             scripts,

@@ -61,9 +61,11 @@ class VllmEngine:
         device: int = 0,
         executor: type[Executor] | None = None,
         weights: str = "",
+        log_stats: bool = False,
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
+        With ``log_stats`` vLLM counts what it does, for `worker.engines.vllm_stats`.
         Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
         And `Unsupported` for weights that do not fit.
         """
@@ -81,7 +83,7 @@ class VllmEngine:
             self._adapters = lora_requests(spec)
         with self._stopwatch.phase(EXECUTOR):
             self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
-                config, disable_log_stats=True
+                config, disable_log_stats=not log_stats
             )
         model = config.model_config
         self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
