@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "info": "tokenyard.cli.info:info",
     "top": "tokenyard.cli.top:top",
     "doctor": "tokenyard.cli.doctor:doctor",
+    "bench": "tokenyard.cli.bench:bench",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
 }
