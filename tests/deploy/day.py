@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import urllib.request
 from typing import Any
 
 import redis
@@ -12,6 +13,7 @@ from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request
 from tests.support.processes import Plant
+from tests.support.servers import free_port
 from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client
@@ -33,6 +35,7 @@ class Day:
         self.server = server
         self.plant = Plant(server.url_of("admin"))
         self.keys = self.plant.keys
+        self.metrics_port = free_port()
 
     def url(self, user: str) -> str:
         """So that `MONITOR` tells who asks for what."""
@@ -42,6 +45,7 @@ class Day:
         return redis.Redis.from_url(self.url(user), socket_timeout=30.0)
 
     def coordinator(self, **options: object) -> None:
+        options = {"metrics_port": self.metrics_port, **options}
         self.plant.coordinator(redis_url=self.url("coordinator"), **options)
         self.plant.wait_for_leader()
 
@@ -192,6 +196,12 @@ def operator_acts(day: Day) -> None:
     day.push(waiting)
     day.command("cancel", waiting.id, "--client", "client")
     day.command("cancel", running.id, "--client", "client")
+
+
+def metrics_are_read(day: Day) -> None:
+    """Prometheus asks the coordinator, which looks at the yard for it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{day.metrics_port}/metrics", timeout=30) as page:
+        assert b"tokenyard_" in page.read()
 
 
 def operator_signals(day: Day) -> None:

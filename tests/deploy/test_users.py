@@ -90,6 +90,7 @@ def test_a_day_of_work_is_refused_to_nobody(guarded: GuardedServer) -> None:
         work.models_are_placed(day)
         work.operator_acts(day)
         work.operator_signals(day)
+        work.metrics_are_read(day)
         work.everybody_goes(day)
 
     # I expect that nothing was refused to anybody,
