@@ -207,6 +207,13 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
+class Surplus:
+    """To the controller: ``worker`` was given what it may not begin, and has let go of its lane."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """To the controller: nothing is left to do."""
 
@@ -229,5 +236,16 @@ ToProcess = (
     Load | Attach | Serve | Drain | Unload | Sleep | Wake | Pause | Errand | Give | Abort | Stop
 )
 ToController = (
-    Warm | Ready | Asleep | Done | Refusal | Paused | Beat | Fenced | Drained | Failed | Made
+    Warm
+    | Ready
+    | Asleep
+    | Done
+    | Refusal
+    | Paused
+    | Surplus
+    | Beat
+    | Fenced
+    | Drained
+    | Failed
+    | Made
 )

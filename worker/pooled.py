@@ -23,6 +23,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
 from tokenyard.worker_info import Tally
+from worker.conduct import Bearing
 from worker.engines import EngineInfo, Group, Memory
 from worker.messages import (
     Asleep,
@@ -100,6 +101,9 @@ class Pooled:
         self.device = device
         self.state = State.DOWN
         self.worker = ""  # its name in the yard, with incarnation, while it has one
+        self.served = ""  # the incarnation whose lane it has been told to consume
+        self.is_spent = False  # that incarnation has let go of its lane, and has to leave
+        self.bearing = Bearing()  # what it does of what operators want
         self.spec: ModelSpec | None = None  # what it holds, or is about to
         self.group: Group | None = None
         self.engine: EngineInfo | None = None
@@ -114,6 +118,7 @@ class Pooled:
         self.end: Why | None = None  # how its end counts where that is known better
         self.sleep_level = 0  # at which it is to sleep when it gives way; 0: as its model says
         self.is_doomed = False  # its process is to end once it has nothing to do
+        self.is_last = False  # no process is to follow this one
         self.tally = Tally()  # what it has published under its present name
         self.last_error = ""  # why its process died the last time, or what its engine could not do
         self.last_error_ms = 0  # unix time of that
@@ -218,6 +223,7 @@ class Pooled:
         self.memory, self.phases_s = message.memory, message.phases_s
         self.baseline = self.baseline or message.memory
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
+        self.bearing, self.served = Bearing(), ""
         self.tally = Tally()
         self._enter(State.WARM)
 
@@ -231,6 +237,7 @@ class Pooled:
     def asleep(self, message: Asleep) -> None:
         """The engine sleeps."""
         self.memory, self.phases_s = message.memory, {"sleep": message.seconds}
+        self.served = ""
         self._enter(State.ASLEEP)
 
     def drained(self) -> None:
@@ -349,7 +356,8 @@ class Pooled:
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
         self.tally = Tally()
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
-        self._enter(State.DOWN)
+        self.bearing, self.served, self.is_spent = Bearing(), "", False
+        self._enter(State.STOPPED if self.is_last else State.DOWN)
         if is_replaced:
             self._failures, self.start_at = 0, time.monotonic()
         else:

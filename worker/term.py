@@ -40,6 +40,15 @@ class YardTerm:
         return self._publisher.runs
 
     @property
+    def epoch(self) -> int | None:
+        """The generation epoch in which the events are made that come now."""
+        return self._publisher.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int | None) -> None:
+        self._publisher.epoch = epoch
+
+    @property
     def attempts(self) -> int:
         """Calls made to the server."""
         return self._publisher.attempts

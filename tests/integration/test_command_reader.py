@@ -23,7 +23,7 @@ def taken() -> list[tuple[str, Command]]:
 @pytest.fixture
 def reader(broker: Server, keys: Keys, taken: list[tuple[str, Command]]) -> Iterator[CommandReader]:
     own = redis.Redis.from_url(broker.url, socket_timeout=10.0)
-    made = CommandReader(own, keys, lambda *one: taken.append(one), block_ms=100)
+    made = CommandReader(own, keys, lambda *one: taken.append(one), lambda: None, block_ms=100)
     yield made
     made.stop()
     if made._thread.is_alive():
