@@ -45,8 +45,7 @@ while k <= #KEYS do
   add_replies(destination, kind, items, ARGV[2])
 end
 for i = a, #ARGV, 3 do
-  if replies[tonumber(ARGV[i])] == PUBLISHED then
-    redis.call('HSETNX', KEYS[tonumber(ARGV[i + 1])], 'epoch', ARGV[i + 2])
-  end
+  local number, place = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
+  if replies[number] == PUBLISHED then redis.call('HSETNX', KEYS[place], 'epoch', ARGV[i + 2]) end
 end
 return replies
