@@ -60,7 +60,7 @@ class _KnownName(StringParamType):
 def _known(names: Names, given: Mapping[str, Any]) -> list[str]:
     """The names, where a broker says them in time; in a thread, for DNS knows no time-out."""
     yard = str(given.get("yard") or YARD_DEFAULT)
-    url = given.get("redis_url") or running_url(default_data_dir(yard))
+    url = str(given.get("redis_url") or running_url(default_data_dir(yard)) or "")
     found: list[str] = []
 
     def ask() -> None:
