@@ -25,7 +25,7 @@ _PROGRAM: Final = "tokenyard"
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Complete commands by the tabulator.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script for a shell: SHELL is bash (4.4 or newer), zsh or fish."""
