@@ -28,6 +28,7 @@ from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.sweeper import Sweeper
+from coordinator.spans import QueueSpans
 from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
@@ -36,6 +37,7 @@ from tokenyard.metrics import Endpoint
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import WIRE_VERSION
+from tokenyard.tracing import Tracer
 
 log = logging.getLogger("tokenyard.coordinator")
 
@@ -71,6 +73,7 @@ class Coordinator:
         self._bell = Bell()
         self._counts = Counts()
         self._roster = Roster(self._connection, self._keys)
+        self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
         self._rescuer = Rescuer(
             self._connection, self._scripts, self._keys, on_moved=self._count_moved
@@ -101,6 +104,7 @@ class Coordinator:
             max_batch=settings.max_batch,
             counts=self._counts,
         )
+            spans=QueueSpans(self._tracer, settings.yard),
         self._placer = Placer(
             self._scripts,
             self._roster,
@@ -161,6 +165,7 @@ class Coordinator:
         self._selection.start()
         if self._endpoint:
             self._endpoint.start()
+        self._tracer.start()
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while not self._is_stopped:
             try:
@@ -314,3 +319,4 @@ class Coordinator:
         if self._endpoint:
             self._endpoint.stop()
         self._connection.close()
+        self._tracer.stop()

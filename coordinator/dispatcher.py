@@ -20,12 +20,14 @@ from coordinator.policies import Lane
 from coordinator.rate import Rate
 from coordinator.roster import Roster
 from coordinator.selection import Selection
+from coordinator.spans import QueueSpans
 from coordinator.streams import position
 from coordinator.waiting import Waiting, prompt_tokens
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
+from tokenyard.tracing import Tracer
 from tokenyard.wire import Refused, Request, Unanswerable
 
 log = logging.getLogger("tokenyard.coordinator.dispatcher")
@@ -48,8 +50,10 @@ class Dispatcher:
         *,
         max_batch: int,
         counts: Counts | None = None,
+        spans: QueueSpans | None = None,
     ) -> None:
         self._counts = counts or Counts()
+        self._spans = spans or QueueSpans(Tracer("", ""), "")
         self._scripts = scripts
         self._intake = intake
         self._held = intake.held
@@ -154,6 +158,7 @@ class Dispatcher:
             history=history,
             is_suspect=self._judge.is_suspect(history),
             published=_published(entry),
+            trace=self._spans.trace_of(request),
         )
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
@@ -161,12 +166,14 @@ class Dispatcher:
         waiting = self._held.get(entry.intake, entry.id)
         if waiting:
             self._drop(waiting)
+            self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
         model = waiting.model if waiting else ""
         self._answer(token, entry.intake, entry.id, refused, _published(entry), model)
 
     def refuse(self, token: str, waiting: Waiting, refused: Refused) -> None:
         """Give a request that is held its result without running it."""
         self._drop(waiting)
+        self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
         entry, published = waiting.entry, waiting.published
         self._answer(token, waiting.intake, entry, refused, published, waiting.model)
 
@@ -284,6 +291,7 @@ class Dispatcher:
                 self.rate.count(1)
                 waited_s = max(0.0, now_ms - item.waiting.since_ms) / 1000
                 self._counts.queue_wait[item.waiting.intake].observe(waited_s)
+                self._spans.ended(item.waiting, now_ms, worker=item.lane.worker)
             self._selection.settle(item.waiting, item.lane if dispatched else None)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tokenyard import scripts
+from tokenyard import scripts, tracing
 from tokenyard.attendance import Attendance
 from tokenyard.drafting import Draft, Drafter, Item, Prompt
 from tokenyard.errors import (
@@ -174,12 +174,15 @@ class Dialogue:
         now = time.monotonic()
         exchanges: dict[int, Exchange] = {}
         new: list[tuple[Request, Exchange]] = []
+        sending = tracing.sending(self.keys.yard)
         for at, draft in burst:
             exchange = self._session.find(draft.request.id)
             if exchange is None:
                 exchange = self._session.open(draft.request.id, draft.local_text, now)
                 exchange.is_interleaved = draft.request.params.n > 1
-                new.append((draft.request, exchange))
+                has_room = self._drafter.has_room(draft, tracing.ROOM)
+                request = sending.carry(draft.request) if sending and has_room else draft.request
+                new.append((request, exchange))
             exchanges[at] = exchange
         if not new:
             return _Answer(exchanges)
@@ -194,11 +197,16 @@ class Dialogue:
                 refuse_late=terms.refuse_late,
             )
             known = _take_acceptances(fresh, acceptances)
+            if sending:
+                names = (exchange.id for exchange in fresh)
+                sending.end(dict(zip(names, (one.code.name for one in acceptances), strict=True)))
             if terms.cancel_on_disconnect:
                 self._attendance.attach([each for each in fresh if each.is_submitted], now)
             if known:
                 yield from self._catch_up(known)
         except TokenyardError as fault:
+            if sending:
+                sending.end({}, fault)
             self._session.forget(fresh, fault)
             raise
         return self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))

@@ -22,6 +22,7 @@ from tokenyard.metrics import Endpoint
 from tokenyard.posture import Order, Postures, decode_postures
 from tokenyard.scripts import Scripts, Why
 from tokenyard.settings import WorkerSettings
+from tokenyard.tracing import Tracer
 from tokenyard.worker_info import WorkerInfo
 from worker.allocation import Goal, fits
 from worker.catalog import HostEntry, read_catalog
@@ -59,6 +60,7 @@ class Controller:
         self._pool = Pool(settings, self)
         self._orders = Orders(self._pool, self._catalog, self._acknowledge)
         self._conductor = Conductor(self._pool, self._read_postures, self._acknowledge)
+        Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
         self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
         names = [member.name for member in self._pool.members]
         self._metrics = HostMetrics(names, self._catalog.keys())

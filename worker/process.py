@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from setproctitle import setproctitle
 
 from tokenyard.settings import WorkerSettings
+from tokenyard.tracing import Tracer
 from worker.care import Care
 from worker.engines import Backend, Engine, Group
 from worker.engines.loading import make_backend
@@ -79,17 +80,21 @@ class WorkerProcess:
         self._loop: EngineLoop | None = None
         self._tally = RunningTally()
         self._loads = 0  # engines made, also in vain
+        name = f"{settings.name}/{device}"
+        self._tracer = Tracer("tokenyard-worker", name, settings.otlp_endpoint)
 
     def run(self) -> None:
         """Warm up, then obey until told to stop."""
         for target in (self._die_with_controller, self._listen, self._beat):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
+        self._tracer.start()
         backend = make_backend(self._settings, self._device)
         phases_s = backend.warm_up()
         self._tell(Warm(backend.memory(), phases_s))
         while self._obey(backend, self._inbox.get()):
             pass
         self._tell(self._next_beat(None))  # what was published since the last
+        self._tracer.stop()
         log.info("device %d: process stops", self._device)
 
     def _obey(self, backend: Backend, command: Item) -> bool:
@@ -117,7 +122,8 @@ class WorkerProcess:
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
             return True
         care = Care(engine, backend, self._tell)
-        terms = _Terms(self._settings, spec, engine, self._tell, self._tally)
+        in_yard = YardTerms(self._settings, spec, engine.info, self._tally, self._tracer)
+        terms = _Terms(in_yard, engine, self._tell)
         self._loop = loop = EngineLoop(engine, self._inbox, terms, care, self._tell)
         self._tell(Ready(engine.info, backend.memory()))
         loop.run()
@@ -192,13 +198,11 @@ class _Terms:
 
     def __init__(
         self,
-        settings: WorkerSettings,
-        spec: ModelSpec,
+        in_yard: YardTerms,
         engine: Engine,
         tell: Callable[[ToController], None],
-        tally: RunningTally,
     ) -> None:
-        self._in_yard = YardTerms(settings, spec, engine.info, tally)
+        self._in_yard = in_yard
         self._engine = engine
         self._tell = tell
 

@@ -16,8 +16,10 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.errors import Code
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
+from tokenyard.tracing import Tracer
 from worker.engines import EngineInfo, Faulted, TokenDelta
 from worker.outcomes import Outcome, Run, delta_reply, epoch_to_tell, merge, result_reply
+from worker.spans import EngineSpans
 from worker.tally import RunningTally
 
 log = logging.getLogger("tokenyard.worker.publisher")
@@ -48,6 +50,7 @@ class Publisher:
         on_stale: Callable[[str], None],
         on_lost: Callable[[], None],
         tally: RunningTally | None = None,
+        spans: EngineSpans | None = None,
     ) -> None:
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
@@ -58,6 +61,7 @@ class Publisher:
         self._on_stale = on_stale
         self._on_lost = on_lost
         self._tally = tally or RunningTally()
+        self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
         # Steps with their epoch: what waits was made before a change of it.
         self._queue: queue.Queue[tuple[int | None, Sequence[Outcome]]] = queue.Queue(MOST_WAITING)
         self._stop = threading.Event()
@@ -147,6 +151,7 @@ class Publisher:
             self._lose()
         elif code is HandedBack.HANDED_BACK:
             self._tally.note_fault()
+            self._spans.ended(run, fault)
 
     def _lose(self) -> None:
         log.warning("%s has lost its lease", self._worker)
@@ -168,9 +173,12 @@ class Publisher:
                 self._tally.note_stale(1)
                 log.warning("%s is another attempt's now", run.assignment.request.id)
                 self.runs.pop(run.assignment.entry, None)
+                self._spans.ended(run, None)
                 self._on_stale(run.assignment.entry)
             elif code is Published.PUBLISHED or may_repeat:
                 self._tally.note(run, outcome)
+                if not isinstance(outcome, TokenDelta):
+                    self._spans.ended(run, outcome)
 
     def _call(self, call: Callable[[], T]) -> T | None:
         """Make a call until it is answered or this incarnation is over (then None)."""

@@ -12,12 +12,14 @@ from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts
 from tokenyard.settings import WorkerSettings
+from tokenyard.tracing import Tracer
 from worker.engines import EngineInfo
 from worker.loop import Delivery, EngineLoop, LeaseLost, Stale
 from worker.models import ModelSpec
 from worker.outcomes import Outcome, Run
 from worker.publisher import Publisher
 from worker.reader import LaneReader
+from worker.spans import EngineSpans
 from worker.tally import RunningTally
 
 log = logging.getLogger("tokenyard.worker.term")
@@ -77,12 +79,14 @@ class YardTerms:
         spec: ModelSpec,
         info: EngineInfo,
         tally: RunningTally | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._keys = Keys(settings.yard)
         self._spec = spec
         self._info = info
         self._tally = tally or RunningTally()
+        self._tracer = tracer or Tracer("", "")
 
     def __call__(self, worker: str, loop: EngineLoop) -> YardTerm:
         """The term of ``worker``, not started."""
@@ -96,6 +100,7 @@ class YardTerms:
             on_stale=lambda entry: inbox.put(Stale(worker, entry)),
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             tally=self._tally,
+            spans=EngineSpans(self._tracer, self._info, worker),
         )
         reader = LaneReader(
             self._connect(),
