@@ -18,7 +18,7 @@ from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.cli import main
-from tokenyard.posture import Order
+from tokenyard.posture import Order, Signal
 from tokenyard.scripts import Scripts
 from tokenyard.signals import Signals
 from tokenyard.wire import Request, SamplingParams, request_fields
@@ -205,11 +205,15 @@ def metrics_are_read(day: Day) -> None:
 
 
 def operator_signals(day: Day) -> None:
-    """Postures that are given and taken back."""
+    """Postures that are given, obeyed and taken back."""
+    ways: tuple[Signal, ...] = ("SET_GENERATION_EPOCH", "PAUSE", "SUSPEND", "RESUME", "UNPAUSE")
     with day.connect("admin") as connection:
         signals = Signals(connection, day.keys)
-        for signal in ("PAUSE", "SUSPEND", "RESUME", "UNPAUSE"):
-            assert not signals.give(Order(signal=signal)).is_redundant
+        for signal in ways:
+            assert signals.wait(signals.give(Order(signal=signal, epoch=1)), 30.0) == []
+    streamed = make_request(client="client", model="large", stream=True)
+    day.push(streamed)
+    assert day.plant.result(streamed.id, "client").provenance.epoch == 1
 
 
 def everybody_goes(day: Day) -> None:
