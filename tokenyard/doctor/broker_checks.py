@@ -159,27 +159,23 @@ def check_replication(evidence: Evidence) -> Iterator[Finding]:
 
 def check_access(evidence: Evidence) -> Iterator[Finding]:
     """Who may come in, and who was refused something."""
+    me = f"we are user {evidence.user}"
     if evidence.look is None:
-        found = f"{_me(evidence)} may not look at the yard: {evidence.unseen.get('the yard', '')}"
+        found = f"{me}, who may not look at the yard: {evidence.unseen.get('the yard', '')}"
         yield fault("access", found, f"Use the user `admin`: {_RIGHTS}.")
-    open_door = evidence.default_is_open or (
-        evidence.default_is_open is None and evidence.user == "default" and not evidence.is_local
-    )
+    came_in = evidence.user == "default" and not evidence.has_password
+    open_door = came_in if evidence.default_is_open is None else evidence.default_is_open
     if evidence.default_is_open is None and not open_door:
-        yield unknown("access", f"{_me(evidence)}; without ACL GETUSER the others cannot be seen")
+        yield unknown("access", f"{me}; without ACL GETUSER the others cannot be seen")
     elif open_door and _is_reachable(evidence):
         found = "anybody who reaches the server comes in as `default`, without a password"
         yield warning("access", found, f"Give it a password, or switch it off: {_RIGHTS}.")
     else:
-        yield ok("access", f"{_me(evidence)}{', on loopback' if open_door else ''}")
+        yield ok("access", f"{me}{', on loopback' if open_door else ''}")
     for refusal in evidence.refusals or ():
         if refusal.age_s <= _RECENT_S:
             found = f"user {refusal.user} was refused {refusal.what}, {refusal.count} times"
             yield warning("access", found, f"Compare its rights: {_RIGHTS}.")
-
-
-def _me(evidence: Evidence) -> str:
-    return f"we are user {evidence.user}" if evidence.user else "our user"
 
 
 def _is_reachable(evidence: Evidence) -> bool:

@@ -60,7 +60,8 @@ class Evidence:
     host: str = "127.0.0.1"
     info: Mapping[str, Any] | None = None  # INFO
     config: Mapping[str, str] | None = None
-    user: str | None = None  # that we are
+    user: str = "default"  # that we are
+    has_password: bool = False  # whether we gave one
     default_is_open: bool | None = None  # the user `default` may come in without a password
     refusals: Sequence[Refusal] | None = None
     clock_ms: float = 0.0  # the server's clock less ours
@@ -98,13 +99,13 @@ def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
     read = _Reader(connection)
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
     config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
-    user = read("ACL WHOAMI", lambda: _text(read.run.acl_whoami()))
     clock_ms, round_trip_ms = _clock(connection)
     return Evidence(
         host=_host(url),
         info=info,
         config=config,
-        user=user,
+        user=urlsplit(url).username or "default",
+        has_password=bool(urlsplit(url).password),
         default_is_open=read("ACL GETUSER", lambda: _is_open(read.run.acl_getuser("default"))),
         refusals=read("ACL LOG", lambda: _refusals(read.run.acl_log(_REFUSALS))),
         clock_ms=clock_ms,
@@ -154,14 +155,22 @@ def _refusals(log: Sequence[Mapping[str, Any]]) -> list[Refusal]:
 def _groups(run: Any, keys: Keys) -> list[Group]:
     found = []
     for stream in (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events):
-        if not run.exists(stream):
-            continue
-        for group in run.xinfo_groups(stream):
+        for group in _groups_of(run, stream):
             name = _text(group["name"])
             waiting = run.xpending(stream, name)["consumers"] if group["pending"] else ()
             consumers = {_text(one["name"]): int(one["pending"]) for one in waiting}
             found.append(Group(stream, name, int(group["pending"]), consumers))
     return found
+
+
+def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        groups: Sequence[Mapping[str, Any]] = run.xinfo_groups(stream)
+    except redis.exceptions.ResponseError as fault:
+        if "no such key" in str(fault):
+            return ()
+        raise
+    return groups
 
 
 def _disk(url: str, config: Mapping[str, str] | None) -> Disk | None:
