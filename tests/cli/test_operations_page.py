@@ -38,10 +38,14 @@ def leaves(
 
 
 def shown(name: str, command: click.Command) -> str:
-    """The command with its arguments, as the page and its usage line have it."""
+    """The command with its arguments, as the page has it: a choice by its name."""
     context = click.Context(command)
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
-    return " ".join([name, *(one.make_metavar(context) for one in arguments)])
+    texts = [
+        str(one.name).upper() if isinstance(one.type, click.Choice) else one.make_metavar(context)
+        for one in arguments
+    ]
+    return " ".join([name, *texts])
 
 
 def options(command: click.Command) -> set[str]:
