@@ -24,11 +24,12 @@ from coordinator.leadership import Leadership
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.models import Models
 from coordinator.placer import Placer
+from coordinator.promotion import Promotion
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
-from coordinator.sweeper import Sweeper
 from coordinator.spans import QueueSpans
+from coordinator.sweeper import Sweeper
 from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
@@ -36,8 +37,8 @@ from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
 from tokenyard.settings import CoordinatorSettings
-from tokenyard.wire import WIRE_VERSION
 from tokenyard.tracing import Tracer
+from tokenyard.wire import WIRE_VERSION
 
 log = logging.getLogger("tokenyard.coordinator")
 
@@ -72,8 +73,8 @@ class Coordinator:
         )
         self._bell = Bell()
         self._counts = Counts()
-        self._roster = Roster(self._connection, self._keys)
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
+        self._roster = Roster(self._connection, self._keys)
         self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
         self._rescuer = Rescuer(
             self._connection, self._scripts, self._keys, on_moved=self._count_moved
@@ -103,8 +104,8 @@ class Coordinator:
             self._selection,
             max_batch=settings.max_batch,
             counts=self._counts,
-        )
             spans=QueueSpans(self._tracer, settings.yard),
+        )
         self._placer = Placer(
             self._scripts,
             self._roster,
@@ -122,6 +123,7 @@ class Coordinator:
                 self._leadership.token, entry, refused
             ),
         )
+        self._promotion = Promotion(self._connection, self._scripts)
         self._wishes = Wishes(self._connection, self._scripts, self._keys)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
@@ -163,9 +165,9 @@ class Coordinator:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self.stop())
         self._selection.start()
+        self._tracer.start()
         if self._endpoint:
             self._endpoint.start()
-        self._tracer.start()
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while not self._is_stopped:
             try:
@@ -226,10 +228,19 @@ class Coordinator:
         if self._prepared_for == token:
             return
         self._publish_handshake()
+        self._recognize_server()
         self._intake.read_again()
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
+
+    def _recognize_server(self) -> None:
+        """A connection may have been made anew to another server, unnoticed by its user."""
+        fenced = self._promotion.check(self._leadership.token)
+        if fenced < 0:
+            raise Deposed
+        if fenced:
+            self._roster.mark_stale()
 
     def _recall_models(self) -> None:
         """Models that an earlier leader knew stay known."""
@@ -259,6 +270,7 @@ class Coordinator:
     def _follow_roster(self) -> None:
         if not self._roster.refresh():
             return
+        self._recognize_server()
         self._roster.forget_hosts()
         if self._models.learn(self._roster.bases()):
             self._publish_handshake()
@@ -318,5 +330,5 @@ class Coordinator:
         self._selection.close()
         if self._endpoint:
             self._endpoint.stop()
-        self._connection.close()
         self._tracer.stop()
+        self._connection.close()

@@ -20,7 +20,7 @@ SCRIPTS = {
     "client": {"submit", "attend", "wish"},
     "coordinator": {
         *("lead", "resign", "take_over", "dispatch", "answer", "bury", "rescue", "overdue"),
-        *("watch_clients", "cancel", "command"),
+        *("watch_clients", "cancel", "command", "recognize"),
     },
     "worker": {"register", "renew", "retire", "hand_back", "emit", "finish", "acknowledge"},
     "admin": {"cancel", "requeue", "command", "signal"},

@@ -37,6 +37,7 @@ SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS = {
     "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
+    "recognize": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
     "take_over": {"NOT_LEADER": -1, "READY": 1},
 }
