@@ -60,7 +60,7 @@ _REST: Final = {
     show_default=True,
     help="What waits with this priority.",
 )
-@click.option("--why", default="", help="In words; stands in each result.")
+@click.option("--why", default="", help="Why, in words; stands in each result.")
 @yes_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context

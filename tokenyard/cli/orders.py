@@ -75,11 +75,11 @@ def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
         type=click.FloatRange(0),
         default=default_s,
         show_default=True,
-        help="Seconds to wait for that.",
+        help="Seconds to wait until all have obeyed.",
     )
 
 
-why_option = click.option("--why", default="", help="In words; for the logs.")
+why_option = click.option("--why", default="", help="Why, in words; for the logs.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _OPTIONS: Final = (
     click.option("--all", "for_all", is_flag=True, help="All workers; the default."),

@@ -38,7 +38,8 @@ Examples:
 {_STATUSES}"""
 UNPAUSE: Final = f"""Let paused workers run again.
 
-A worker runs when neither all workers nor its model nor itself is paused; what still is, is said.
+A worker runs when none of its scopes is paused: all workers, its model, its own name. Those that
+still are paused are named.
 
 \b
 Examples:
