@@ -94,10 +94,16 @@ class Conductor:
 
     def wanted(self, member: Pooled) -> Posture:
         """What is wanted of a process with the model that it has."""
-        return self._wanted(member, member.spec.name if member.spec else "")
+        return self._posture_of(member.name, member.spec.name if member.spec else "")
 
-    def _wanted(self, member: Pooled, model: str) -> Posture:
-        return self._postures.of(member.name, model) if self._postures else Posture()
+    def _posture_of(self, name: str, model: str) -> Posture:
+        return self._postures.of(name, model) if self._postures else Posture()
+
+    def weights(self) -> dict[str, str]:
+        """By model: the path of a checkpoint that stands in for its own."""
+        goals = {goal for goal in self._pool.goals.values() if goal}
+        models = {goal.spec.name for goal in goals}
+        return {model: self._posture_of("", model).weights for model in models}
 
     # What is done about it
 
@@ -143,7 +149,9 @@ class Conductor:
         if holder is not None and holder.state in _LED and holder.bearing.paused is None:
             return False
         whose = [holder] if holder else having or here
-        return any(self._wanted(one, goal.spec.name).conduct == "SUSPENDED" for one in whose)
+        return any(
+            self._posture_of(one.name, goal.spec.name).conduct == "SUSPENDED" for one in whose
+        )
 
     # What came of it
 

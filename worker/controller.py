@@ -162,6 +162,7 @@ class Controller:
                 member.served = member.worker
                 member.send(Serve(member.worker))
         self._pool.suspended = self._conductor.suspended()
+        self._pool.weights = self._conductor.weights()
 
     def _count_all(self) -> None:
         """Show how the workers get on."""

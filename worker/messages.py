@@ -16,10 +16,14 @@ from worker.models import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To a warm process: make an engine for this model; with ``group`` as its leader."""
+    """To a warm process: make an engine for this model; with ``group`` as its leader.
+
+    ``weights`` is the path of a checkpoint that stands in for the model's own, "" for its own.
+    """
 
     spec: ModelSpec
     group: Group | None = None
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)

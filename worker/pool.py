@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Protocol
@@ -90,6 +90,8 @@ class Pool:
         self.goals: dict[int, Goal | None] = dict.fromkeys(range(settings.slots))
         #: Devices that are let go of for a while: what they held sleeps, or is loaded again.
         self.suspended: Collection[int] = frozenset()
+        #: By model: the path of a checkpoint that stands in for its own.
+        self.weights: Mapping[str, str] = {}
         #: Devices that are never taken up again.
         self.closed: set[int] = set()
         #: Interrupts the wait for the processes.
@@ -223,7 +225,7 @@ class Pool:
         elif followers:
             self._form(leader, followers, goal)
         else:
-            leader.load(goal.spec)
+            leader.load(goal.spec, weights=self.weights.get(goal.spec.name, ""))
         for member in members:
             self._owner.changed(member)
 
@@ -233,7 +235,8 @@ class Pool:
         address = str(Path(self._folder.name) / f"group-{next(self._groups)}")
         for rank, member in enumerate(followers, start=1):
             member.attach(goal.spec, Group(address, rank, goal.devices))
-        leader.load(goal.spec, Group(address, 0, goal.devices))
+        group = Group(address, 0, goal.devices)
+        leader.load(goal.spec, group, self.weights.get(goal.spec.name, ""))
 
     # Processes
 

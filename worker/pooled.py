@@ -160,10 +160,10 @@ class Pooled:
         finally:
             theirs.close()
 
-    def load(self, spec: ModelSpec, group: Group | None = None) -> None:
-        """Make an engine; as the leader of a group where one is given."""
+    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> None:
+        """Make an engine, of these weights; as the leader of a group where one is given."""
         self.spec, self.group = spec, group
-        self.send(Load(spec, group))
+        self.send(Load(spec, group, weights))
         self._enter(State.LOADING)
 
     def attach(self, spec: ModelSpec, group: Group) -> None:
@@ -231,6 +231,7 @@ class Pooled:
         """The engine is up."""
         self.engine, self.memory = message.info, message.memory
         self.phases_s = message.info.phases_s
+        self.bearing.weights = message.info.weights
         self.sleep_level = 0
         self._enter(State.READY)
 

@@ -17,7 +17,7 @@ from setproctitle import setproctitle
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
 from worker.care import Care
-from worker.engines import Backend, Engine, Group
+from worker.engines import Backend, Engine
 from worker.engines.loading import make_backend
 from worker.engines.vllm_stats import read_stats
 from worker.local_term import LOCAL, PipeTerm
@@ -100,8 +100,8 @@ class WorkerProcess:
     def _obey(self, backend: Backend, command: Item) -> bool:
         """Do as told while no model is held; whether the process goes on."""
         match command:
-            case Load(spec, group):
-                return self._hold(backend, spec, group)
+            case Load():
+                return self._hold(backend, command)
             case Attach(group):
                 began = time.perf_counter()
                 backend.attend(group)
@@ -112,11 +112,12 @@ class WorkerProcess:
                 log.debug("%s comes too late", command)
         return True
 
-    def _hold(self, backend: Backend, spec: ModelSpec, group: Group | None) -> bool:
+    def _hold(self, backend: Backend, command: Load) -> bool:
         """Load a model and serve it until it has to go; whether the process goes on."""
+        spec = command.spec
         self._loads += 1
         try:
-            engine = backend.load(spec, group)
+            engine = backend.load(spec, command.group, command.weights)
         except Exception as fault:
             log.exception("%s cannot be loaded", spec.name)
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
