@@ -13,15 +13,18 @@ from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName
 from tests.support.streams import expected, streams
 from tests.support.waiting import eventually
-from tests.support.watched import USERS, Keep, Watched
+from tests.support.watched import Keep, Watched
+from tokenyard import Client, Handle
 from tokenyard.connection import open_connection
 from tokenyard.keys import INTAKE_CLASSES
 from tokenyard.scripts import Submitted
-from tokenyard.wire import Request
+from tokenyard.wire import Request, SamplingParams
 
 AWAY_S = 60.0
 #: As many as run at once, and as many as wait.
 RUNNING, WAITING = 8, 16
+#: Prompts of streams that a client hears.
+HEARD = [[20 + n, 30 + n] for n in range(4)]
 
 
 @pytest.fixture
@@ -55,18 +58,25 @@ def ended(plant: Plant, requests: Sequence[Request]) -> list[str]:
     return [state for state in states if state not in ("", "waiting", "assigned")]
 
 
-def test_what_the_replica_knows_ends_exactly_once(watched: Watched) -> None:
-    # Given streams that run, some of them nearly done, others that wait, and a single answer
-    urls = {user: watched.url(user) for user in USERS}
-    with Plant(watched.master.url_of("default")) as plant:
-        plant.coordinator(redis_url=urls["coordinator"])
+@pytest.fixture
+def plant(watched: Watched) -> Iterator[Plant]:
+    """A coordinator and a worker that find the server by its Sentinel."""
+    with Plant(watched.master.url_of("default")) as started:
+        started.coordinator(redis_url=watched.url("coordinator"))
         options = {"simulated_step_s": 0.02, "max_num_seqs": RUNNING, "lease_ms": 3000}
-        plant.worker(redis_url=urls["worker"], **options)
-        plant.wait_for_workers(1)
-        short, long = streams(RUNNING - 1, 40), streams(WAITING, 150)
-        whole = make_request(tokens=[7, 8], params=long[0].params)
-        requests = [*short, whole, *long]
+        started.worker(redis_url=watched.url("worker"), **options)
+        started.wait_for_workers(1)
+        yield started
+
+
+def test_what_the_replica_knows_ends_exactly_once(watched: Watched, plant: Plant) -> None:
+    # Given streams that run, some of them nearly done, others that wait, and a single answer
+    short, long = streams(RUNNING - 1, 40), streams(WAITING, 150)
+    whole = make_request(tokens=[7, 8], params=long[0].params)
+    requests = [*short, whole, *long]
+    with Client(watched.url("client"), plant.keys.yard, client_id="client") as client:
         submit(plant, requests)
+        handles = client.submit_many(HEARD, priority_class="high", max_tokens=150, stream=True)
         eventually(lambda: all(plant.published(one.id) >= 3 for one in short))
 
         # If the replica gets nothing from then on, while some of them end, others begin and go
@@ -76,25 +86,39 @@ def test_what_the_replica_knows_ends_exactly_once(watched: Watched) -> None:
         eventually(lambda: sum(plant.published(one.id) >= 3 for one in long) >= 3)
         unknown = make_request(params=long[0].params)
         submit(plant, [unknown])
-        taken_back = ended(plant, requests)
+        seen = ended(plant, requests)
         # and then becomes the master,
         watched.fail_over()
         plant.connection.close()
         plant.connection = open_connection(watched.replica.url_of("default"), timeout_s=30.0)
-        assert len(ended(plant, requests)) < len(taken_back), "nothing was lost: no gap"
+        assert len(ended(plant, requests)) < len(seen), "nothing was lost: no gap"
 
         # I expect each that it knew of to end once, with every token, without a person's help,
-        plant.results(requests, timeout_s=AWAY_S)
-        for request in requests:
-            answer = plant.answer(request.id)
-            assert answer.result.ok, answer.result.error
-            assert answer.result.tokens == expected(request)
-            answer.check_stream()
+        check_all(plant, requests)
+        # clients that have read what was lost to read on without a gap or a repetition,
+        check_heard(handles)
         # nothing to be left behind,
         eventually(lambda: not left_behind(plant), timeout_s=AWAY_S)
         # and the one that only the old master knew to be unknown.
         assert plant.ledger(unknown.id) == {}
         assert all(program.is_running for program in plant.programs)
+
+
+def check_all(plant: Plant, requests: Sequence[Request]) -> None:
+    plant.results(requests, timeout_s=AWAY_S)
+    for request in requests:
+        answer = plant.answer(request.id)
+        assert answer.result.ok, answer.result.error
+        assert answer.result.tokens == expected(request)
+        answer.check_stream()
+
+
+def check_heard(handles: Sequence[Handle]) -> None:
+    params = SamplingParams(max_tokens=150)
+    for prompt, handle in zip(HEARD, handles, strict=True):
+        tokens = handle.result(AWAY_S).tokens
+        assert tokens == expected(make_request(tokens=prompt, params=params))
+        assert [token for delta in handle for token in delta.tokens] == tokens
 
 
 def left_behind(plant: Plant) -> list[str]:
