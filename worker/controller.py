@@ -12,6 +12,7 @@ import queue
 import signal
 import threading
 import time
+from typing import Any
 
 import redis
 
@@ -290,7 +291,8 @@ class Controller:
                     self._orders.obey(entry, command)
 
     def _read_postures(self) -> Postures:
-        return decode_postures(self._connection.hgetall(self._keys.posture))
+        fields: Any = self._connection.hgetall(self._keys.posture)
+        return decode_postures(fields)
 
     def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
         try:

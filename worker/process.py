@@ -37,7 +37,6 @@ from worker.messages import (
     ToProcess,
     Warm,
 )
-from worker.models import ModelSpec
 from worker.tally import RunningTally
 from worker.term import YardTerms
 
