@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import redis
@@ -41,6 +41,14 @@ _POLL_S: Final = 0.1
 _LOST_RACES: Final = 100
 
 
+class Process(NamedTuple):
+    """The process of a worker, whatever its incarnation."""
+
+    name: str  # of the worker
+    host: str
+    pid: int
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A signal that was given.
@@ -54,6 +62,8 @@ class Given:
     ids: tuple[str, ...] = ()
     is_redundant: bool = False
     workers: tuple[str, ...] = ()  # DRAIN, STOP: who was told, with incarnation, as ``ids``
+    #: Their processes. One that is about to become another incarnation is meant all the same.
+    processes: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +120,20 @@ class Signals:
 
     def _command(self, order: Order) -> Given:
         """Tell the workers that are in scope now, each by its incarnation."""
-        verb, told = _VERBS[order.signal], {}
-        for worker, info in sorted(self._live().items()):
-            if _is_in_scope(info, order.scope):
-                command = Command(verb=verb, worker=worker, why=order.why)
-                told[worker] = self._scripts.command(command) or ""
-        return Given(order, tuple(told.values()), not told, tuple(told))
+        verb, ids, live = _VERBS[order.signal], [], self._live()
+        told = [one for one, info in sorted(live.items()) if _is_in_scope(info, order.scope)]
+        for worker in told:
+            command = Command(verb=verb, worker=worker, why=order.why)
+            ids.append(self._scripts.command(command) or "")
+        processes = tuple(_process(live[worker]) for worker in told)
+        return Given(order, tuple(ids), not told, tuple(told), processes)
 
     def holdouts(self, given: Given) -> list[Holdout]:
         """The workers that have yet to obey, of those that hold a lease."""
         live = self._live()
         answers = self._answers(given.ids)
         if given.order.signal in _VERBS:
-            waited_for = [worker for worker in given.workers if worker in live]
+            waited_for = [one for one, info in live.items() if _process(info) in given.processes]
         else:
             waited_for = [
                 worker
@@ -225,6 +236,10 @@ def _info(packed: bytes | None) -> WorkerInfo | None:
         return decode_worker(packed or b"")
     except msgspec.MsgspecError:
         return None
+
+
+def _process(info: WorkerInfo) -> Process:
+    return Process(info.name, info.host, info.pid)
 
 
 def _newest(live: Mapping[str, WorkerInfo]) -> dict[str, WorkerInfo]:

@@ -143,7 +143,7 @@ class Controller:
         try:
             self._conductor.read()
             self._conductor.lead(member)
-            member.worker = self._membership.join(self._entry(member))
+            member.become(self._membership.join(self._entry(member)))
         except redis.RedisError as fault:
             log.warning("%s cannot join: %s", member.name, fault)
             return False
@@ -177,7 +177,7 @@ class Controller:
             if member.worker == worker:
                 log.warning("%s was fenced; joins anew", worker)
                 self._membership.forget(worker)
-                member.worker = ""
+                member.become("")
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
@@ -196,7 +196,8 @@ class Controller:
     def _leave(self, member: Pooled, why: Why, reason: str = "") -> None:
         if member.worker:
             self._leave_as(member.worker, why, reason)
-        member.worker, member.is_spent = "", False
+        member.become("")
+        member.is_spent = False
 
     def _leave_as(self, worker: str, why: Why, reason: str) -> None:
         try:

@@ -52,9 +52,14 @@ class Orders:
         self._pending: list[Pending] = []
 
     def obey(self, entry: str, command: Command) -> None:
-        """Begin what is commanded, if it is meant for a worker of this host."""
+        """Begin what is commanded, if it is meant for a worker of this host.
+
+        What ends a process means it under whatever incarnation: it may have become another since
+        the command was given.
+        """
         for member in self._pool.members:
-            if member.worker == command.worker:
+            is_former = command.verb in _ENDS and command.worker in member.former
+            if member.worker == command.worker or is_former:
                 log.info("%s: %s %s: %s", command.worker, command.verb, command.model, command.why)
                 self._begin(entry, command, member)
 

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -46,6 +47,8 @@ log = logging.getLogger("tokenyard.worker.pool")
 
 #: A process that lived so long before it died starts the count of failures anew.
 HEALTHY_S = 60.0
+#: So many incarnations of a process are remembered; a command is obeyed within a turn or so.
+MOST_FORMER = 100
 #: So many deaths in a row are a crash loop: it is shown as failed while the longest pause lasts.
 CRASH_LOOP = 5
 #: What multiprocessing says of a process whose fork-server cannot say any more how it ended.
@@ -101,6 +104,7 @@ class Pooled:
         self.device = device
         self.state = State.DOWN
         self.worker = ""  # its name in the yard, with incarnation, while it has one
+        self.former: deque[str] = deque(maxlen=MOST_FORMER)  # those of its process before that
         self.served = ""  # the incarnation whose lane it has been told to consume
         self.is_spent = False  # that incarnation has let go of its lane, and has to leave
         self.bearing = Bearing()  # what it does of what operators want
@@ -358,6 +362,7 @@ class Pooled:
         self.tally = Tally()
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
         self.bearing, self.served, self.is_spent = Bearing(), "", False
+        self.former.clear()
         self._enter(State.STOPPED if self.is_last else State.DOWN)
         if is_replaced:
             self._failures, self.start_at = 0, time.monotonic()
@@ -368,6 +373,12 @@ class Pooled:
     def _pause(self, failures: int) -> None:
         self._failures = failures
         self.start_at = time.monotonic() + self._backoff.compute(failures)
+
+    def become(self, worker: str) -> None:
+        """It has another place in the yard, or "" none."""
+        if self.worker:
+            self.former.append(self.worker)
+        self.worker = worker
 
     def replace(self) -> None:
         """The process is to be replaced, without a pause: it has done nothing wrong but leak."""

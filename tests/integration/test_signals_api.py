@@ -427,7 +427,7 @@ def test_workers_are_commanded_to_go(
     signals: Signals, host: Host, connection: redis.Redis, keys: Keys, signal: str, verb: str
 ) -> None:
     # Given two workers of a model, one of another, and one whose lease is over
-    first, second = host.join("a"), host.join("b")
+    first, second = host.join("a", pid=1), host.join("b", pid=2)
     host.join("c", model="other")
     connection.zadd(keys.leases, {host.join("d"): 1})
 
@@ -452,8 +452,21 @@ def test_workers_are_commanded_to_go(
     host.leave(first)
     assert names(signals.wait(given, SOON_S)) == [second]
     # and that successors are not meant.
-    host.join("b")
+    host.join("b", pid=3)
     host.leave(second)
+    assert signals.wait(given, BOUND_S) == []
+
+
+def test_who_becomes_another_incarnation_has_to_go_still(signals: Signals, host: Host) -> None:
+    # Given a worker that is told to go at the moment in which it leaves and joins anew
+    before = host.join("a", host="h", pid=5)
+    given = signals.give(Order(signal="DRAIN"))
+    latest = host.join("a", host="h", pid=5)
+    host.leave(before)
+
+    # I expect it to be waited for until its process is gone.
+    assert signals.wait(given, 0.0) == [Holdout(latest, "a")]
+    host.leave(latest)
     assert signals.wait(given, BOUND_S) == []
 
 

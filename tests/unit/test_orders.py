@@ -451,6 +451,38 @@ class TestEnd:
         assert host.done(entry)
         assert host.played.member("w-0").state is State.STOPPED
 
+    def test_it_reaches_a_process_that_has_become_another_incarnation(
+        self, host: Commander
+    ) -> None:
+        # Given a process that leaves and joins anew while a command for it is on its way
+        host.load(A)
+        host.played.member("w-0").become("w-0.7")
+
+        # If it is to end, I expect that it does;
+        drain = host.command("drain")
+        assert host.told("w-0") == [Drain()]
+        host.say("w-0", Drained())
+        host.played.turn()
+        assert host.done(drain)
+
+    def test_nothing_else_reaches_another_incarnation(self, host: Commander) -> None:
+        host.load(A)
+        host.played.member("w-0").become("w-0.7")
+
+        for verb in ("load", "unload", "sleep", "reset"):
+            assert host.command(verb, model="b") not in host.acks
+        assert host.told("w-0") == []
+
+    def test_it_does_not_reach_the_next_process(self, host: Commander) -> None:
+        # Given a process that has died, and its successor
+        host.played.process("w-1").kill()
+        host.played.turn()
+        assert not host.played.member("w-1").former
+
+        # I expect that what was said to the first one does not end the second one.
+        assert host.command("drain", "w-1") not in host.acks
+        assert host.played.member("w-1").state is not State.STOPPED
+
     def test_a_spare_ends_alone(self, host: Commander) -> None:
         host.load(A)
 
