@@ -26,6 +26,7 @@ BUCKETS_S: Final = (
     *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 240.0),
 )
 _LES: Final = (*map(str, BUCKETS_S), "+Inf")
+_PLAIN: Final = "text/plain; version=0.0.4"
 _STOP_S: Final = 5.0
 
 
@@ -119,15 +120,27 @@ class Endpoint:
 
     def start(self) -> None:
         """Begin to listen; raises `SettingsError` where that cannot be."""
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+
+        from tokenyard.metrics_server import make_server
 
         registry: Any = CollectorRegistry(auto_describe=False)
         registry.register(self._collector)
+        application: Any = make_wsgi_app(registry)
+
+        def plain(environ: dict[str, Any], start_response: Any) -> Any:
+            # In OpenMetrics the library takes the colon out of names that are not its own.
+            return application({**environ, "HTTP_ACCEPT": _PLAIN}, start_response)
+
         try:
-            self._server, self._thread = start_http_server(self._port, self._host, registry)
+            self._server = make_server(self._host, self._port, plain)
         except OSError as fault:
             place = f"{self._host}:{self._port}"
             raise SettingsError([f"metrics_port: cannot listen at {place}: {fault}"]) from fault
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
 
     def stop(self) -> None:
         """Listen no more; idempotent."""
