@@ -500,6 +500,7 @@ class Obedient:
         self.seen: list[Posture] = []
         self._signals, self._host, self._refuses = signals, host, refuses
         self.worker = host.join("w")
+        self._obeyed = signals.postures().changed
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -512,17 +513,18 @@ class Obedient:
         self._thread.join(timeout=BOUND_S)
 
     def _run(self) -> None:
-        obeyed = self._signals.postures().changed
         while not self._over.wait(0.005):
             postures = self._signals.postures()
-            if postures.changed == obeyed:
-                continue
-            obeyed, posture = postures.changed, postures.of("w", "adder")
-            self.seen.append(posture)
-            if self._refuses and posture.weights == self._refuses:
-                self._host.answer(self.worker, obeyed, "no such folder")
-            else:
-                self._host.show(self.worker, obeyed=obeyed)
+            if postures.changed != self._obeyed:
+                self._obeyed = postures.changed
+                self._do(postures.of("w", "adder"))
+
+    def _do(self, posture: Posture) -> None:
+        self.seen.append(posture)
+        if self._refuses and posture.weights == self._refuses:
+            self._host.answer(self.worker, self._obeyed, "no such folder")
+        else:
+            self._host.show(self.worker, obeyed=self._obeyed)
 
 
 def test_new_weights_are_one_call(signals: Signals, host: Host) -> None:
