@@ -1,7 +1,7 @@
 """What coordinator and controller measure, and the endpoint where Prometheus reads it.
 
-Counting needs no library and costs next to nothing, so it is always on. The text of the endpoint
-is made by `prometheus_client` (the extra ``metrics``), which is loaded only where there is one.
+Counting needs no library. The text of the endpoint is made by `prometheus_client` (the extra
+``metrics``), which is loaded only where there is one.
 """
 
 from __future__ import annotations
