@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.brokers import Cluster
 from tests.support.servers import Server
-from tests.support.watched import Cluster, Keep
+from tests.support.watched import Keep
 
 
 @pytest.fixture
