@@ -50,6 +50,7 @@ RATIOS: Final = {
 }
 _UNITS: Final = ("requests_per_s", "tokens_per_s", "cpu_us_per_token")
 _SEED: Final = 6
+_LEAST_PACED: Final = 32
 #: Of what the slowest can stream.
 _OFFERED: Final = 0.5
 
@@ -61,7 +62,7 @@ class Plan:
     rounds: int
     short_requests: int
     long_requests: int
-    paced_requests: int
+    paced_s: float  # for each side and round
     short_parts: Sequence[str]  # who takes part beside Tokenyard and `vllm.LLM`
     long_parts: Sequence[str]
 
@@ -78,9 +79,9 @@ class Report:
 def plan_for(rounds: int, *, quick: bool) -> Plan:
     """The smallest one leaves out `vllm serve` and the second worker, which start for long."""
     if quick:
-        return Plan(1, 256, 64, 32, (), ("async",))
+        return Plan(1, 256, 64, 3.0, (), ("async",))
     everybody = ("async", "serve", "workers")
-    return Plan(rounds, 4096, 256, 128, everybody, everybody)
+    return Plan(rounds, 4096, 256, 20.0, everybody, everybody)
 
 
 def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
@@ -108,7 +109,8 @@ def measure_long(stage: Stage, plan: Plan) -> Report:
     full = measure_full(stage, plan.long_requests, plan.rounds)
     streamed = [side for side in STREAMED if side in stage.sides]
     rate = _OFFERED * min(_median(full, side, attrgetter("requests_per_s")) for side in streamed)
-    return Report(full, rate, measure_paced(stage, plan.paced_requests, plan.rounds, rate))
+    requests = max(_LEAST_PACED, round(rate * plan.paced_s))
+    return Report(full, rate, measure_paced(stage, requests, plan.rounds, rate))
 
 
 def measure(plan: Plan) -> dict[str, Report]:
