@@ -73,7 +73,7 @@ class TestJoining:
         own_broker.stop()
         with Plant(own_broker.url) as plant:
             controller = plant.worker()
-            eventually(lambda: "cannot join" in controller.log, timeout_s=30.0)
+            eventually(lambda: "operators want cannot be read" in controller.log, timeout_s=30.0)
 
             own_broker.start()
 
