@@ -98,7 +98,6 @@ class TestDraining:
         plant.worker(name="stays", simulated_step_s=0.02)
         leaving = plant.worker(name="leaves", simulated_step_s=0.02)
         workers = plant.wait_for_workers(2)
-        plant.wait_for_turns("stays", "leaves")
         requests = streams(6, 150)
         started(plant, requests)
         (worker,) = (worker for worker, info in workers.items() if info.name == "leaves")
