@@ -21,12 +21,12 @@ from coordinator.rate import Rate
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.spans import QueueSpans
-from coordinator.streams import position
 from coordinator.waiting import Waiting, prompt_tokens
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
+from tokenyard.streams import position
 from tokenyard.tracing import Tracer
 from tokenyard.wire import Refused, Request, Unanswerable
 

@@ -15,9 +15,9 @@ import msgspec
 import redis
 
 from coordinator.policies import Lane
-from coordinator.streams import position
 from tokenyard.keys import Keys
 from tokenyard.posture import CONDUCTS, Conduct, Postures, decode_postures
+from tokenyard.streams import position
 from tokenyard.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
 
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from typing import Self
 import psutil
 import redis
 
-from coordinator.streams import position
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tokenyard.keys import GROUP, Keys, PriorityClass
@@ -34,6 +33,7 @@ from tokenyard.replies import (
     to_result,
 )
 from tokenyard.scripts import Scripts
+from tokenyard.streams import position
 from tokenyard.wire import Request, SamplingParams, request_fields
 from tokenyard.worker_info import WorkerInfo, decode_worker
 
