@@ -1,7 +1,8 @@
 """Which worker gets the next request: pure functions of what is known.
 
 A policy sees the candidates and says one of them, or none if the request has to wait. It does no
-I/O, reads no clock and keeps no state beside the turn that it is given.
+I/O, reads no clock and keeps no state beside the turn that it is given. Those that know of prefixes
+are in `coordinator.affinity`; docs/routing.md tells all of them with their formulas.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class Lane:
     load: int  # entries on the lane
     limit: int  # most entries that it takes
     is_quarantined: bool = False  # a suspect runs alone there
+    work: int = 0  # tokens of those entries (`Request.work`), where the policy weighs them
+    slots: int = 1  # how many of them the engine runs at once
 
     @property
     def room(self) -> int:
@@ -31,6 +34,33 @@ class Lane:
         """Whether one more request fits."""
         return self.room > 0
 
+    @property
+    def fill(self) -> float:
+        """How full it is: 0 empty, 1 full."""
+        return self.load / self.limit
+
+    @property
+    def work_per_place(self) -> float:
+        """Tokens for each place, so that a larger worker may have more of them."""
+        return self.work / self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A lane, and what spoke for it, in words."""
+
+    lane: Lane
+    why: str
+
+
+def in_turn(lanes: Sequence[Lane], last: str) -> list[Lane]:
+    """The open lanes, beginning behind the worker named ``last``; ``lanes`` are ordered by name.
+
+    Whoever takes the first of the best settles ties by round robin.
+    """
+    following = [lane for lane in lanes if lane.name > last and lane.is_open]
+    return following + [lane for lane in lanes if lane.name <= last and lane.is_open]
+
 
 def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
     """The next open lane behind the worker named ``last``, in the order of names.
@@ -40,6 +70,35 @@ def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
     following = [lane for lane in lanes if lane.name > last]
     preceding = [lane for lane in lanes if lane.name <= last]
     return next((lane for lane in (*following, *preceding) if lane.is_open), None)
+
+
+def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:
+    """The open lane with the smallest share of all requests and of all tokens that are given out.
+
+    Requests take places and tokens take time; each counts as its part of the sum over the lanes,
+    so that neither needs a unit. A place counts, not a worker: one of twice the size has twice as
+    many.
+    """
+    requests = sum(lane.fill for lane in lanes) or 1.0
+    tokens = sum(lane.work_per_place for lane in lanes) or 1.0
+    return min(
+        in_turn(lanes, last),
+        key=lambda lane: lane.fill / requests + lane.work_per_place / tokens,
+        default=None,
+    )
+
+
+def vllm(lanes: Sequence[Lane], last: str) -> Lane | None:
+    """The open lane with the least of 4 x waiting + running, as vLLM's data parallel client has it.
+
+    Requests beyond the engine's slots are waiting. For comparison (vLLM 0.26, `DPLBAsyncMPClient`).
+    """
+    return min(in_turn(lanes, last), key=_vllm_score, default=None)
+
+
+def _vllm_score(lane: Lane) -> int:
+    running = min(lane.load, lane.slots)
+    return 4 * (lane.load - running) + running
 
 
 def named(lanes: Sequence[Lane], name: str | None) -> Lane | None:

@@ -39,6 +39,7 @@ from worker.engines.warm_base import held_back, let_go
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
+    from vllm.config import CacheConfig
     from vllm.outputs import RequestOutput
     from vllm.v1.executor.abstract import Executor
 
@@ -90,6 +91,7 @@ class VllmEngine:
         self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
+        self._cache_tokens = _cache_tokens(config.cache_config)
         self._end_tokens = _end_tokens(model, self._tokenizer)
         if self._adapters:
             with self._stopwatch.phase("adapters"):
@@ -113,6 +115,7 @@ class VllmEngine:
             adapters=tuple(self._adapters),
             phases_s=dict(self._phases_s),
             weights=self._weights,
+            cache_tokens=self._cache_tokens,
         )
 
     def add(self, assignment: Assignment) -> None:
@@ -385,6 +388,11 @@ class VllmEngine:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
+
+
+def _cache_tokens(config: CacheConfig) -> int:
+    """Tokens that the prefix cache holds, about; 0 where there is none."""
+    return config.block_size * (config.num_gpu_blocks or 0) if config.enable_prefix_caching else 0
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:
