@@ -42,15 +42,15 @@ MAX_NUM_SEQS: Final = 64
 SPEED: Final = (
     *("--simulated-prefill-rate", "10000"),
     *("--simulated-step-s", "0.01"),
-    *("--simulated-cache-tokens", "24000"),
+    *("--simulated-cache-tokens", "16000"),
 )
 SCALE: Final = Scale(
     vocabulary=32_000,
     longest=8_000,
     rate=75.0,
-    heavy_rate=55.0,
-    session_rate=7.0,
-    turns=8,
+    heavy_rate=60.0,
+    session_rate=9.0,
+    turns=6,
     said=150,
     answer=24,
 )

@@ -46,7 +46,7 @@ class Scale:
 _SHARED: Final = 64  # tokens that all sessions begin with
 _UNIFORM: Final = 256
 _HEAVY: Final = (200, 1.3)  # median and sigma of a lognormal
-_HEAVY_ANSWER: Final = (16, 0.8)
+_HEAVY_ANSWER: Final = (8, 0.8)
 
 
 class Loads:

@@ -18,9 +18,12 @@ ALPHA: Final = 0.5
 #: this ratio (the guard of the SGLang router).
 LOPSIDED_REQUESTS: Final = 64
 LOPSIDED_RATIO: Final = 1.5
-#: A prefix is looked for only on lanes that are fuller than the emptiest by no more of their limit:
-#: else the longest prefix draws everything to one worker (sglang issue 32195).
-NEAR: Final = 0.25
+#: A prefix is looked for only on lanes that have no more requests than the emptiest and a quarter,
+#: or four: else the longest prefix draws everything to one worker (sglang issue 32195).
+NEAR_RATIO: Final = 1.25
+NEAR_REQUESTS: Final = 4
+#: Less than this of a prompt is no match: it is what many prompts begin with, and soon everywhere.
+LEAST_MATCH: Final = 0.3
 #: What it counts that the requests of its session went there, where no longer prefix is known.
 SESSION_MATCH: Final = 0.5
 
@@ -59,10 +62,12 @@ def prefix_affinity(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick 
     open_lanes = in_turn(lanes, last)
     if is_lopsided(lanes):
         return _least_loaded(lanes, last, "the load is lopsided")
-    least = min((lane.fill for lane in open_lanes), default=0.0)
-    near = [lane for lane in open_lanes if lane.fill <= least + NEAR]
-    if not any(lane.worker in matches for lane in near):
-        full = any(lane.worker in matches for lane in lanes)
+    least = min((lane.load for lane in open_lanes), default=0)
+    most = max(least + NEAR_REQUESTS, NEAR_RATIO * least)
+    near = [lane for lane in open_lanes if lane.load <= most]
+    matching = {worker for worker, match in matches.items() if match.share >= LEAST_MATCH}
+    if not any(lane.worker in matching for lane in near):
+        full = any(lane.worker in matching for lane in lanes)
         reason = "who has its prefix is busier" if full else "nobody has its prefix"
         return _least_loaded(lanes, last, reason)
     lane = max(near, key=lambda lane: score(lane, matches))
