@@ -149,7 +149,7 @@ def measure_vllm(policies: Sequence[PolicyName], plan: Plan) -> Measured:
         def make(number: int) -> Sequence[Session]:
             return Loads(VLLM_SCALE, routing_model.answer, seed=number).sessions(plan.requests)
 
-        return measure(policies, {"sessions, vLLM": make}, opened, VLLM_WORKERS, plan.rounds)
+        return measure(policies, {"sessions_on_vllm": make}, opened, VLLM_WORKERS, plan.rounds)
 
 
 def targets(measured: Measured) -> dict[str, float]:
@@ -203,7 +203,7 @@ def main(
     plan = Plan(100, 1) if quick else Plan(requests, rounds)
     chosen = [policy for policy in POLICIES if policy in policies.split(",")]
     names = [load for load in LOADS if load in loads.split(",")]
-    measured = dict(measure_simulated(chosen, names, plan))
+    measured = dict(measure_simulated(chosen, names, plan)) if names else {}
     if vllm:
         measured |= measure_vllm(chosen, replace(plan, requests=min(plan.requests, 400)))
     if as_json:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from coordinator.plan import Placed, make_plan
 from coordinator.hints import Hints
+from coordinator.plan import Placed, make_plan
 from coordinator.policies import Lane, Pick, round_robin
 from coordinator.waiting import Waiting
 
