@@ -55,11 +55,11 @@ SCALE: Final = Scale(
     answer=24,
 )
 VLLM_WORKERS: Final = 2
-VLLM_SCALE: Final = replace(SCALE, vocabulary=routing_model.VOCABULARY, session_rate=1.0, answer=8)
+VLLM_SCALE: Final = replace(SCALE, vocabulary=routing_model.VOCABULARY, session_rate=2.0, answer=8)
 VLLM_OPTIONS: Final = (
-    *("--max-num-seqs", "32", "--enforce-eager", "--dtype", "float32"),
+    *("--max-num-seqs", "32", "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048"),
     # Blocks as small as on a GPU: those of the CPU are 128 tokens else.
-    *("--engine-args", '{"block_size": 32, "kv_cache_memory_bytes": 268435456}'),
+    *("--engine-args", '{"block_size": 32, "kv_cache_memory_bytes": 67108864}'),
 )
 
 Measured = Mapping[str, Mapping[str, Figures]]  # by workload and policy

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.policies import Lane, Pick, in_turn, least_loaded
+from coordinator.policies import Lane, Pick, least, least_loaded
 
 #: How much a match counts beside free capacity (Megatron Core's default).
 ALPHA: Final = 0.5
@@ -59,19 +59,18 @@ def prefix_affinity(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick 
 
     Without a match among those, and while the load is lopsided, it is `least_loaded`.
     """
-    open_lanes = in_turn(lanes, last)
     if is_lopsided(lanes):
         return _least_loaded(lanes, last, "the load is lopsided")
-    least = min((lane.load for lane in open_lanes), default=0)
-    most = max(least + NEAR_REQUESTS, NEAR_RATIO * least)
-    near = [lane for lane in open_lanes if lane.load <= most]
+    emptiest = min((lane.load for lane in lanes if lane.is_open), default=0)
+    most = max(emptiest + NEAR_REQUESTS, NEAR_RATIO * emptiest)
     matching = {worker for worker, match in matches.items() if match.share >= LEAST_MATCH}
-    if not any(lane.worker in matching for lane in near):
+    near = [lane for lane in lanes if lane.load <= most] if matching else []
+    if not any(lane.worker in matching and lane.is_open for lane in near):
         full = any(lane.worker in matching for lane in lanes)
         reason = "who has its prefix is busier" if full else "nobody has its prefix"
         return _least_loaded(lanes, last, reason)
-    lane = max(near, key=lambda lane: score(lane, matches))
-    return Pick(lane, str(matches.get(lane.worker, "an emptier lane than that with its prefix")))
+    lane = least(near, last, lambda lane: -score(lane, matches))
+    return _matched(lane, matches)
 
 
 def megatron(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick | None:
@@ -87,7 +86,7 @@ def megatron(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick | None:
     if not matches:
         return Pick(min(open_lanes, key=lambda lane: lane.load), "nobody has its prefix")
     lane = max(open_lanes, key=lambda lane: (score(lane, matches), _recency(lane, matches)))
-    return Pick(lane, str(matches.get(lane.worker, "an emptier lane than that with its prefix")))
+    return _matched(lane, matches)
 
 
 def score(lane: Lane, matches: Matches) -> float:
@@ -101,6 +100,12 @@ def is_lopsided(lanes: Sequence[Lane]) -> bool:
     loads = [lane.load for lane in lanes]
     most, least = max(loads, default=0), min(loads, default=0)
     return most - least > LOPSIDED_REQUESTS and most > LOPSIDED_RATIO * least
+
+
+def _matched(lane: Lane | None, matches: Matches) -> Pick | None:
+    if lane is None:
+        return None
+    return Pick(lane, str(matches.get(lane.worker, "an emptier lane than that with its prefix")))
 
 
 def _recency(lane: Lane, matches: Matches) -> int:

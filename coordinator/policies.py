@@ -7,7 +7,8 @@ are in `coordinator.affinity`; docs/routing.md tells all of them with their form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -39,11 +40,6 @@ class Lane:
         """How full it is: 0 empty, 1 full."""
         return self.load / self.limit
 
-    @property
-    def work_per_place(self) -> float:
-        """Tokens for each place, so that a larger worker may have more of them."""
-        return self.work / self.limit
-
 
 @dataclass(frozen=True, slots=True)
 class Pick:
@@ -51,15 +47,6 @@ class Pick:
 
     lane: Lane
     why: str
-
-
-def in_turn(lanes: Sequence[Lane], last: str) -> list[Lane]:
-    """The open lanes, beginning behind the worker named ``last``; ``lanes`` are ordered by name.
-
-    Whoever takes the first of the best settles ties by round robin.
-    """
-    following = [lane for lane in lanes if lane.name > last and lane.is_open]
-    return following + [lane for lane in lanes if lane.name <= last and lane.is_open]
 
 
 def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
@@ -79,26 +66,39 @@ def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:
     so that neither needs a unit. A place counts, not a worker: one of twice the size has twice as
     many.
     """
-    requests = sum(lane.fill for lane in lanes) or 1.0
-    tokens = sum(lane.work_per_place for lane in lanes) or 1.0
-    return min(
-        in_turn(lanes, last),
-        key=lambda lane: lane.fill / requests + lane.work_per_place / tokens,
-        default=None,
-    )
+    requests = tokens = 0.0
+    for lane in lanes:
+        requests += lane.load / lane.limit
+        tokens += lane.work / lane.limit
+    each, every = 1 / (requests or 1.0), 1 / (tokens or 1.0)
+    return least(lanes, last, lambda lane: (lane.load * each + lane.work * every) / lane.limit)
 
 
 def vllm(lanes: Sequence[Lane], last: str) -> Lane | None:
     """The open lane with the least of 4 x waiting + running, as vLLM's data parallel client has it.
 
-    Requests beyond the engine's slots are waiting. For comparison (vLLM 0.26, `DPLBAsyncMPClient`).
+    Requests beyond the engine's slots are waiting. For comparison (vLLM, `DPLBAsyncMPClient`).
     """
-    return min(in_turn(lanes, last), key=_vllm_score, default=None)
+    return least(lanes, last, lambda lane: lane.load + 3 * max(0, lane.load - lane.slots))
 
 
-def _vllm_score(lane: Lane) -> int:
-    running = min(lane.load, lane.slots)
-    return 4 * (lane.load - running) + running
+def least(lanes: Sequence[Lane], last: str, cost: Callable[[Lane], float]) -> Lane | None:
+    """The open lane that costs least; of equals the next behind the worker named ``last``.
+
+    One pass without a list: there may be a thousand lanes, and this is done for each request.
+    """
+    best, found = math.inf, None
+    best_before, found_before = math.inf, None
+    for lane in lanes:
+        if lane.load >= lane.limit or lane.is_quarantined:
+            continue
+        price = cost(lane)
+        if lane.name > last:
+            if price < best:
+                best, found = price, lane
+        elif price < best_before:
+            best_before, found_before = price, lane
+    return found_before if best_before < best else found
 
 
 def named(lanes: Sequence[Lane], name: str | None) -> Lane | None:
