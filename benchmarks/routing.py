@@ -129,7 +129,8 @@ def measure_simulated(policies: Sequence[PolicyName], names: Sequence[str], plan
 
     def make(load: str, number: int) -> Sequence[Session]:
         loads = Loads(SCALE, simulated_answer, seed=number)
-        return getattr(loads, load)(plan.requests)
+        make_load = {"uniform": loads.uniform, "heavy": loads.heavy, "sessions": loads.sessions}
+        return make_load[load](plan.requests)
 
     makers = {name: (lambda number, name=name: make(name, number)) for name in names}
     return measure(policies, makers, simulated, WORKERS, plan.rounds)
@@ -181,7 +182,7 @@ def show(measured: Measured, plan: Plan) -> None:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--requests", default=1000, type=click.IntRange(100), help="Of each workload.")
+@click.option("--requests", default=600, type=click.IntRange(100), help="Of each workload.")
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
 @click.option("--policies", default=",".join(POLICIES), help="Which of them.")
 @click.option("--loads", default=",".join(LOADS), help="Which workloads.")

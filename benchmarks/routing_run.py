@@ -15,6 +15,8 @@ from tokenyard.aio import AsyncClient
 from tokenyard.replies import Result
 
 PATIENCE_S = 120.0
+#: Each that submits at a time takes a connection.
+_SUBMITTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +45,30 @@ class Figures:
 async def run(url: str, yard: str, sessions: Sequence[Session]) -> list[Sample]:
     """Ask all of it, each session when it is due."""
     samples: list[Sample] = []
+    door = asyncio.Semaphore(_SUBMITTERS)
     async with AsyncClient(url, yard, result_timeout_s=PATIENCE_S) as client:
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for session in sessions:
                 await asyncio.sleep(max(0.0, began + session.at_s - time.perf_counter()))
-                group.create_task(_converse(client, session, samples))
+                group.create_task(_converse(client, session, door, samples))
     return samples
 
 
-async def _converse(client: AsyncClient, session: Session, samples: list[Sample]) -> None:
+async def _converse(
+    client: AsyncClient, session: Session, door: asyncio.Semaphore, samples: list[Sample]
+) -> None:
     for turn in session.turns:
         await asyncio.sleep(turn.think_s)
         began = time.perf_counter()
-        handle = await client.submit(
-            turn.prompt,
-            max_tokens=len(turn.answer),
-            temperature=0.0,
-            ignore_eos=True,
-            session=session.name,
-        )
+        async with door:
+            handle = await client.submit(
+                turn.prompt,
+                max_tokens=len(turn.answer),
+                temperature=0.0,
+                ignore_eos=True,
+                session=session.name,
+            )
         result = await handle.wait()
         samples.append(_sample(turn, result, (time.perf_counter() - began) * 1000))
 

@@ -59,16 +59,16 @@ def prefix_affinity(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick 
 
     Without a match among those, and while the load is lopsided, it is `least_loaded`.
     """
+    matching = {worker for worker, match in matches.items() if match.share >= LEAST_MATCH}
+    if not matching:
+        return _least_loaded(lanes, last, "nobody has its prefix")
     if is_lopsided(lanes):
         return _least_loaded(lanes, last, "the load is lopsided")
     emptiest = min((lane.load for lane in lanes if lane.is_open), default=0)
     most = max(emptiest + NEAR_REQUESTS, NEAR_RATIO * emptiest)
-    matching = {worker for worker, match in matches.items() if match.share >= LEAST_MATCH}
-    near = [lane for lane in lanes if lane.load <= most] if matching else []
+    near = [lane for lane in lanes if lane.load <= most]
     if not any(lane.worker in matching and lane.is_open for lane in near):
-        full = any(lane.worker in matching for lane in lanes)
-        reason = "who has its prefix is busier" if full else "nobody has its prefix"
-        return _least_loaded(lanes, last, reason)
+        return _least_loaded(lanes, last, "who has its prefix is busier")
     lane = least(near, last, lambda lane: -score(lane, matches))
     return _matched(lane, matches)
 

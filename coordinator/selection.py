@@ -40,6 +40,9 @@ class Selection:
         self._writer = ScheduleWriter(settings.record) if settings.record else None
         self._last: dict[str, str] = {}  # by model: the worker that was given the last request
         self._prefixes = Prefixes()
+        policy = None if settings.deterministic else settings.policy
+        self.is_affine = policy in _AFFINE  # it looks for prefixes
+        self.is_weighing = policy in _WEIGHING  # it weighs what lies on the lanes
         # Deterministic: the workers of each model, how many requests of each class and model had
         # their turn, and whose turn each waiting one is.
         self._crews: dict[str, list[str]] = {}
@@ -60,16 +63,6 @@ class Selection:
         """The expected workers have joined: the deterministic mode deals to these, by name."""
         for lane in lanes:
             self._crews.setdefault(lane.model, []).append(lane.name)
-
-    @property
-    def is_affine(self) -> bool:
-        """Whether it looks for prefixes."""
-        return not self._settings.deterministic and self._settings.policy in _AFFINE
-
-    @property
-    def is_weighing(self) -> bool:
-        """Whether it matters to it how much work lies on the lanes."""
-        return not self._settings.deterministic and self._settings.policy in _WEIGHING
 
     def hints(self, request: Request, fields: Mapping[bytes, bytes]) -> Hints:
         """What the policy wants to know of a request; one that asks for nothing pays nothing."""

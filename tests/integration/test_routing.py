@@ -109,8 +109,9 @@ class TestPrefixAffinity:
         lanes.coordinator(expect_workers=2, policy="prefix_affinity")
 
         def ask(text: str) -> str:
-            value = text if kind == "prompt" else [{"role": "user", "content": text}]
-            return place(lanes, make_request(**{kind: value}))
+            if kind == "prompt":
+                return place(lanes, make_request(prompt=text))
+            return place(lanes, make_request(messages=[{"role": "user", "content": text}]))
 
         begun = [ask(letter * 400) for letter in "xy"]
 

@@ -17,8 +17,8 @@ from tokenyard.wire import Request, SamplingParams, request_fields
 def hints(prompt: Any = None, *, session: str = "", client: str = "anon", model: str = "") -> Hints:
     """What is seen of a request with so many tokens, with this text, or with these messages."""
     kinds = {int: "tokens", str: "prompt", list: "messages"}
-    value = list(range(prompt)) if isinstance(prompt, int) else prompt
-    given = {kinds[type(prompt)]: value}
+    value: Any = list(range(prompt)) if isinstance(prompt, int) else prompt
+    given: dict[str, Any] = {kinds[type(prompt)]: value}
     request = make_request(session=session, client=client, model=model, **given)
     sent = {
         k.encode(): v if isinstance(v, bytes) else str(v).encode()
