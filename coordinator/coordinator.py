@@ -287,9 +287,10 @@ class Coordinator:
 
     def _follow_lanes(self) -> None:
         """Forget the prefixes of workers that have left, and weigh lanes that nobody has yet."""
-        members = self._roster.members.items()
-        caches = {w: Cache(m.info.cache_tokens, m.info.weights) for w, m in members if m.serves}
-        self._selection.follow(caches)
+        if self._selection.is_affine:
+            members = self._roster.members.items()
+            caches = {w: Cache(m.info.cache_tokens, m.info.weights) for w, m in members if m.serves}
+            self._selection.follow(caches)
         self._recall.run_once()
 
     def _muster(self) -> None:

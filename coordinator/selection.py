@@ -72,8 +72,7 @@ class Selection:
 
     def follow(self, caches: Mapping[str, Cache]) -> None:
         """The roster was read: forget the prefixes of workers that have left."""
-        if self.is_affine:
-            self._prefixes.follow(caches)
+        self._prefixes.follow(caches)
 
     def note(self, worker: str, hints: Hints) -> None:
         """A worker has a request: so will it have its prefix."""

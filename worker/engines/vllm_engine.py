@@ -30,7 +30,7 @@ from worker.engines.vllm_answers import (
     Streamed,
     Whole,
 )
-from worker.engines.vllm_arguments import engine_config, folder_of, lora_requests
+from worker.engines.vllm_arguments import cache_tokens, engine_config, folder_of, lora_requests
 from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm_params import build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
@@ -39,7 +39,6 @@ from worker.engines.warm_base import held_back, let_go
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
-    from vllm.config import CacheConfig
     from vllm.outputs import RequestOutput
     from vllm.v1.executor.abstract import Executor
 
@@ -91,7 +90,7 @@ class VllmEngine:
         self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
-        self._cache_tokens = _cache_tokens(config.cache_config)
+        self._cache_tokens = cache_tokens(config)
         self._end_tokens = _end_tokens(model, self._tokenizer)
         if self._adapters:
             with self._stopwatch.phase("adapters"):
@@ -388,11 +387,6 @@ class VllmEngine:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
-
-
-def _cache_tokens(config: CacheConfig) -> int:
-    """Tokens that the prefix cache holds, about; 0 where there is none."""
-    return config.block_size * (config.num_gpu_blocks or 0) if config.enable_prefix_caching else 0
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:
