@@ -55,11 +55,11 @@ SCALE: Final = Scale(
     answer=24,
 )
 VLLM_WORKERS: Final = 2
-VLLM_SCALE: Final = replace(SCALE, vocabulary=routing_model.VOCABULARY, session_rate=2.0, answer=8)
+VLLM_SCALE: Final = replace(SCALE, vocabulary=routing_model.VOCABULARY, session_rate=0.8, answer=8)
 VLLM_OPTIONS: Final = (
     *("--max-num-seqs", "32", "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048"),
     # Blocks as small as on a GPU: those of the CPU are 128 tokens else.
-    *("--engine-args", '{"block_size": 32, "kv_cache_memory_bytes": 67108864}'),
+    *("--engine-args", '{"block_size": 32, "kv_cache_memory_bytes": 100663296}'),
 )
 
 Measured = Mapping[str, Mapping[str, Figures]]  # by workload and policy
@@ -201,7 +201,7 @@ def main(
 ) -> None:
     """Compare policies on the same workloads; exit with 1 where an answer is wrong."""
     end_in_order()
-    plan = Plan(100, 1) if quick else Plan(requests, rounds)
+    plan = Plan(60, 1) if quick else Plan(requests, rounds)
     chosen = [policy for policy in POLICIES if policy in policies.split(",")]
     names = [load for load in LOADS if load in loads.split(",")]
     measured = dict(measure_simulated(chosen, names, plan)) if names else {}
