@@ -201,9 +201,11 @@ def main(
 ) -> None:
     """Compare policies on the same workloads; exit with 1 where an answer is wrong."""
     end_in_order()
-    plan = Plan(60, 1) if quick else Plan(requests, rounds)
+    plan = Plan(48, 1) if quick else Plan(requests, rounds)
     chosen = [policy for policy in POLICIES if policy in policies.split(",")]
     names = [load for load in LOADS if load in loads.split(",")]
+    if quick:
+        names = [load for load in names if load != "uniform"]  # starting a yard is what takes time
     measured = dict(measure_simulated(chosen, names, plan)) if names else {}
     if vllm:
         measured |= measure_vllm(chosen, replace(plan, requests=min(plan.requests, 400)))
