@@ -205,7 +205,7 @@ def main(
     chosen = [policy for policy in POLICIES if policy in policies.split(",")]
     names = [load for load in LOADS if load in loads.split(",")]
     if quick:
-        names = [load for load in names if load != "uniform"]  # starting a yard is what takes time
+        names = ["sessions"]  # starting a yard is what takes time
     measured = dict(measure_simulated(chosen, names, plan)) if names else {}
     if vllm:
         measured |= measure_vllm(chosen, replace(plan, requests=min(plan.requests, 400)))
