@@ -179,7 +179,8 @@ def _choices(end: Finished) -> str | None:
 
 def _usage(end: Finished) -> Usage:
     completion = sum(len(choice.tokens) for choice in end.choices)
-    return Usage(end.prompt_tokens, completion, end.prompt_tokens + completion)
+    whole = end.prompt_tokens + completion
+    return Usage(end.prompt_tokens, completion, whole, end.cached_tokens)
 
 
 def _provenance(run: Run, info: EngineInfo, worker: str, epoch: int | None) -> str:
