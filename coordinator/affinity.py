@@ -39,9 +39,13 @@ class Match:
 
     @property
     def share(self) -> float:
-        """From 0 (nothing) to 1 (the whole prompt)."""
-        share = self.blocks / self.of if self.of else 0.0
-        return max(share, SESSION_MATCH) if self.has_session else share
+        """What it counts: from 0 (nothing) to 1 (the whole prompt)."""
+        return max(self.known, SESSION_MATCH) if self.has_session else self.known
+
+    @property
+    def known(self) -> float:
+        """The part of its prompt that is there, from 0 to 1."""
+        return self.blocks / self.of if self.of else 0.0
 
     def __str__(self) -> str:
         told = f"{self.blocks} of {self.of} blocks of its prompt were there"

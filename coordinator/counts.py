@@ -9,7 +9,7 @@ from typing import Final
 
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass
-from tokenyard.metrics import Histogram
+from tokenyard.metrics import Histogram, Mean
 from tokenyard.replies import Status, status_of
 from tokenyard.scripts import Why
 
@@ -46,6 +46,8 @@ class Counts:
         self.swaps = 0
         self.queue_wait = {name: Histogram() for name in INTAKE_CLASSES}
         self.assign = Histogram()
+        #: From 0 to 1, of each request that was given out by a policy that looks for prefixes.
+        self.prefix_match = Mean()
         self.know([""])
 
     def know(self, models: Iterable[str]) -> None:

@@ -295,6 +295,8 @@ class Dispatcher:
                 self.rate.count(1)
                 waited_s = max(0.0, now_ms - item.waiting.since_ms) / 1000
                 self._counts.queue_wait[item.waiting.intake].observe(waited_s)
+                if item.match is not None:
+                    self._counts.prefix_match.observe(item.match)
                 self._spans.ended(item.waiting, now_ms, worker=item.lane.worker)
             self._selection.settle(item.waiting, item.lane if dispatched else None)
 

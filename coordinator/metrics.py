@@ -19,7 +19,7 @@ from coordinator.counts import Counts
 from coordinator.roster import Member, Roster
 from tokenyard.connection import open_connection
 from tokenyard.keys import COUNTED, INTAKE_CLASSES, PRIORITY_CLASSES, Keys
-from tokenyard.metrics import Metric, histograms, numbers
+from tokenyard.metrics import Metric, histograms, numbers, summary
 from tokenyard.worker_info import WORKER_STATES
 
 if TYPE_CHECKING:
@@ -76,6 +76,13 @@ ASSIGN = Metric(
     (),
     "Time of the call that gives a batch of requests to workers.",
 )
+PREFIX_MATCH = Metric(
+    "tokenyard_route_prefix_match_ratio",
+    "summary",
+    (),
+    "Part of a prompt that is believed to be in the cache of the worker that gets it, from 0 to 1;"
+    " counted by policies that look for prefixes.",
+)
 DEPTH = Metric("tokenyard_queue_depth", "gauge", ("queue", "priority"), "Requests waiting.")
 TOKENS = Metric(
     "tokenyard_queue_tokens",
@@ -111,7 +118,18 @@ MEMORY = Metric(
 )
 METRICS: Final = (
     *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, SWAPS, QUEUE_WAIT),
-    *(ASSIGN, DEPTH, TOKENS, OLDEST, PENDING, WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
+    *(
+        ASSIGN,
+        PREFIX_MATCH,
+        DEPTH,
+        TOKENS,
+        OLDEST,
+        PENDING,
+        WORKER_UP,
+        LEASE_AGE,
+        WORKER_STATE,
+        MEMORY,
+    ),
 )
 
 
@@ -175,6 +193,7 @@ class CoordinatorMetrics:
         yield numbers(SWAPS, {(): counts.swaps})
         yield histograms(QUEUE_WAIT, {(name,): one for name, one in counts.queue_wait.items()})
         yield histograms(ASSIGN, {(): counts.assign})
+        yield summary(PREFIX_MATCH, counts.prefix_match)
 
 
 def _by_one(counter: Mapping[str, int]) -> dict[tuple[str], int]:

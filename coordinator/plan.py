@@ -27,6 +27,7 @@ class Placed:
     lane: Lane  # as it was found
     why: str  # there, in words
     alone: bool = False
+    match: float | None = None  # see `Pick.match`
 
 
 def make_plan(
@@ -75,5 +76,5 @@ def _place_others(
             break
         lane, work = pick.lane, pick.lane.work + waiting.hints.work
         lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1, work=work)
-        placed.append(Placed(waiting, lane, pick.why))
+        placed.append(Placed(waiting, lane, pick.why, match=pick.match))
     return placed

@@ -47,6 +47,8 @@ class Pick:
 
     lane: Lane
     why: str
+    #: The part of its prompt that was there, from 0 to 1; None where nobody has looked.
+    match: float | None = None
 
 
 def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:

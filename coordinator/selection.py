@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from coordinator.affinity import Matches, megatron, prefix_affinity
+from coordinator.affinity import NO_MATCH, Matches, megatron, prefix_affinity
 from coordinator.hints import NO_HINTS, Hints, look_closely, weigh
 from coordinator.policies import Lane, Pick, least_loaded, named, round_robin, vllm
 from coordinator.prefixes import Cache, Prefixes
@@ -98,7 +98,10 @@ class Selection:
             return _told(policy, _PLAIN[policy](lanes, last), weighs=self.is_weighing)
         matches = self._prefixes.matches((lane.worker for lane in lanes), hints)
         pick = _AFFINE[policy](lanes, last, matches)
-        return pick and _told(f"{policy}, {pick.why}", pick.lane)
+        if pick is None:
+            return None
+        match = matches.get(pick.lane.worker, NO_MATCH)
+        return Pick(pick.lane, f"{policy}, {pick.why}, {_load(pick.lane)}", match.known)
 
     def _in_turn(self, waiting: Waiting, lanes: Sequence[Lane]) -> Lane | None:
         """Entry k of a class belongs to worker k modulo the workers.
@@ -134,5 +137,9 @@ def _told(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | Non
     """A lane with why it was taken, in words, for `tokenyard explain`."""
     if lane is None:
         return None
-    why = f"{policy}, load {lane.load} of {lane.limit}"
+    why = f"{policy}, {_load(lane)}"
     return Pick(lane, f"{why}, {lane.work} tokens" if weighs else why)
+
+
+def _load(lane: Lane) -> str:
+    return f"load {lane.load} of {lane.limit}"

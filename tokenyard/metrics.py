@@ -54,12 +54,25 @@ class Histogram:
         return Histogram(self.counts.copy(), self.sum_s)
 
 
+@dataclass(slots=True)
+class Mean:
+    """How often something was seen, and the sum of what it was. One thread writes."""
+
+    count: int = 0
+    total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one more."""
+        self.count += 1
+        self.total += value
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric: its name as Prometheus has it, and what the labels are."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "summary"]
     labels: tuple[str, ...]
     help: str
 
@@ -87,6 +100,15 @@ def histograms(metric: Metric, values: Mapping[Labels, Histogram]) -> Family:
     for labels, histogram in values.items():
         family.add_metric(labels, _cumulative(histogram.counts), histogram.sum_s)
     return family
+
+
+def summary(metric: Metric, mean: Mean) -> Family:
+    """A sum and a count as the endpoint shows them, without labels."""
+    from prometheus_client.core import SummaryMetricFamily
+
+    return SummaryMetricFamily(
+        metric.name, metric.help, count_value=mean.count, sum_value=mean.total
+    )
 
 
 def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:

@@ -46,7 +46,7 @@ write_model(pathlib.Path(sys.argv[1]))
 
 def asked_for(expression: str) -> set[str]:
     """The metrics in an expression, a histogram's parts under its own name."""
-    return {re.sub(r"_bucket$", "", name) for name in _NAME.findall(expression)}
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in _NAME.findall(expression)}
 
 
 def selectors(expression: str) -> list[str]:
@@ -70,7 +70,7 @@ def live_yard(url: str) -> Iterator[LiveYard]:
     with Plant(url) as plant:
         folder = plant.write("config.json", "{}").parent
         subprocess.run([sys.executable, "-c", _WRITE, folder], timeout=120, check=True)
-        plant.coordinator(metrics_port=ports[0])
+        plant.coordinator(metrics_port=ports[0], policy="prefix_affinity")
         options = {"engine": "vllm", "model": folder, "model_name": "small", "max_num_seqs": 8}
         plant.worker(enforce_eager=True, start_timeout_s=LOAD_S, metrics_port=ports[1], **options)
         plant.wait_for_leader()

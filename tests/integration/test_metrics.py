@@ -155,6 +155,23 @@ def test_what_runs_and_ends_is_counted(plant: Watched) -> None:
     assert "no such" not in text_of(leader)
 
 
+def test_a_policy_that_looks_for_prefixes_says_what_it_found(plant: Watched) -> None:
+    # Given a prompt of two blocks that comes again, and one like it in the first
+    leader = plant.lead(policy="prefix_affinity")
+    plant.serve()
+    plant.wait_for_workers(1)
+    first, like_it = [5] * 32, [5] * 16 + [6] * 16
+    for tokens in (first, first, like_it):
+        request = make_request(tokens=tokens)
+        plant.push(request)
+        plant.result(request.id)
+
+    # I expect nothing of the first to be known, all of the second, half of the third.
+    name = "tokenyard_route_prefix_match_ratio"
+    assert value(leader, f"{name}_count") == 3
+    assert value(leader, f"{name}_sum") == 1.5
+
+
 def test_what_waits_is_shown(plant: Watched) -> None:
     # Given requests and nobody who serves
     leader = plant.lead()
