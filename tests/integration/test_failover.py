@@ -56,7 +56,7 @@ def plant(watched: Watched) -> Iterator[Plant]:
 
 def test_what_the_replica_knows_ends_exactly_once(watched: Watched, plant: Plant) -> None:
     # Given streams that run, some of them nearly done, others that wait, and a single answer
-    short, long = streams(RUNNING - 1, 40), streams(WAITING, 150)
+    short, long = streams(RUNNING - 1, 120), streams(WAITING, 200)
     whole = make_request(tokens=[7, 8], params=long[0].params)
     requests = [*short, whole, *long]
     with Client(watched.url("client"), plant.keys.yard, client_id="client") as client:
