@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(check: Callable[[], T], *, timeout_s: float = 10.0, every_s: float = 0.01) -> T:
+def eventually(check: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.01) -> T:
     """The first true value of ``check``, which is asked again until ``timeout_s`` is over.
 
     A check may also raise `AssertionError` for "not yet"; the last one is what the test fails
