@@ -18,7 +18,7 @@ import redis
 from coordinator.counts import Counts
 from coordinator.roster import Member, Roster
 from tokenyard.connection import open_connection
-from tokenyard.keys import COUNTED, INTAKE_CLASSES, PRIORITY_CLASSES, Keys
+from tokenyard.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
 from tokenyard.metrics import Metric, histograms, numbers, summary
 from tokenyard.worker_info import WORKER_STATES
 
@@ -110,6 +110,12 @@ WORKER_STATE = Metric(
     ("worker", "state"),
     "1 for the state that a worker is in, 0 for the others.",
 )
+BATCH_LINES = Metric(
+    "tokenyard_batch_lines_total",
+    "counter",
+    ("state",),
+    "Lines of batch jobs that have their answer; the leader counts what the jobs tell.",
+)
 MEMORY = Metric(
     "tokenyard_redis_memory_ratio",
     "gauge",
@@ -117,19 +123,9 @@ MEMORY = Metric(
     "Memory that Redis uses, as a part of what it may use.",
 )
 METRICS: Final = (
-    *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, SWAPS, QUEUE_WAIT),
-    *(
-        ASSIGN,
-        PREFIX_MATCH,
-        DEPTH,
-        TOKENS,
-        OLDEST,
-        PENDING,
-        WORKER_UP,
-        LEASE_AGE,
-        WORKER_STATE,
-        MEMORY,
-    ),
+    *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, SWAPS, BATCH_LINES),
+    *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, TOKENS, OLDEST, PENDING),
+    *(WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
 )
 
 
@@ -191,6 +187,7 @@ class CoordinatorMetrics:
         yield numbers(REDELIVERIES, {(): back["lost"] + back["crashed"]})
         yield numbers(DEAD, _by_one(counts.dead.copy()))
         yield numbers(SWAPS, {(): counts.swaps})
+        yield numbers(BATCH_LINES, {(name,): taken[f"count:lines:{name}"] for name in LINE_STATES})
         yield histograms(QUEUE_WAIT, {(name,): one for name, one in counts.queue_wait.items()})
         yield histograms(ASSIGN, {(): counts.assign})
         yield summary(PREFIX_MATCH, counts.prefix_match)

@@ -20,12 +20,16 @@ INTAKE_CLASSES: Final[tuple[IntakeClass, ...]] = get_args(IntakeClass)
 GROUP: Final = "coordinator"
 CONSUMER: Final = "leader"
 
-#: Fields of `info` in which scripts count what no process sees that could count it: what `submit`
-#: refuses, and what is cancelled. The leader takes the counts over when its metrics are read.
+#: What a line of a batch job ends as.
+LINE_STATES: Final = ("completed", "failed")
+#: Fields of `info` in which is counted what neither coordinator nor worker sees: what `submit`
+#: refuses, what is cancelled, lines of batch jobs. The leader takes the counts over when its
+#: metrics are read.
 COUNTED: Final = (
     "count:QUEUE_FULL",
     "count:DEADLINE_EXCEEDED",
     *(f"count:cancelled:{name}" for name in PRIORITY_CLASSES),
+    *(f"count:lines:{name}" for name in LINE_STATES),
 )
 
 #: Yards, clients and workers are named within these bounds, so that keys cannot be forged.

@@ -12,6 +12,7 @@ import pytest
 
 from tests.batch.conftest import WriteLines, completion, objects, zstd
 from tests.support.processes import Plant
+from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard.batch import (
     BatchState,
@@ -21,8 +22,9 @@ from tokenyard.batch import (
     run_batch,
     stream_batch,
 )
+from tokenyard.batch.counted import LineCount
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchSpec, load_state
+from tokenyard.batch.state import BatchSpec, RequestCounts, load_state
 from tokenyard.client import Client
 from tokenyard.errors import InvalidRequest, NoCoordinator, SettingsError
 
@@ -71,6 +73,36 @@ def test_every_line_has_its_answer(
     )
     assert all(line["error"] is None for line in found)
     assert objects(state.spec.errors_path) == []
+
+
+def test_lines_are_counted_for_the_metrics(
+    run: Run, plant: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    def told() -> list[int]:
+        values = plant.connection.hmget(
+            plant.keys.info, "count:lines:completed", "count:lines:failed"
+        )
+        return [int(value or 0) for value in values]
+
+    before = told()
+    run(write_lines("in.jsonl", [completion(1), "{broken", completion(2)]), tmp_path / "out.jsonl")
+    assert [after - was for was, after in zip(before, told(), strict=True)] == [2, 1]
+
+
+def test_a_job_goes_on_where_its_count_cannot_be_told(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a count that reaches nobody
+    count = LineCount(f"redis://127.0.0.1:{free_port()}", plant.keys.yard)
+    done = RequestCounts(total=9, completed=5)
+    count.advance(RequestCounts(), done)
+
+    # I expect it to be told with the next.
+    before = plant.connection.hget(plant.keys.info, "count:lines:completed")
+    monkeypatch.setattr(count, "_url", plant.url)
+    count.advance(done, RequestCounts(total=9, completed=6))
+    after = plant.connection.hget(plant.keys.info, "count:lines:completed")
+    assert int(after or 0) - int(before or 0) == 6
 
 
 def test_answers_have_the_form_of_the_batch_api(

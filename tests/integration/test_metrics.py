@@ -22,6 +22,7 @@ from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
+from tokenyard.batch import run_batch
 from tokenyard.errors import QueueFull, SettingsError
 from tokenyard.metrics import BUCKETS_S, Endpoint, Metric
 from tokenyard.wire import SamplingParams
@@ -209,6 +210,19 @@ def test_what_scripts_answer_is_counted_once(plant: Watched) -> None:
     assert value(other, "tokenyard_leader") == 0
     assert value(other, "tokenyard_redis_up") == 1
     assert "tokenyard_queue_depth{" not in text_of(other)
+
+
+def test_lines_of_batch_jobs_are_counted(plant: Watched, tmp_path: Path) -> None:
+    leader = plant.lead()
+    plant.serve()
+    plant.wait_for_workers(1)
+    assert value(leader, "tokenyard_batch_lines_total", state="completed") == 0
+    (tmp_path / "in.jsonl").write_text('{"id":"a","prompt":"a","max_tokens":1}\n{broken\n')
+    run_batch(
+        tmp_path / "in.jsonl", tmp_path / "out.jsonl", redis_url=plant.url, yard=plant.keys.yard
+    )
+    assert value(leader, "tokenyard_batch_lines_total", state="completed") == 1
+    assert value(leader, "tokenyard_batch_lines_total", state="failed") == 1
 
 
 def test_counts_outlive_their_process(plant: Watched) -> None:

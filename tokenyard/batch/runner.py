@@ -13,6 +13,7 @@ from typing import Final
 
 from tokenyard.batch.answers import OutputLine, unrun_line
 from tokenyard.batch.asking import Asked, ask_for, output_for
+from tokenyard.batch.counted import LineCount
 from tokenyard.batch.files import UnreadableFile, read_lines
 from tokenyard.batch.hedging import Hedges
 from tokenyard.batch.lines import Sought
@@ -80,6 +81,7 @@ class Runner:
         self._end = ""  # the code for lines that are not run any more
         self._unrun = 0  # lines that have it
         self._saving = threading.Lock()
+        self._line_count = LineCount(url, yard)
 
     def run(
         self,
@@ -284,8 +286,9 @@ class Runner:
         if job is None:
             return
         with self._saving:
-            job.state.counts = job.counts
+            before, job.state.counts = job.state.counts, job.counts
             job.state.save()
+            self._line_count.advance(before, job.state.counts)
         per_s = self._rate.per_s()
         left = job.counts.total - job.counts.done
         eta_s = left / per_s if per_s > 0 else None
