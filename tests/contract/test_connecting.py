@@ -1,0 +1,154 @@
+"""What a client promises of its connection: whom it meets, when it is closed, who goes away."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import redis
+
+from tests.contract.conftest import WAIT_S, NewClient
+from tests.contract.stand_in import MODEL, StandIn, spell
+from tests.support.servers import Server, free_port
+from tokenyard import (
+    BrokerUnavailable,
+    BrokerUnsuitable,
+    Cancellation,
+    NoCoordinator,
+    ProtocolMismatch,
+    SettingsError,
+    WaitTimeout,
+)
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+
+
+class TestHandshake:
+    def test_learns_the_yard(self, yard: StandIn, new_client: NewClient) -> None:
+        info = new_client().info()
+        assert (info.protocol, info.models, info.default_model) == (1, [MODEL], MODEL)
+        assert (info.coordinator, info.max_request_bytes) == ("stand-in", 1024 * 1024)
+        assert info.workers[yard.worker].model == MODEL
+        assert abs(info.clock_offset_s) < 5
+
+    def test_says_how_to_start_a_coordinator(
+        self, new_client_at: NewClient, broker: Server, keys: Keys
+    ) -> None:
+        client = new_client_at(broker.url + "/0", connect_timeout_s=0.2)
+        with pytest.raises(NoCoordinator) as caught:
+            client.start()
+        command = f"tokenyard --redis-url {broker.url}/0 --yard {keys.yard} coordinator"
+        assert command in str(caught.value)
+
+    def test_waits_for_a_coordinator(
+        self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
+    ) -> None:
+        client = new_client()
+        late = threading.Timer(0.2, StandIn(connection, scripts).open)
+        late.start()
+        client.start()
+        late.join(10)
+
+    def test_refuses_another_protocol(
+        self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
+    ) -> None:
+        StandIn(connection, scripts).open(protocol=2)
+        with pytest.raises(ProtocolMismatch, match="version 2"):
+            new_client().start()
+
+    def test_names_an_absent_server_without_its_password(self, new_client_at: NewClient) -> None:
+        url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
+        with pytest.raises(BrokerUnavailable) as caught:
+            new_client_at(url).start()
+        assert "127.0.0.1" in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+    def test_a_wrong_password_is_no_matter_of_trying_again(
+        self, new_client_at: NewClient, broker: Server
+    ) -> None:
+        with pytest.raises((BrokerUnsuitable, BrokerUnavailable)) as caught:
+            new_client_at(f"redis://nobody:secret@127.0.0.1:{broker.port}/0").start()
+        assert isinstance(caught.value, BrokerUnsuitable)
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url", ["http://localhost", "redis://localhost:port", "localhost:6379"]
+    )
+    def test_a_bad_url_is_refused_at_once(self, new_client_at: NewClient, url: str) -> None:
+        with pytest.raises(SettingsError, match="redis"):
+            new_client_at(url)
+
+    def test_a_bad_name_is_refused_at_once(self, new_client: NewClient) -> None:
+        with pytest.raises(SettingsError, match="client_id"):
+            new_client(client_id="a b")
+
+
+class TestClosing:
+    def test_closing_is_idempotent(self, yard: StandIn, new_client: NewClient) -> None:
+        client = new_client()
+        client.close()
+        client.close()
+        started = new_client()
+        started.submit([1])
+        started.close()
+        started.close()
+
+    def test_whoever_waits_is_told(self, yard: StandIn, new_client: NewClient) -> None:
+        client = new_client()
+        handle = client.submit([1])
+        client.close()
+        with pytest.raises(WaitTimeout, match="closed"):
+            handle.result(WAIT_S)
+
+    @pytest.mark.parametrize("was_used", [False, True])
+    def test_a_closed_client_takes_nothing(
+        self, yard: StandIn, new_client: NewClient, was_used: bool
+    ) -> None:
+        client = new_client()
+        if was_used:
+            client.submit([1])
+        client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            client.submit([1])
+
+
+class TestServerWithoutMemory:
+    def test_takes_nothing_new_and_gives_what_it_has(
+        self, new_client_at: NewClient, own_broker: Server, keys: Keys
+    ) -> None:
+        with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
+            yard = StandIn(connection, Scripts(connection, keys))
+            yard.open()
+            first = new_client_at(own_broker.url, client_id="me")
+            first.submit([1], id="over")
+            yard.answer_all()
+            running = first.submit([2], id="running")
+            connection.config_set("maxmemory", 1)
+            with pytest.raises(BrokerUnavailable, match="full"):
+                first.submit([3])
+            assert running.cancel() == Cancellation.CANCELLED
+            assert running.wait(WAIT_S).status == "cancelled"
+            again = new_client_at(own_broker.url, client_id="me")
+            assert again.attach("over").result(WAIT_S).tokens == [2]
+            assert again.status("running").state == "cancelled"
+            connection.config_set("maxmemory", 0)
+
+
+class TestServerGoesAway:
+    def test_handles_survive_a_restart(
+        self, new_client_at: NewClient, own_broker: Server, keys: Keys
+    ) -> None:
+        with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
+            yard = StandIn(connection, Scripts(connection, keys))
+            yard.open()
+            handle = new_client_at(own_broker.url).submit("go", stream=True)
+            yard.dispatch()
+            yard.emit(handle.id, [72])
+            deltas = iter(handle)
+            assert next(deltas).text == "H"
+            own_broker.kill()
+            own_broker.start()
+            yard.emit(handle.id, [105])
+            yard.finish(handle.id)
+            assert [delta.text for delta in deltas] == ["i"]
+            assert handle.result(WAIT_S).text == spell([72, 105])
