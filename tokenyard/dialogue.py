@@ -43,7 +43,7 @@ from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, pl
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
-from tokenyard.wire import Request
+from tokenyard.wire import mould_of
 
 #: Longest blocking read; also how long a hole in the replies may wait to be filled.
 BLOCK_MS: Final = 1_000
@@ -166,13 +166,13 @@ class Dialogue:
         """Submit in one call what has the same terms."""
         now = time.monotonic()
         exchanges: dict[int, Exchange] = {}
-        new: list[tuple[Request, Exchange]] = []
+        new: list[tuple[Draft, Exchange]] = []
         for at, draft in burst:
             exchange = self._session.find(draft.request.id)
             if exchange is None:
                 exchange = self._session.open(draft.request.id, draft.local_text, now)
                 exchange.is_interleaved = draft.request.params.n > 1
-                new.append((draft.request, exchange))
+                new.append((draft, exchange))
             exchanges[at] = exchange
         if not new:
             return _Answer(exchanges)
@@ -182,9 +182,10 @@ class Dialogue:
             acceptances = yield scripts.submit(
                 self.keys,
                 terms.priority_class,
-                [request for request, _ in new],
+                [draft.request for draft, _ in new],
                 watched=self.client_id if terms.cancel_on_disconnect else "",
                 refuse_late=terms.refuse_late,
+                moulds=[draft.mould or mould_of(draft.request) for draft, _ in new],
             )
             known = _take_acceptances(fresh, acceptances)
             if terms.cancel_on_disconnect:

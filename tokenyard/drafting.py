@@ -12,11 +12,11 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, cast
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from tokenyard.errors import InvalidRequest
 from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
@@ -25,10 +25,12 @@ from tokenyard.tokenization import PROMPT_TAIL, LocalText, Messages, Tokenizer
 from tokenyard.wire import (
     DEFAULT_RESULT_TTL_S,
     MAX_TOKEN_ID,
+    Mould,
     Request,
     SamplingParams,
     StructuredOutputs,
     Unanswerable,
+    mould_of,
     pack_tokens,
     request_fields,
 )
@@ -108,8 +110,7 @@ _SILENT: Final = SamplingParams()
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True, eq=False):
     """A request ready to be submitted."""
 
     request: Request
@@ -118,6 +119,7 @@ class Draft:
     size: int  # bytes of its fields
     refuse_late: bool = False
     cancel_on_disconnect: bool = False
+    mould: Mould | None = None  # that of the request, where it is known
 
     @property
     def terms(self) -> tuple[PriorityClass, bool, bool]:
@@ -137,6 +139,18 @@ class _Template:
     silent_size: int
     refuse_late: bool
     cancel_on_disconnect: bool
+    #: By the field of the prompt, and whether the client makes the text itself.
+    moulds: dict[tuple[str, bool], Mould] = field(default_factory=dict)
+
+    def mould(self, request: Request, kind: str) -> Mould:
+        """The mould of a request made from this template."""
+        key = (kind, request.params is self.silent_params)
+        if request.params is not self.silent_params and request.params is not self.request.params:
+            return mould_of(request)
+        mould = self.moulds.get(key)
+        if mould is None:
+            mould = self.moulds[key] = mould_of(request)
+        return mould
 
 
 class Drafter:
@@ -278,6 +292,7 @@ class Drafter:
             size,
             template.refuse_late,
             template.cancel_on_disconnect,
+            template.mould(request, kind),
         )
 
     def _text(

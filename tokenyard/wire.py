@@ -194,6 +194,9 @@ SYSTEM_FIELDS: Final = frozenset(
     }
 )
 
+#: The fields of an entry that no other has: the rest may stand in ``shared``.
+OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
+
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -228,3 +231,32 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
     }
     fields.update((name, value) for name, value in plain.items() if value)
     return fields
+
+
+class Mould(Struct, frozen=True):
+    """What requests have in common, as `tokenyard.scripts.submit` writes it."""
+
+    client: str
+    field: str  # the one that holds the prompt
+    shared: str  # JSON object of all other fields but the id, and their texts
+    deadline_ms: int = 0
+
+
+def mould_of(request: Request) -> Mould:
+    """What may be said once for all requests that differ in id and prompt alone."""
+    fields = request_fields(request)
+    [field] = OWN_FIELDS & fields.keys() - {"id"}
+    texts = {
+        name: value.decode() if isinstance(value, bytes) else str(value)
+        for name, value in fields.items()
+        if name not in OWN_FIELDS
+    }
+    shared = _encode_json(texts).decode()
+    return Mould(request.client, field, shared, request.deadline_ms or 0)
+
+
+def prompt_value(request: Request) -> bytes | str:
+    """The prompt of a request, of whatever kind, as the value of its field."""
+    if request.tokens is not None:
+        return request.tokens
+    return request.prompt if request.prompt is not None else _encode_json(request.messages)
