@@ -245,7 +245,7 @@ class Coordinator:
         if self._complete or len(joined) < self._settings.expect_workers:
             return
         self._complete = True
-        self._selection.muster(self._roster.lanes())
+        self._selection.muster(self._roster.crew())
         log.info("%d workers have joined", len(joined))
 
     def _rescue(self) -> None:

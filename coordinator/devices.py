@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+from tokenyard.posture import Conduct
 from tokenyard.worker_info import WorkerInfo, WorkerState
 
 DeviceId = tuple[str, int]  # controller, index on its host
@@ -31,6 +32,12 @@ class Worker:
     info: WorkerInfo
     load: int = 0  # entries on its lane
     worked_ms: float = 0.0  # when it was last seen at work; 0: never
+    conduct: Conduct = "RUNNING"  # what it was told, or still does
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may be commanded; what operators have paused is left as it is."""
+        return self.conduct == "RUNNING"
 
     @property
     def device(self) -> DeviceId:
@@ -59,12 +66,12 @@ class Holder:
     @property
     def serves(self) -> bool:
         """Whether it serves its model, or is about to."""
-        return self.leader.info.state in SERVING
+        return self.leader.info.state in SERVING and self.leader.is_running
 
     @property
     def is_ready(self) -> bool:
         """Whether requests may be given to it."""
-        return self.leader.info.state == "ready"
+        return self.leader.info.state == "ready" and self.leader.is_running
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +85,41 @@ class Device:
     @property
     def is_free(self) -> bool:
         """Whether nothing takes it up."""
-        return self.holder is None and not self._awake()
+        return self.holder is None and not self._awake() and not self.is_paused
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether who takes it up is paused, or has let go of it and will want it back."""
+        awake = self._awake()
+        if not awake:
+            asleep = (one for one in self.workers if one.info.state == "asleep")
+            return any(one.conduct == "SUSPENDED" for one in asleep)
+        return not all(one.is_running for one in awake)
 
     @property
     def is_settled(self) -> bool:
         """Whether one worker takes it up, rather than one that comes and one that goes."""
-        return self.holder is not None and len(self._awake()) == 1
+        return self.holder is not None and len(self._awake()) == 1 and not self.is_paused
 
     def entrance(self, model: str) -> Worker | None:
         """The worker to command here for ``model``; None where none is up.
 
         Who takes the device up, else one that sleeps with that model, else one without any.
         """
+        if self.is_paused:
+            return None
         awake = sorted(self._awake(), key=lambda one: one.info.state == "attached")
         return next(iter(awake), None) or self.sleeper(model) or self._warm()
 
     def sleeper(self, model: str) -> Worker | None:
         """A worker that sleeps with ``model``."""
-        asleep = (one for one in self.workers if one.info.state == "asleep")
-        return next((one for one in asleep if one.info.model == model), None)
+        return next((one for one in self._running("asleep") if one.info.model == model), None)
 
     def _warm(self) -> Worker | None:
-        return next((one for one in self.workers if one.info.state == "warm"), None)
+        return next(self._running("warm"), None)
+
+    def _running(self, state: WorkerState) -> Iterator[Worker]:
+        return (one for one in self.workers if one.info.state == state and one.is_running)
 
     def _awake(self) -> list[Worker]:
         return [one for one in self.workers if one.info.state in AWAKE]

@@ -5,13 +5,13 @@ docs/placement.md tells the rules, with examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.choice import Choice, Option
 from coordinator.demand import Demand
-from coordinator.devices import LEAVING, Device, DeviceId, Holder, Worker, survey
+from coordinator.devices import LEAVING, SERVING, Device, DeviceId, Holder, Worker, survey
 from coordinator.needs import Catalog, Need, hopeless, needs
 from coordinator.standing import Standing
 from tokenyard.commands import Command
@@ -42,12 +42,13 @@ class Situation:
     agree to a second or so.
     """
 
-    demands: Sequence[Demand]
+    demands: Sequence[Demand]  # of models that are not paused
     workers: Sequence[Worker]  # with a lease
     hosts: Mapping[str, HostInfo]  # by controller
     now_ms: float
     max_model_wait_s: float  # where a model has none of its own
     orders: Sequence[Order] = ()  # given before, as far as the caller remembers
+    paused: Collection[str] = ()  # models that operators have told to pause
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class _Decision:
             survey(situation.workers), situation.demands, self._catalog, now_ms
         )
         self._choice = Choice(self._standing)
+        self._paused = situation.paused
         self._workers = {one.worker for one in situation.workers}
         self._placement = Placement()
         for order in situation.orders:
@@ -82,7 +84,8 @@ class _Decision:
         """Give each model that needs it one more worker, as far as there are devices."""
         standing = self._standing
         for need in needs(list(standing.demands.values()), standing.supplies(), self._catalog):
-            if need.model in (command.model for command in self._placement.commands):
+            ordered = {command.model for command in self._placement.commands}
+            if need.model in ordered or need.model in self._paused:
                 continue
             option = self._choice.choose(need)
             if option:
@@ -100,7 +103,8 @@ class _Decision:
         """Models that requests wait for in vain; none while no host is there at all."""
         kept = self._standing.kept()
         for model, demand in self._standing.demands.items():
-            if self._catalog.hosts and not self._standing.serving[model]:
+            is_had = self._standing.serving[model] or self._standing.is_paused(model)
+            if self._catalog.hosts and not is_had:
                 reason = hopeless(demand, self._catalog, kept)
                 if reason:
                     yield model, reason
@@ -123,7 +127,9 @@ class _Decision:
     def _has_arrived(self, order: Order) -> bool:
         device = self._standing.devices.get(order.devices[0])
         holder = device.holder if device else None
-        return holder is not None and holder.serves and holder.model == order.command.model
+        if holder is None or holder.model != order.command.model:
+            return False
+        return holder.leader.info.state in SERVING  # paused or not
 
     def _gives_way(self, order: Order) -> bool:
         """Whether what was there is on its way out, which takes what its requests take."""

@@ -75,12 +75,16 @@ class Placer:
             return
         self._begin_term(token)
         self._note_work()
-        demands = self._queue.demands()
+        demands = [one for one in self._queue.demands() if self._is_running(one.model)]
         if demands:
             self.patience_s = PAUSE_S
         if self._is_due(demands):
             placement = place(self._situation(demands))
             self._carry_out(token, placement)
+
+    def _is_running(self, model: str) -> bool:
+        """Whether operators have not told the model to pause, or all."""
+        return self._roster.postures.is_running("", model)
 
     def _begin_term(self, token: str) -> None:
         """Another may have led meanwhile, and commanded otherwise."""
@@ -108,13 +112,15 @@ class Placer:
 
     def _situation(self, demands: Sequence[Demand]) -> Situation:
         members = self._roster.members.items()
+        offered = (model.name for host in self._roster.hosts.values() for model in host.models)
         return Situation(
             demands=demands,
             workers=[
-                Worker(worker, member.info, member.load, self._worked_ms.get(worker, 0.0))
-                for worker, member in members
-                if member.lease_ms > 0
+                Worker(one, m.info, m.load, self._worked_ms.get(one, 0.0), m.conduct)
+                for one, m in members
+                if m.has_lease
             ],
+            paused={model for model in offered if not self._is_running(model)},
             hosts=self._roster.hosts,
             now_ms=self._roster.server_ms(),
             max_model_wait_s=self._settings.max_model_wait_s,

@@ -1,4 +1,4 @@
-"""The workers alive now, how full their lanes are, and what their hosts may load.
+"""The workers alive now, how full their lanes are, what their hosts may load, and who is paused.
 
 Nothing here is the truth: that is in Redis. The loads are a cache, kept by counting what was
 dispatched and freed and set right once a second; `dispatch` has the last word on a full lane.
@@ -7,7 +7,7 @@ dispatched and freed and set right once a second; `dispatch` has the last word o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ import redis
 from coordinator.policies import Lane
 from coordinator.streams import position
 from tokenyard.keys import Keys
+from tokenyard.posture import CONDUCTS, Conduct, Postures, decode_postures
 from tokenyard.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Member:
     lease_ms: float  # expiry by the server's clock; 0 lost, -1 left, -2 crashed
     load: int = 0
     is_quarantined: bool = False
+    conduct: Conduct = "RUNNING"  # see `_conduct`
 
     @property
     def has_lease(self) -> bool:
@@ -41,9 +43,14 @@ class Member:
         return self.lease_ms > 0
 
     @property
+    def serves(self) -> bool:
+        """Whether it has a model that requests could run on, though perhaps not now."""
+        return self.has_lease and self.info.state == "ready" and bool(self.info.model)
+
+    @property
     def may_serve(self) -> bool:
         """Whether requests may be given to it."""
-        return self.has_lease and self.info.state == "ready" and bool(self.info.model)
+        return self.serves and self.conduct == "RUNNING"
 
 
 class Roster:
@@ -54,6 +61,7 @@ class Roster:
         self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
         self.servable: set[str] = set()  # base models that living workers hold or may load
+        self.postures = Postures()  # what operators have told the workers
         self._unnamed: dict[bytes, float] = {}  # hosts that no worker names, monotonic since when
         self._connection = connection
         self._keys = keys
@@ -83,14 +91,21 @@ class Roster:
         pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
         pipeline.hkeys(self._keys.quarantine)
         pipeline.hgetall(self._keys.hosts)
+        pipeline.hgetall(self._keys.posture)
         pipeline.time()
-        entries, leases, alone, hosts, (seconds, micros) = pipeline.execute()
+        entries, leases, alone, hosts, told, (seconds, micros) = pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
         self._clock = now_ms - time.monotonic() * 1000
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]
+        self.postures = decode_postures(told)
         self.members = {
-            worker: Member(info, ends[worker], is_quarantined=worker.encode() in alone)
+            worker: Member(
+                info,
+                ends[worker],
+                is_quarantined=worker.encode() in alone,
+                conduct=_conduct(info, self.postures),
+            )
             for worker, info in _decode(entries, decode_worker)
             if worker in ends
         }
@@ -146,24 +161,25 @@ class Roster:
 
     def lanes(self) -> Sequence[Lane]:
         """The lanes that may be given requests, in the order of their names."""
-        serving = ((w, m) for w, m in self.members.items() if m.may_serve)
-        lanes = [
-            Lane(worker, m.info.name, m.info.model, m.load, m.info.lane_limit, m.is_quarantined)
-            for worker, m in serving
-        ]
-        return sorted(lanes, key=lambda lane: (lane.name, lane.worker))
+        return _lanes((w, m) for w, m in self.members.items() if m.may_serve)
+
+    def crew(self) -> Sequence[Lane]:
+        """The lanes that could be given requests if nobody were paused, in the same order."""
+        return _lanes((w, m) for w, m in self.members.items() if m.serves or _is_suspended(m))
 
     def joined(self) -> set[str]:
         """Names of the workers that are as far as they come without a request.
 
-        Where hosts may load several models, that is without any.
+        Where hosts may load several models, that is without any; where they are paused, too.
         """
-        idle = ("warm", "asleep", "attached") if len(self.servable) > 1 else ("attached",)
-        return {
-            m.info.name
-            for m in self.members.values()
-            if m.may_serve or (m.has_lease and m.info.state in idle)
-        }
+        everybody = self.members.values()
+        return {m.info.name for m in everybody if m.serves or (m.has_lease and self._idles(m))}
+
+    def _idles(self, member: Member) -> bool:
+        """Whether it is to get no further without a request, or until it may."""
+        if len(self.servable) > 1 or member.conduct != "RUNNING":
+            return member.info.state in ("warm", "asleep", "attached")
+        return member.info.state == "attached"
 
     def bases(self) -> dict[str, str]:
         """The base model of each name, a model's or an adapter's, that workers and hosts give.
@@ -176,6 +192,26 @@ class Roster:
         adapters += [(name, model.name) for model in offered for name in model.adapters]
         models = {info.model for info in held} | {model.name for model in offered}
         return dict(sorted(adapters)) | {model: model for model in models}
+
+
+def _lanes(members: Iterable[tuple[str, Member]]) -> Sequence[Lane]:
+    lanes = [
+        Lane(worker, m.info.name, m.info.model, m.load, m.info.lane_limit, m.is_quarantined)
+        for worker, m in members
+    ]
+    return sorted(lanes, key=lambda lane: (lane.name, lane.worker))
+
+
+def _is_suspended(member: Member) -> bool:
+    return member.has_lease and member.conduct == "SUSPENDED" and bool(member.info.model)
+
+
+def _conduct(info: WorkerInfo, postures: Postures) -> Conduct:
+    """The stricter of what a worker was told and what it does.
+
+    It has yet to obey a new signal; and it is not running again before its engine is.
+    """
+    return max(postures.of(info.name, info.model).conduct, info.conduct, key=CONDUCTS.index)
 
 
 def _decode(

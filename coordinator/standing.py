@@ -53,6 +53,11 @@ class Standing:
         pinned = (one for one in self.holders if one.serves and self.is_pinned(one))
         return Counter(controller for holder in pinned for controller, _ in holder.devices)
 
+    def is_paused(self, model: str) -> bool:
+        """Whether a worker has it that would serve it, had nobody paused that worker."""
+        workers = (one for device in self.devices.values() for one in device.workers)
+        return any(one.info.model == model and not one.is_running for one in workers)
+
     def wants(self, model: str) -> int:
         """How many requests wait for a model."""
         demand = self.demands.get(model)

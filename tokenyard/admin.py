@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 import redis
 
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.posture import Conduct, Postures, decode_postures
 from tokenyard.worker_info import HostInfo, WorkerInfo, WorkerState, decode_host, decode_worker
 
 #: What the roster says, or what became of the lease, or that the entry cannot be read.
@@ -37,11 +38,17 @@ class WorkerView:
     lane: int  # entries
     lease_ms: int  # what is left of it; 0 where there is none
     info: WorkerInfo | None = None
+    conduct: Conduct = "RUNNING"  # what it does of what its posture says
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may be given requests."""
+        """Whether it holds a model and can serve."""
         return self.state == "ready"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it may be given requests now."""
+        return self.is_ready and self.conduct == "RUNNING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +63,11 @@ class YardView:
     models: dict[str, int]  # ready workers by model
     handshake: dict[str, str]  # what clients learn: protocol version, limits, counters
     hosts: Sequence[HostInfo] = ()  # what each host may load
+    postures: Postures = field(default_factory=Postures)  # what operators have told the workers
 
     @property
     def ready_workers(self) -> int:
-        """How many workers may be given requests."""
+        """How many workers hold a model and can serve."""
         return sum(worker.is_ready for worker in self.workers)
 
     def as_json(self) -> bytes:
@@ -81,9 +89,12 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
     pipeline.time()
     pipeline.xlen(keys.dead)
     pipeline.hvals(keys.hosts)
+    pipeline.hgetall(keys.posture)
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
-    leader, leader_ms, handshake, roster, leases, now, dead, hosts, *waiting = pipeline.execute()
+    leader, leader_ms, handshake, roster, leases, now, dead, hosts, postures, *waiting = (
+        pipeline.execute()
+    )
     now_ms = now[0] * 1000 + now[1] // 1000
     ends = {_text(worker): int(score) for worker, score in leases}
     entries = {_text(worker): packed for worker, packed in roster.items()}
@@ -102,6 +113,7 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
         models=_models(workers),
         handshake=_texts(handshake),
         hosts=_hosts(hosts, workers),
+        postures=decode_postures(postures),
     )
 
 
@@ -123,6 +135,7 @@ def _worker_view(
         lane=lane,
         lease_ms=max(0, lease_end_ms - now_ms),
         info=info,
+        conduct=info.conduct if info else "RUNNING",
     )
 
 

@@ -34,6 +34,7 @@ from tokenyard.wire import (
 #: A server id, "<priority class>/<intake entry>".
 _SID = re.compile(r"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
 _COUNT = re.compile(rb"[0-9]{1,9}")
+_EPOCH = re.compile(rb"[0-9]{1,19}")
 #: The place of a fault in what msgspec says of it.
 _PATH = re.compile(r"`\$([^`]*)`")
 
@@ -201,6 +202,7 @@ def parse_assignment(
     attempt, crashes = fields.get(b"attempt", b""), fields.get(b"crashes", b"0")
     faults = fields.get(b"faults", b"0")
     published = fields.get(b"published", b"")
+    epoch = fields.get(b"epoch", b"")
     counts = (attempt, crashes, faults)
     is_ours = _SID.fullmatch(sid) and all(_COUNT.fullmatch(count) for count in counts)
     if isinstance(request, Unanswerable) or not is_ours or len(published) % 4:
@@ -217,6 +219,7 @@ def parse_assignment(
         published=published,
         faults=int(faults),
         fault=fault,
+        first_epoch=int(epoch) if _EPOCH.fullmatch(epoch) else None,
     )
 
 

@@ -16,7 +16,7 @@ from tokenyard.admin import YardView, read_yard
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.ledger import unknown
 from tokenyard.parse import parse_request
-from tokenyard.replies import Result, decode_reply, to_result
+from tokenyard.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.wire import Request
 
 _TOKEN_BYTES: Final = 4
@@ -103,8 +103,16 @@ class Timeline(Struct, frozen=True, kw_only=True):
         made = result.provenance
         if made:
             engine = f"{made.engine} {made.engine_version}".strip()
-            said.append(f"by {made.worker} with {made.model} on {engine}")
+            said.append(f"by {made.worker} with {made.model} on {engine}{_epochs(made)}")
         return ", ".join(said)
+
+
+def _epochs(made: Provenance) -> str:
+    """In which generation epochs, where any was set; with a comma before it."""
+    if made.epoch is None:
+        return ""
+    began = "" if made.first_epoch is None else f" (begun in {made.first_epoch})"
+    return f", epoch {made.epoch}{began}"
 
 
 def _attempt_events(attempt: Attempt) -> Iterator[Event]:

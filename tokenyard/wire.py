@@ -170,6 +170,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     published: bytes = b""  # packed tokens that its readers have seen
     faults: int = 0  # times that an engine could not serve it
     fault: str = ""  # why this version cannot read the request, if it cannot
+    first_epoch: int | None = None  # of generation, in which the first published token was made
 
     @property
     def waited_ms(self) -> int:
@@ -191,6 +192,7 @@ SYSTEM_FIELDS: Final = frozenset(
         b"reason",
         b"not_before",
         b"published",
+        b"epoch",
     }
 )
 

@@ -25,9 +25,11 @@ class Run:
 
     assignment: Assignment
     began: float  # monotonic seconds
+    epoch: int | None = None  # of generation, when it began here
     seq: int = field(init=False)  # tokens published, over all choices
     shown: bytearray = field(init=False)  # tokens published of the first choice, packed
     first_token: float | None = None
+    has_told_epoch: bool = False  # its ledger has the epoch of its first token, if it has any
 
     def __post_init__(self) -> None:
         self.shown = bytearray(self.assignment.published)
@@ -95,11 +97,29 @@ def delta_reply(run: Run, delta: TokenDelta) -> Reply:
     return reply
 
 
+def epoch_to_tell(run: Run, delta: Reply, epoch: int | None) -> int | None:
+    """The generation epoch that the ledger is to keep with this delta; None where it has it.
+
+    ``epoch`` is that in which the delta was made. So the next attempt knows when this began.
+    """
+    if epoch is None or run.has_told_epoch or not delta.tokens:
+        return None
+    run.has_told_epoch = True
+    if run.assignment.first_epoch is not None:
+        return None
+    return epoch if run.epoch is None else run.epoch
+
+
 def result_reply(
-    run: Run, end: Finished | Faulted | Expired, info: EngineInfo, worker: str, now: float
+    run: Run,
+    end: Finished | Faulted | Expired,
+    info: EngineInfo,
+    worker: str,
+    now: float,
+    epoch: int | None = None,
 ) -> Reply:
-    """The result as it travels."""
-    provenance = _provenance(run.assignment, info, worker)
+    """The result as it travels; ``epoch`` is that of generation in which it was made."""
+    provenance = _provenance(run, info, worker, epoch)
     timing = json_text(_timing(run, now))
     if isinstance(end, Faulted):
         return Reply(
@@ -162,8 +182,10 @@ def _usage(end: Finished) -> Usage:
     return Usage(end.prompt_tokens, completion, end.prompt_tokens + completion)
 
 
-def _provenance(assignment: Assignment, info: EngineInfo, worker: str) -> str:
+def _provenance(run: Run, info: EngineInfo, worker: str, epoch: int | None) -> str:
+    assignment = run.assignment
     asked = assignment.request.model
+    first = run.epoch if assignment.first_epoch is None else assignment.first_epoch
     return json_text(
         Provenance(
             model=asked if asked in info.adapters else info.model,
@@ -173,6 +195,8 @@ def _provenance(assignment: Assignment, info: EngineInfo, worker: str) -> str:
             worker=worker,
             attempt=assignment.attempt,
             seed=assignment.request.params.seed,
+            epoch=epoch,
+            first_epoch=None if first == epoch else first,
         )
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 import redis
@@ -15,7 +17,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from tokenyard.errors import Code
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from worker.engines import EngineInfo, Faulted, TokenDelta
-from worker.outcomes import Outcome, Run, delta_reply, merge, result_reply
+from worker.outcomes import Outcome, Run, delta_reply, epoch_to_tell, merge, result_reply
 from worker.tally import RunningTally
 
 log = logging.getLogger("tokenyard.worker.publisher")
@@ -47,13 +49,15 @@ class Publisher:
     ) -> None:
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
+        self.epoch: int | None = None  # of generation, in which the steps are made that come now
         self._scripts = scripts
         self._worker = worker
         self._info = info
         self._on_stale = on_stale
         self._on_lost = on_lost
         self._tally = tally or RunningTally()
-        self._queue: queue.Queue[Sequence[Outcome]] = queue.Queue(MOST_WAITING)
+        # Steps with their epoch: what waits was made before a change of it.
+        self._queue: queue.Queue[tuple[int | None, Sequence[Outcome]]] = queue.Queue(MOST_WAITING)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
 
@@ -69,7 +73,7 @@ class Publisher:
         """Publish the events of one step; waits while too many steps wait already."""
         while events and not self._stop.is_set():
             try:
-                self._queue.put(events, timeout=0.2)
+                self._queue.put((self.epoch, events), timeout=0.2)
             except queue.Full:
                 continue
             return
@@ -81,19 +85,20 @@ class Publisher:
     def run_once(self) -> None:
         """Publish what has gathered, waiting a little for the first of it."""
         try:
-            events = list(self._queue.get(timeout=0.2))
+            steps = [self._queue.get(timeout=0.2)]
         except queue.Empty:
             return
-        for _ in range(min(STEPS_AT_ONCE, self._queue.qsize())):
-            events += self._queue.get_nowait()
-        self._publish(events)
+        waiting = min(STEPS_AT_ONCE, self._queue.qsize())
+        steps += [self._queue.get_nowait() for _ in range(waiting)]
+        for epoch, alike in itertools.groupby(steps, itemgetter(0)):
+            self._publish([event for _, events in alike for event in events], epoch)
 
-    def _publish(self, events: Sequence[Outcome]) -> None:
+    def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
         events = merge(events)
         for event in events:
             if isinstance(event, Faulted) and event.code is Code.INFERENCE_ERROR:
                 self._hand_back(event)
-        deltas, results = self._publications(events)
+        deltas, results = self._publications(events, epoch)
         if deltas:
             self._settle(deltas, self._call(lambda: self._scripts.emit(self._worker, deltas)))
         if results:
@@ -102,7 +107,7 @@ class Publisher:
                 self.runs.pop(item.assignment.entry, None)
 
     def _publications(
-        self, events: Sequence[Outcome]
+        self, events: Sequence[Outcome], epoch: int | None
     ) -> tuple[list[Publication], list[Publication]]:
         now = time.monotonic()
         deltas, results = [], []
@@ -116,9 +121,11 @@ class Publisher:
                     self._tally.note_first(run, now)
             self._tally.note(run, event)
             if isinstance(event, TokenDelta):
-                deltas.append(Publication(run.assignment, delta_reply(run, event)))
+                reply = delta_reply(run, event)
+                told = epoch_to_tell(run, reply, epoch)
+                deltas.append(Publication(run.assignment, reply, told))
             else:
-                reply = result_reply(run, event, self._info, self._worker, now)
+                reply = result_reply(run, event, self._info, self._worker, now, epoch)
                 results.append(Publication(run.assignment, reply))
         return deltas, results
 

@@ -41,9 +41,9 @@ class Desk:
     connection: redis.Redis
 
     def run(self, request: Request | None = None) -> Assignment:
-        """A request that runs on the worker."""
+        """A request that runs on the worker, begun in the present epoch."""
         assignment = self.yard.assign(self.worker, request)
-        self.publisher.runs[assignment.entry] = Run(assignment, 0.0)
+        self.publisher.runs[assignment.entry] = Run(assignment, 0.0, self.publisher.epoch)
         return assignment
 
 
@@ -126,6 +126,59 @@ def test_seq_goes_on_where_the_last_attempt_ended(desk: Desk) -> None:
     result = to_result(desk.yard.replies(request)[-1])
     assert (result.tokens, result.provenance.attempt) == ([1, 2, 3, 4], 2)
     assert result.provenance.worker == desk.worker
+
+
+def test_what_waits_to_be_published_keeps_the_epoch_in_which_it_was_made(desk: Desk) -> None:
+    # Given streams that end before and after the epoch changes, and all steps still unpublished
+    desk.publisher.epoch = 7
+    before, across = desk.run(make_request(stream=True)), desk.run(make_request(stream=True))
+    desk.publisher.put([TokenDelta(before.entry, 0, [1]), TokenDelta(across.entry, 0, [1])])
+    desk.publisher.put([finished(before.entry, [1, 2])])
+    desk.publisher.epoch = 8
+    after = desk.run(make_request(stream=True))
+    desk.publisher.put([TokenDelta(across.entry, 0, [2]), TokenDelta(after.entry, 0, [1])])
+    desk.publisher.put([finished(across.entry, [1, 2, 3]), finished(after.entry, [1, 2])])
+
+    # If they are published in one turn
+    desk.publisher.run_once()
+
+    # I expect each result to name its epochs, and no token twice or missing.
+    made = [to_result(desk.yard.result(one.request)).provenance for one in (before, across, after)]
+    assert [(one.epoch, one.first_epoch) for one in made] == [(7, None), (8, 7), (8, None)]
+    replies = desk.yard.replies(across.request)
+    assert [(reply.seq, unpack_tokens(reply.tokens)) for reply in replies] == [
+        (0, [1]),
+        (1, [1, 2, 3]),
+    ]
+    assert desk.yard.ledger(across.request)["epoch"] == "7"
+
+
+def test_epoch_goes_on_with_a_stream_to_its_next_worker(desk: Desk) -> None:
+    # Given a stream that another worker has begun in epoch 7
+    other, request = desk.yard.worker("other"), make_request(stream=True)
+    first = desk.yard.assign(other, request)
+    publisher = Publisher(
+        desk.yard.scripts, other, INFO, on_stale=desk.stale.append, on_lost=lambda: None
+    )
+    publisher.epoch = 7
+    publisher.runs[first.entry] = Run(first, 0.0, epoch=7)
+    publisher.put([TokenDelta(first.entry, 0, [1, 2])])
+    publisher.run_once()
+    desk.yard.expire(other)
+    desk.yard.rescue(other)
+
+    # If it goes on in epoch 8
+    desk.publisher.epoch = 8
+    again = desk.yard.place(desk.yard.waiting(request), desk.worker)
+    desk.publisher.runs[again.entry] = Run(again, 0.0, epoch=8)
+    desk.publisher.put([TokenDelta(again.entry, 0, [3])])
+    desk.publisher.run_once()
+    desk.publisher.put([finished(again.entry, [1, 2, 3, 4])])
+    desk.publisher.run_once()
+
+    made = to_result(desk.yard.result(request)).provenance
+    assert (made.epoch, made.first_epoch, made.attempt) == (8, 7, 2)
+    assert [reply.seq for reply in desk.yard.replies(request)] == [0, 2, 3]
 
 
 def test_stale_request_is_reported_and_its_neighbours_are_published(desk: Desk) -> None:

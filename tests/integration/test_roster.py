@@ -9,6 +9,14 @@ import coordinator.roster
 from coordinator.roster import Roster
 from tests.support.builders import worker_json
 from tokenyard.keys import Keys
+from tokenyard.posture import (
+    ALL,
+    Conduct,
+    Order,
+    Posture,
+    model_scope,
+    worker_scope,
+)
 from tokenyard.scripts import Scripts
 from tokenyard.worker_info import WORKER_STATES, HostInfo, ModelInfo, encode_host
 
@@ -35,6 +43,12 @@ class Yard:
         info = encode_host(HostInfo(name=name, models=list(models)))
         self.connection.hset(self.keys.hosts, name, info)
 
+    def tell(self, scope: str, conduct: Conduct) -> None:
+        """What an operator tells a scope to do from now on."""
+        seen = self.connection.hget(self.keys.posture, scope) or b""
+        order = Order(signal="PAUSE", scope=scope)
+        assert self.scripts.signal(order, seen, Posture(conduct=conduct))
+
     def hosts(self) -> set[bytes]:
         return set(self.connection.hkeys(self.keys.hosts))
 
@@ -59,6 +73,68 @@ def test_only_a_ready_worker_with_a_model_is_given_requests(
     roster.refresh()
 
     assert [lane.worker for lane in roster.lanes()] == ([worker] if state == "ready" else [])
+
+
+class TestPostures:
+    @pytest.mark.parametrize("conduct", ["PAUSED", "SUSPENDED"])
+    @pytest.mark.parametrize(
+        ("scope", "left"),
+        [(ALL, []), (model_scope("adder"), ["c"]), (worker_scope("a"), ["b", "c"])],
+    )
+    def test_lanes_of_who_is_not_running_are_none(
+        self, yard: Yard, roster: Roster, scope: str, left: list[str], conduct: Conduct
+    ) -> None:
+        yard.worker("a", model="adder")
+        yard.worker("b", model="adder")
+        yard.worker("c", model="subtractor")
+        yard.tell(scope, conduct)
+
+        roster.refresh()
+        assert [lane.name for lane in roster.lanes()] == left
+
+        # If they are told to run again, I expect all of them to be.
+        yard.tell(scope, "RUNNING")
+        read_anew(roster)
+        assert [lane.name for lane in roster.lanes()] == ["a", "b", "c"]
+
+    def test_who_has_not_begun_to_run_again_is_given_nothing(
+        self, yard: Yard, roster: Roster
+    ) -> None:
+        """Given a posture that says RUNNING, and a worker that has yet to obey it."""
+        worker = yard.worker("a", conduct="PAUSED")
+        roster.refresh()
+        assert roster.lanes() == []
+
+        yard.scripts.renew(LONG_MS, [(worker, worker_json("a"))])
+        read_anew(roster)
+        assert [lane.name for lane in roster.lanes()] == ["a"]
+
+    def test_the_next_incarnation_is_paused_too(self, yard: Yard, roster: Roster) -> None:
+        yard.tell(worker_scope("a"), "PAUSED")
+        yard.worker("a")
+        yard.worker("a")
+
+        roster.refresh()
+
+        assert [member.conduct for member in roster.members.values()] == ["PAUSED", "PAUSED"]
+
+    def test_models_of_paused_workers_are_served(self, yard: Yard, roster: Roster) -> None:
+        """So that requests for them wait."""
+        yard.worker("a", model="adder")
+        yard.worker("b", model="subtractor", state="asleep", conduct="SUSPENDED")
+        yard.tell(ALL, "PAUSED")
+
+        roster.refresh()
+
+        assert roster.servable == {"adder", "subtractor"}
+
+    def test_rubbish_there_pauses_nobody(self, yard: Yard, roster: Roster) -> None:
+        yard.worker("a")
+        yard.connection.hset(yard.keys.posture, mapping={ALL: "{", b"\xff": "?"})
+
+        roster.refresh()
+
+        assert [lane.name for lane in roster.lanes()] == ["a"]
 
 
 class TestHosts:
@@ -191,3 +267,24 @@ class TestJoined:
         roster.refresh()
 
         assert roster.joined() == {"b"}
+
+    @pytest.mark.parametrize("state", ["ready", "warm", "asleep", "attached"])
+    def test_who_is_paused_has(self, yard: Yard, roster: Roster, state: str) -> None:
+        yard.worker("a", state=state)
+        yard.worker("b", state="warming", model="")
+        yard.tell(ALL, "SUSPENDED")
+
+        roster.refresh()
+
+        assert roster.joined() == {"a"}
+
+    def test_requests_are_dealt_to_the_paused_as_well(self, yard: Yard, roster: Roster) -> None:
+        yard.worker("c")
+        yard.worker("b", state="asleep", conduct="SUSPENDED")
+        yard.worker("a", conduct="PAUSED")
+        yard.worker("d", state="asleep")
+
+        roster.refresh()
+
+        assert [lane.name for lane in roster.crew()] == ["a", "b", "c"]
+        assert [lane.name for lane in roster.lanes()] == ["c"]

@@ -174,6 +174,7 @@ def test_codes_follow_the_order_of_the_moves(yard: Yard) -> None:
 
 def test_spoofed_system_fields_are_dropped(yard: Yard) -> None:
     spoofed = {"sid": "high/9-9", "attempt": "77", "crashes": "99", "published": b"\1\0\0\0"}
+    spoofed["epoch"] = "5"
     request = Request(id="q1", prompt="x")
     pushed = yard.push({**spoofed, "id": "q1", "prompt": "x"}, request)
 
@@ -181,17 +182,19 @@ def test_spoofed_system_fields_are_dropped(yard: Yard) -> None:
 
     assert (assignment.sid, assignment.attempt) == (f"normal/{pushed.entry}", 1)
     assert (assignment.crashes, assignment.published) == (0, b"")
+    assert assignment.first_epoch is None
 
 
 def test_spoofed_retry_does_not_start_behind_tokens_nobody_saw(yard: Yard) -> None:
     worker = yard.worker()
     request = Request(id="q1", prompt="x", stream=True)
     fields = {"id": "q1", "prompt": "x", "stream": "1", "published": b"\1\0\0\0"}
+    fields["epoch"] = "5"
     pushed = yard.push(fields, request, intake="retry")
 
     assignment = yard.place(pushed, worker)
 
-    assert assignment.published == b""
+    assert (assignment.published, assignment.first_epoch) == (b"", None)
     delta = Publication(assignment, make_delta("q1", 0, [5]))
     assert yard.scripts.emit(worker, [delta]) == [1]
 

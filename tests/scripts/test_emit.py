@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
@@ -157,6 +160,40 @@ def test_next_attempt_goes_on_behind_the_last_published_token(yard: Yard) -> Non
     assert yard.scripts.emit(second, [delta(again, 0, [1])]) == [Published.REPEATED]
     assert yard.scripts.emit(second, [delta(again, 2, [3])]) == [Published.PUBLISHED]
     assert tokens_of(yard.replies(request)) == [1, 2, 3]
+
+
+def test_epoch_of_the_first_token_is_kept_and_told_to_the_next_attempt(yard: Yard) -> None:
+    # Given a stream that began in epoch 0 and another of the same step, of which nothing is told
+    first, second = yard.worker(), yard.worker()
+    request, other = make_request(stream=True), framed(stream=True)
+    assignment, beside = yard.assign(first, request), yard.assign(first, other)
+    step = [delta(beside, 0, [9]), replace(delta(assignment, 0, [1]), epoch=0)]
+
+    # If it is said again after an answer that was lost, and later attempts say another
+    assert yard.scripts.emit(first, step) == [Published.PUBLISHED] * 2
+    assert yard.scripts.emit(first, step) == [Published.REPEATED] * 2
+    yard.scripts.emit(first, [replace(delta(assignment, 1, [2]), epoch=1)])
+    yard.expire(first)
+    yard.rescue(first)
+    again = yard.place(yard.waiting(request), second)
+    yard.scripts.emit(second, [replace(delta(again, 2, [3]), epoch=2)])
+
+    # I expect the first to stand, and the lane to carry it.
+    assert (again.first_epoch, unpack_tokens(again.published)) == (0, [1, 2])
+    assert yard.ledger(request)["epoch"] == "0"
+    assert "epoch" not in yard.ledger(other)
+    assert yard.place(yard.waiting(other), second).first_epoch is None
+
+
+def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request(stream=True)
+    assignment = yard.assign(worker, request)
+    late = msgspec.structs.replace(assignment, attempt=7)
+
+    codes = yard.scripts.emit(worker, [replace(delta(late, 0, [1]), epoch=3)])
+
+    assert codes == [Published.STALE]
+    assert "epoch" not in yard.ledger(request)
 
 
 @pytest.mark.parametrize("when", ["waits", "finished", "unknown"])

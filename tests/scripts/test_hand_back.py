@@ -13,7 +13,7 @@ from tokenyard.wire import pack_tokens
 def test_request_waits_again_with_its_tokens_its_faults_and_a_pause(yard: Yard) -> None:
     worker, request = yard.worker(), make_request(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]), epoch=4)])
     seconds, micros = yard.connection.time()
     now_ms = seconds * 1000 + micros // 1000
 
@@ -21,7 +21,7 @@ def test_request_waits_again_with_its_tokens_its_faults_and_a_pause(yard: Yard) 
 
     assert code is HandedBack.HANDED_BACK
     ((entry, fields),) = yard.intake("retry")
-    assert fields[b"published"] == pack_tokens([7])
+    assert (fields[b"published"], fields[b"epoch"]) == (pack_tokens([7]), b"4")
     assert (fields[b"faults"], fields[b"reason"]) == (b"1", b"no memory")
     assert now_ms + 5000 <= int(fields[b"not_before"]) <= now_ms + 15_000
     assert b"crashes" not in fields

@@ -48,6 +48,7 @@ WITHOUT_CODES = {
     "overdue",
     "register",
     "requeue",
+    "signal",
     "watch_clients",
 }
 
@@ -164,6 +165,7 @@ BUILDERS = {
     "attached": {r"\.attached\("},
     "control": {r"\.control\b"},
     "acks": {r"\.acks\("},
+    "posture": {r"\.posture\b"},
     "intake": {r"\.intake\("},
     "lane": {r"\.lane\("},
     "request": {r"\.ledger\("},

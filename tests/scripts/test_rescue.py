@@ -123,14 +123,15 @@ def test_request_that_loses_three_workers(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, request)
     for seq in range(3):
-        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, seq, [seq]))])
+        delta = make_delta(request.id, seq, [seq])
+        yard.scripts.emit(worker, [Publication(assignment, delta, epoch=4 + seq)])
         yard.expire(worker)
         yard.rescue(worker)
         worker = yard.worker()
         assignment = yard.place(yard.waiting(request), worker)
 
     assert (assignment.attempt, assignment.crashes) == (4, 3)
-    assert assignment.published == pack_tokens([0, 1, 2])
+    assert (assignment.published, assignment.first_epoch) == (pack_tokens([0, 1, 2]), 4)
     assert assignment.request == request
     lane = yard.keys.lane(worker)
     ((_, fields),) = yard.connection.xrange(lane)

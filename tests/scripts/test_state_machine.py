@@ -102,6 +102,7 @@ class Walk(RuleBasedStateMachine):
             self.known.setdefault((request.client, request.id), Known(request))
         if plain:
             spoofed = {"published": pack_tokens([6, 6]), "attempt": "9", "sid": "x", "crashes": "9"}
+            spoofed["epoch"] = "9"
             for request in burst:
                 self.yard.push(request_fields(request) | spoofed, request, intake=priority_class)
             return

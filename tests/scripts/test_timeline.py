@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.errors import Code, UnknownRequest
-from tokenyard.replies import json_text, refusal
+from tokenyard.replies import Provenance, json_text, refusal
 from tokenyard.scripts import Move, Publication
 from tokenyard.timeline import Timeline, read_timeline
 from tokenyard.wire import Request
@@ -62,6 +62,20 @@ def test_a_request_that_completed(yard: Yard) -> None:
     said_of_it = texts(timeline)
     for words in ("accepted as normal/", "to w.", "round_robin", "first token", "completed: 2"):
         assert words in said_of_it
+
+
+@pytest.mark.parametrize(
+    ("epochs", "said"),
+    [({"epoch": 5}, ", epoch 5"), ({"epoch": 5, "first_epoch": 4}, ", epoch 5 (begun in 4)")],
+)
+def test_a_request_of_an_epoch(yard: Yard, epochs: dict[str, int], said: str) -> None:
+    request, worker = make_request(NAME), yard.worker()
+    assignment = yard.assign(worker, request)
+    made = Provenance("adder", "", "simulated", "1", worker, 1, **epochs)
+    reply = make_result(NAME, [1], provenance=json_text(made))
+    yard.scripts.finish(worker, [Publication(assignment, reply)])
+
+    assert texts(explain(yard, request)).endswith(f"with adder on simulated 1{said}")
 
 
 def test_a_request_whose_workers_died(yard: Yard) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,15 @@ from tokenyard.errors import Code
 from tokenyard.replies import Choice, Reply, to_delta, to_result
 from tokenyard.wire import Assignment, SamplingParams, pack_tokens
 from worker.engines import EngineInfo, Faulted, Finished, TokenDelta
-from worker.outcomes import Expired, Outcome, Run, delta_reply, merge, result_reply
+from worker.outcomes import (
+    Expired,
+    Outcome,
+    Run,
+    delta_reply,
+    epoch_to_tell,
+    merge,
+    result_reply,
+)
 
 INFO = EngineInfo("simulated", "7", "sim", "main", max_model_len=100, vocab_size=100, slots=4)
 
@@ -187,3 +196,57 @@ class TestReplies:
 
     def test_packed_tokens(self) -> None:
         assert delta_reply(run(), delta("1500-0", 1, 2)).tokens == pack_tokens([1, 2])
+
+
+class TestEpochs:
+    @pytest.mark.parametrize(
+        ("carried", "began", "ended", "said"),
+        [
+            (None, None, None, (None, None)),
+            (None, None, 0, (0, None)),  # none was set when it began
+            (None, 0, 0, (0, None)),
+            (None, 0, 1, (1, 0)),
+            (0, 1, 1, (1, 0)),  # another attempt published its first token
+            (0, 1, 2, (2, 0)),
+            (1, 1, 1, (1, None)),
+            (0, None, None, (None, 0)),
+        ],
+    )
+    def test_a_result_says_when_it_ended_and_began(
+        self,
+        carried: int | None,
+        began: int | None,
+        ended: int | None,
+        said: tuple[int | None, int | None],
+    ) -> None:
+        assignment = make_assignment(published=[1] if carried is not None else [])
+        running = Run(msgspec.structs.replace(assignment, first_epoch=carried), 10.0, began)
+
+        reply = result_reply(running, finished("1-0", 1, 2), INFO, "w.3", 10.5, ended)
+
+        made = to_result(reply).provenance
+        assert made is not None
+        assert (made.epoch, made.first_epoch) == said
+
+    def test_the_ledger_is_told_once_when_it_began(self) -> None:
+        running = Run(make_assignment(), 10.0, epoch=3)
+
+        said = [
+            epoch_to_tell(running, delta_reply(running, one), epoch=4)
+            for one in (delta("1-0"), delta("1-0", 1), delta("1-0", 2))
+        ]
+
+        assert said == [None, 3, None]
+
+    def test_where_none_was_set_it_is_told_of_the_first(self) -> None:
+        running = Run(make_assignment(), 10.0)
+        first, second = (delta_reply(running, delta("1-0", token)) for token in (1, 2))
+
+        assert epoch_to_tell(running, first, None) is None
+        assert epoch_to_tell(running, second, 5) == 5
+
+    def test_what_an_attempt_before_has_told_is_not_told_again(self) -> None:
+        assignment = msgspec.structs.replace(make_assignment(published=[1]), first_epoch=2)
+        running = Run(assignment, 10.0, epoch=3)
+
+        assert epoch_to_tell(running, delta_reply(running, delta("1-0", 2)), 3) is None

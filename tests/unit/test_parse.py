@@ -257,6 +257,17 @@ def test_assignment_is_a_request_with_its_fencing_token() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "epoch"),
+    [(b"0", 0), (b"1" * 19, int("1" * 19)), (b"", None), (b"-1", None), (b"9" * 5000, None)],
+)
+def test_epoch_that_makes_no_sense_is_none(said: bytes, epoch: int | None) -> None:
+    found = parse_assignment("5-0", ASSIGNED | {b"epoch": said})
+
+    assert found is not None
+    assert found.first_epoch == epoch
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {},

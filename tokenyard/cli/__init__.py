@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "drain": "tokenyard.cli.drain:drain",
     "stop": "tokenyard.cli.drain:stop",
     "info": "tokenyard.cli.info:info",
+    "top": "tokenyard.cli.top:top",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
 }

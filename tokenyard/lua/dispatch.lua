@@ -24,7 +24,10 @@
 local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE = -1, 1, 2, 3, 4, 5
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
-  lost_alone = true, faults = true, reason = true, not_before = true, published = true}
+  lost_alone = true, faults = true, reason = true, not_before = true, published = true,
+  epoch = true}
+-- And those of them that go on with a retry.
+local CARRIED = {published = true, epoch = true}
 -- What a request has been through, of which only a retry has anything.
 local HISTORY = {'crashes', 'faults'}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.
@@ -52,7 +55,7 @@ local function lane_fields(fields, is_retry)
   local out, place = {}, {}
   for i = 1, #fields, 2 do
     local name = fields[i]
-    if not SYSTEM[name] or (is_retry and name == 'published') then
+    if not SYSTEM[name] or (is_retry and CARRIED[name]) then
       if not place[name] and #out < MOST_VALUES then
         place[name] = #out + 2
         out[#out + 1] = name

@@ -117,3 +117,4 @@ class Publication(Struct, frozen=True):
 
     assignment: Assignment
     reply: Reply
+    epoch: int | None = None  # to be kept as that of the first published token, if none is

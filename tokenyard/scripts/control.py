@@ -32,8 +32,7 @@ class ControlScripts(Caller):
         """Change the posture of the order's scope, and tell everybody; the signal's id.
 
         ``seen`` is its JSON as the caller found it; None where it is another by now: look again.
-        Called again after an answer was lost, it
-        gives None as well, or, where nothing was to change, says it twice, which does no harm.
+        So it is, too, where a call is made again after its answer was lost.
         """
         keys = [self.keys.posture, self.keys.control, self.keys.events]
         args: list[Arg] = [order.scope, seen, encode_posture(now)]

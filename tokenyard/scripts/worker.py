@@ -68,6 +68,7 @@ class WorkerScripts(Caller):
         """Publish the deltas of one engine step; one code for each, in their order."""
         keys = [self.keys.leases]
         args: list[Arg] = [worker, self._reply_maxlen]
+        epochs: list[Arg] = []
         order = by_destination(self.keys, deltas)
         for (stream, kind), group in order:
             keys.append(stream)
@@ -76,6 +77,9 @@ class WorkerScripts(Caller):
                 keys += self._ledger_and_tokens(item)
                 args += [item.assignment.attempt, item.reply.seq]
                 args += [item.reply.tokens, encode_reply(item.reply)]
+                if item.epoch is not None:
+                    epochs += [len(keys) - 1, item.epoch]
+        args += epochs
         return self._published("emit", keys, args, order, len(deltas))
 
     def finish(self, worker: str, results: Sequence[Publication]) -> list[Published]:

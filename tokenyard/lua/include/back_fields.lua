@@ -1,8 +1,9 @@
 -- Fields of an entry that goes from a lane back to the intake: the request as it was, its history
--- as the ledger has it, and the tokens that its readers have already seen.
+-- as the ledger has it, and the tokens that its readers have already seen. `epoch` is that of
+-- generation in which the first of them was made, where one was set.
 local function back_fields(fields, ledger, tokens)
   local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
-    'not_before'}
+    'not_before', 'epoch'}
   local values = redis.call('HMGET', ledger, unpack(NAMES))
   local history, out = {published = redis.call('GET', tokens)}, {}
   for i, name in ipairs(NAMES) do history[name] = values[i] end

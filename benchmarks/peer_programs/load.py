@@ -1,0 +1,100 @@
+"""What every peer is given, and how it is timed; needs nothing but the standard library.
+
+A peer's module is run by its own interpreter: `worker URL` serves until it is stopped, `client URL
+REQUESTS RATE` prints one JSON object. Its job takes 128 packed tokens and gives 32 back.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import struct
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+PROMPT_TOKENS = 128
+RESULT_TOKENS = 32
+PROMPTS = 64
+#: Longest wait for one answer.
+WAIT_S = 60.0
+WARM = 20  # answers before the clock starts: everybody is up
+
+
+def prompts() -> list[bytes]:
+    """Different prompts, the same in each process."""
+    draw = random.Random(128)
+    return [
+        struct.pack(f"<{PROMPT_TOKENS}i", *(draw.randrange(32_000) for _ in range(PROMPT_TOKENS)))
+        for _ in range(PROMPTS)
+    ]
+
+
+def answer(prompt: bytes) -> bytes:
+    """What a worker makes of a prompt: its last tokens."""
+    return prompt[-4 * RESULT_TOKENS :]
+
+
+def payloads(requests: int) -> list[bytes]:
+    """The prompts of a run, in order."""
+    different = prompts()
+    return [different[at % PROMPTS] for at in range(requests)]
+
+
+def check(asked: Sequence[bytes], answers: Sequence[bytes]) -> None:
+    """Every answer is the right one, or the run ends."""
+    wrong = sum(answer(prompt) != bytes(got) for prompt, got in zip(asked, answers, strict=True))
+    if wrong:
+        raise SystemExit(f"{wrong} of {len(asked)} answers are wrong")
+
+
+def report(per_s: float, times_s: Sequence[float]) -> None:
+    """Print the figures."""
+    cuts = statistics.quantiles(times_s, n=100, method="inclusive")
+    figures = {"requests_per_s": per_s, "p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
+    print(json.dumps(figures), flush=True)
+
+
+def measure(requests: int, rate: float, ask: Callable[[Sequence[bytes]], Sequence[bytes]]) -> None:
+    """Time ``ask``, which gives the answers of prompts in their order: all at once, and paced."""
+    check(payloads(WARM), ask(payloads(WARM)))
+    asked = payloads(requests)
+    began = time.perf_counter()
+    answers = ask(asked)
+    per_s = requests / (time.perf_counter() - began)
+    check(asked, answers)
+    times = []
+    start = time.perf_counter()
+    for number, prompt in enumerate(payloads(paced(requests))):
+        due = start + number / rate
+        time.sleep(max(0.0, due - time.perf_counter()))
+        check([prompt], ask([prompt]))
+        times.append(time.perf_counter() - due)
+    report(per_s, times)
+
+
+async def measure_async(
+    requests: int, rate: float, ask: Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
+) -> None:
+    """`measure` for an asynchronous client."""
+    import asyncio
+
+    check(payloads(WARM), await ask(payloads(WARM)))
+    asked = payloads(requests)
+    began = time.perf_counter()
+    answers = await ask(asked)
+    per_s = requests / (time.perf_counter() - began)
+    check(asked, answers)
+    times = []
+    start = time.perf_counter()
+    for number, prompt in enumerate(payloads(paced(requests))):
+        due = start + number / rate
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        check([prompt], await ask([prompt]))
+        times.append(time.perf_counter() - due)
+    report(per_s, times)
+
+
+def paced(requests: int) -> int:
+    """How many requests are asked one at a time."""
+    return max(20, min(200, requests // 10))

@@ -1,0 +1,256 @@
+"""What a coordinator does, and leaves, while operators have paused something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coordinator import roster
+from tests.support.builders import make_request
+from tests.support.lanes import Lanes, requests
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.errors import Code
+from tokenyard.posture import ALL, Order, Signal, model_scope, worker_scope
+from tokenyard.replies import to_result
+from tokenyard.scripts import Cancelled
+from tokenyard.signals import Signals
+
+
+class Yard(Lanes):
+    """One that operators tell what to do; its workers obey in the test's own time."""
+
+    def give(self, signal: Signal, scope: str = ALL) -> None:
+        Signals(self.connection, self.keys).give(Order(signal=signal, scope=scope))
+
+    def ask(self, *names: str, model: str = "", **fields: Any) -> list[str]:
+        return self.push([make_request(name, model=model, **fields) for name in names])
+
+    def wait_until_read(self, count: int = 1) -> None:
+        """Until the coordinator holds so many requests and gives them to nobody."""
+        eventually(lambda: self.pending() == count)
+
+
+@pytest.fixture
+def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+    # What happens in these tests must happen by an event, not because the roster is read again.
+    monkeypatch.setattr(roster, "REFRESH_S", 3_600.0)
+    opened = Yard(broker.url)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("scope", [ALL, model_scope("sim"), worker_scope("w")])
+@pytest.mark.parametrize("way", [["PAUSE"], ["PAUSE", "SUSPEND"]])
+def test_requests_wait_while_paused_and_go_at_once_after(
+    yard: Yard, scope: str, way: list[Signal]
+) -> None:
+    # Given a coordinator that knows its one worker
+    worker = yard.worker()
+    yard.coordinator()
+    yard.ask("before")
+    yard.wait_for_load(worker, 1)
+
+    # If that is paused,
+    for signal in way:
+        yard.give(signal, scope)
+    yard.ask("r1", "r2")
+    yard.wait_until_read(2)
+    # I expect what comes to wait,
+    assert yard.ids(worker) == ["before"]
+    # and to go when the pause is over, though nothing else happens and nobody looks by himself.
+    if "SUSPEND" in way:
+        yard.give("RESUME", scope)
+        assert yard.pending() == 2
+    yard.give("UNPAUSE", scope)
+    assert yard.wait_for_load(worker, 3) == ["before", "r1", "r2"]
+
+
+def test_a_pause_acts_on_what_comes_with_the_news(yard: Yard) -> None:
+    # Given a worker that is full, and more that waits
+    worker = yard.worker(lane_limit=1)
+    yard.coordinator()
+    yard.push(requests(2))
+    yard.wait_for_load(worker, 1)
+
+    # If a pause comes before there is room
+    yard.give("PAUSE")
+    yard.finish(worker, *yard.lane(worker))
+    yard.ask("later")
+
+    # I expect nothing more to be given to it.
+    yard.wait_until_read(2)
+    assert yard.load(worker) == 0
+    yard.give("UNPAUSE")
+    assert yard.wait_for_load(worker, 1) == ["r0001"]
+
+
+def test_other_models_pass_by(yard: Yard) -> None:
+    # Given two models, one of them paused
+    paused, free = yard.worker("a", model="a"), yard.worker("b", model="b")
+    yard.give("PAUSE", model_scope("a"))
+    yard.coordinator(max_batch=8)
+
+    # If many wait for that one, and some for the other behind them
+    yard.ask(*(f"a{n}" for n in range(50)), model="a")
+    ids = yard.ask("b0", "b1", model="b")
+
+    # I expect these to be served.
+    assert yard.wait_for_load(free, 2) == ids
+    assert yard.load(paused) == 0
+
+
+def test_a_paused_worker_leaves_its_share_to_the_others(yard: Yard) -> None:
+    paused, free = yard.worker("a"), yard.worker("b")
+    yard.give("PAUSE", worker_scope("a"))
+    yard.coordinator()
+
+    assert yard.push(requests(4)) == yard.wait_for_load(free, 4)
+    assert yard.load(paused) == 0
+
+
+def test_what_waits_can_be_cancelled_and_can_end(yard: Yard) -> None:
+    # Given a paused yard
+    worker = yard.worker()
+    yard.give("PAUSE")
+    yard.coordinator()
+    soon_ms = time.time_ns() // 1_000_000 + 300
+    late = make_request("late", deadline_ms=soon_ms)
+    wrong = {"id": "wrong", "tokens": "[1]", "params": "?"}
+    yard.push([late, make_request("stays")])
+    yard.scripts.submit("normal", [make_request("gone")])
+    yard.push_raw(wrong)
+    yard.wait_until_read(3)
+
+    # I expect deadlines and cancels to act, and what is wrong to be answered,
+    assert yard.scripts.cancel("anon", "gone", "the test") is Cancelled.CANCELLED
+    assert yard.result("late").status == "expired"
+    assert yard.result("wrong").status == "failed"
+    # and the rest to be served in its order.
+    yard.push([make_request("first")], "high")
+    eventually(lambda: yard.pending("high") == 1)
+    yard.give("UNPAUSE")
+    assert yard.wait_for_load(worker, 2) == ["first", "stays"]
+
+
+def test_a_successor_knows_of_the_pause(yard: Yard) -> None:
+    # Given a paused yard whose leader has gone
+    worker = yard.worker()
+    first = yard.coordinator()
+    yard.ask("r0")
+    yard.wait_for_load(worker, 1)
+    yard.give("PAUSE")
+    first.stop()
+    eventually(lambda: yard.connection.get(yard.keys.leader) is None)
+
+    # If another takes over
+    yard.ask("r1")
+    yard.coordinator(name="second")
+
+    # I expect it to hold back as well, until it hears otherwise.
+    yard.wait_until_read()
+    assert yard.ids(worker) == ["r0"]
+    yard.give("UNPAUSE")
+    assert yard.wait_for_load(worker, 2) == ["r0", "r1"]
+
+
+class TestDeterministic:
+    def test_a_paused_worker_has_joined_and_keeps_its_turns(self, yard: Yard) -> None:
+        # Given three expected workers, one of them paused
+        workers = [yard.worker(name) for name in "abc"]
+        yard.give("PAUSE", worker_scope("b"))
+        yard.coordinator(deterministic=True, expect_workers=3)
+
+        # I expect requests to be dealt to all three, and its first to wait for it,
+        yard.push(requests(6))
+        yard.wait_for_load(workers[0], 1)
+        yard.wait_until_read(5)
+        assert [yard.ids(worker) for worker in workers] == [["r0000"], [], []]
+
+        # and the whole to be as if there had been no pause.
+        yard.give("UNPAUSE", worker_scope("b"))
+        for at, worker in enumerate(workers):
+            assert yard.wait_for_load(worker, 2) == [f"r{at:04}", f"r{at + 3:04}"]
+
+
+class TestPlacement:
+    @pytest.mark.parametrize("scope", [ALL, model_scope("adder")])
+    def test_a_paused_model_is_loaded_by_nobody(self, yard: Yard, scope: str) -> None:
+        # Given a warm worker, and a paused model
+        yard.host("adder", "subtractor")
+        worker = yard.warm()
+        yard.give("PAUSE", scope)
+        yard.coordinator(max_model_wait_s=0.01)
+
+        # If requests wait for it, longer than any model may
+        yard.ask("q1", model="adder")
+        yard.wait_until_read()
+        yard.ask("q2", model="adder")
+        yard.wait_until_read(2)
+
+        # I expect it to be loaded only when it is paused no more, and nobody to be refused.
+        assert yard.commands() == []
+        yard.give("UNPAUSE", scope)
+        (command,) = eventually(yard.commands)
+        assert (command.worker, command.model) == (worker, "adder")
+        assert yard.replies("q1") == []
+
+    def test_requests_for_a_paused_model_are_not_refused(self, yard: Yard) -> None:
+        # Given a model that cannot be loaded any more
+        now_ms = yard.connection.time()[0] * 1000
+        yard.host("adder", fault="no such file", faults=9, faulted_ms=now_ms)
+        yard.warm()
+        yard.give("PAUSE", model_scope("adder"))
+        yard.coordinator(max_model_wait_s=0.01)
+        yard.ask("q1", model="adder")
+        yard.wait_until_read()
+        yard.ask("q2", model="adder")
+        yard.wait_until_read(2)
+        assert yard.replies("q1") == []
+
+        # I expect to hear of it when the pause is over.
+        yard.give("UNPAUSE", model_scope("adder"))
+        error = to_result(yard.result("q1")).error
+        assert error
+        assert error.code == Code.MODEL_UNAVAILABLE
+
+    def test_a_paused_worker_is_left_alone(self, yard: Yard) -> None:
+        # Given a paused worker with an idle model, and a warm one
+        yard.host("adder", "subtractor", devices=2)
+        idle, warm = yard.warm("v"), yard.warm("w", device=1)
+        yard.show(idle, state="ready", model="adder")
+        for name in "vw":
+            yard.give("PAUSE", worker_scope(name))
+        yard.coordinator(max_model_wait_s=0.01)
+
+        # If requests wait for another model
+        yard.ask("q1", model="subtractor")
+        yard.wait_until_read()
+        yard.ask("q2", model="subtractor")
+        yard.wait_until_read(2)
+        assert yard.commands() == []
+
+        # I expect the warm one to load it when it may.
+        yard.give("UNPAUSE", worker_scope("w"))
+        (command,) = eventually(yard.commands)
+        assert (command.worker, command.model) == (warm, "subtractor")
+
+
+def test_request_of_no_model_waits(yard: Yard) -> None:
+    """Given a yard whose only model is suspended, asleep and all."""
+    worker = yard.worker(state="asleep", conduct="SUSPENDED")
+    yard.give("PAUSE")
+    yard.give("SUSPEND")
+    yard.coordinator()
+    yard.ask("r")
+    yard.wait_until_read()
+
+    # If it wakes and runs again, I expect the request to go there.
+    yard.give("RESUME")
+    yard.give("UNPAUSE")
+    assert yard.load(worker) == 0
+    yard.show(worker, state="ready", model="sim")
+    assert yard.wait_for_load(worker, 1) == ["r"]

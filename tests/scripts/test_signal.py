@@ -1,0 +1,147 @@
+"""signal.lua: the posture of a scope changes, and everybody is told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.support.yard import Yard
+from tokenyard.posture import (
+    ALL,
+    CHANGED,
+    Order,
+    Posture,
+    Postures,
+    decode_postures,
+    encode_posture,
+    model_scope,
+    parse_order,
+)
+from tokenyard.scripts import Scripts
+
+PAUSE = Order(signal="PAUSE", mode="wait", why="the test says so")
+PAUSED = Posture(conduct="PAUSED", mode="wait")
+
+
+def postures(yard: Yard) -> Postures:
+    return decode_postures(yard.connection.hgetall(yard.keys.posture))
+
+
+def entries(yard: Yard) -> list[tuple[str, Order | None]]:
+    """The entries of the control stream, as a controller reads them."""
+    found = yard.connection.xrange(yard.keys.control)
+    return [(entry.decode(), parse_order(fields)) for entry, fields in found]
+
+
+def test_a_signal_changes_the_posture_and_tells_everybody(yard: Yard) -> None:
+    # Given a yard in which no signal was ever given
+    signal = yard.scripts.signal(PAUSE, b"", PAUSED)
+
+    # I expect the posture, who changed it last, the signal for the controllers,
+    assert signal
+    assert postures(yard) == Postures({ALL: PAUSED}, signal)
+    assert entries(yard) == [(signal, PAUSE)]
+    # and a wake-up for the coordinator.
+    assert yard.events()[-1] == {b"event": b"signal"}
+
+
+def test_who_has_seen_another_posture_changes_nothing(yard: Yard) -> None:
+    # Given a posture that was changed by somebody else since the caller looked
+    first = yard.scripts.signal(PAUSE, b"", PAUSED)
+    events = len(yard.events())
+
+    # If the caller signals still, having seen none, an older one or nonsense,
+    for seen in (b"", b'{"conduct":"SUSPENDED"}', b"?"):
+        assert yard.scripts.signal(Order(signal="SUSPEND"), seen, Posture()) is None
+
+    # I expect that nothing is written.
+    assert postures(yard) == Postures({ALL: PAUSED}, first or "")
+    assert entries(yard) == [(first, PAUSE)]
+    assert len(yard.events()) == events
+
+
+def test_the_first_posture_leaves_no_field(yard: Yard) -> None:
+    # Given a paused yard, if it is unpaused,
+    yard.scripts.signal(PAUSE, b"", PAUSED)
+    signal = yard.scripts.signal(Order(signal="UNPAUSE"), encode_posture(PAUSED), Posture())
+
+    # I expect only the id of the last change to stay.
+    assert yard.connection.hgetall(yard.keys.posture) == {CHANGED.encode(): (signal or "").encode()}
+
+
+def test_each_scope_has_its_own_posture(yard: Yard) -> None:
+    scope = model_scope("adder")
+    first = yard.scripts.signal(PAUSE, b"", PAUSED)
+    epoch = Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=3)
+    second = yard.scripts.signal(epoch, b"", Posture(epoch=3))
+
+    assert first
+    assert second
+    assert postures(yard) == Postures({ALL: PAUSED, scope: Posture(epoch=3)}, second)
+    assert entries(yard) == [(first, PAUSE), (second, epoch)]
+
+
+def test_what_cannot_be_read_there_can_be_replaced_by_who_has_seen_it(yard: Yard) -> None:
+    for nonsense in (b"{", b"\xff\x00", b'{"conduct":"DANCING"}'):
+        yard.connection.hset(yard.keys.posture, ALL, nonsense)
+        assert yard.scripts.signal(PAUSE, nonsense, PAUSED)
+        assert postures(yard).by_scope == {ALL: PAUSED}
+
+
+def test_a_call_made_again_after_its_answer_was_lost_does_no_harm(yard: Yard) -> None:
+    # If the first call succeeds and is made once more,
+    first = yard.scripts.signal(PAUSE, b"", PAUSED)
+    assert yard.scripts.signal(PAUSE, b"", PAUSED) is None
+
+    # I expect one signal only.
+    assert entries(yard) == [(first, PAUSE)]
+
+
+def test_of_callers_that_have_seen_the_same_one_alone_succeeds(yard: Yard) -> None:
+    # Given many operators who have all seen the first posture
+    scripts = [Scripts(yard.connection, yard.keys) for _ in range(8)]
+    begin = threading.Barrier(len(scripts))
+    answers: list[str | None] = [None] * len(scripts)
+
+    def give(place: int) -> None:
+        order = Order(signal="SET_GENERATION_EPOCH", epoch=place)
+        begin.wait(timeout=30)
+        answers[place] = scripts[place].signal(order, b"", Posture(epoch=place))
+
+    # If all signal at once,
+    threads = [threading.Thread(target=give, args=(place,)) for place in range(len(scripts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    # I expect that one has changed it, and the others know that they have not.
+    (winner,) = (place for place, answer in enumerate(answers) if answer)
+    assert postures(yard) == Postures({ALL: Posture(epoch=winner)}, answers[winner] or "")
+    assert len(entries(yard)) == 1
+
+
+def test_signals_are_bounded(yard: Yard) -> None:
+    for epoch in range(1_500):
+        seen = encode_posture(Posture(epoch=epoch - 1)) if epoch else b""
+        order = Order(signal="SET_GENERATION_EPOCH", epoch=epoch)
+        assert yard.scripts.signal(order, seen, Posture(epoch=epoch))
+
+    assert yard.connection.xlen(yard.keys.control) < 1_200
+    assert yard.connection.xlen(yard.keys.events) < 1_200
+
+
+@pytest.mark.parametrize("scope", ["model:org/größe", "worker:w:1@host", "model:" + "m" * 500])
+def test_a_scope_may_have_any_name(yard: Yard, scope: str) -> None:
+    order = Order(signal="PAUSE", scope=scope)
+    assert yard.scripts.signal(order, b"", Posture(conduct="PAUSED"))
+    assert set(postures(yard).by_scope) == {scope}
+
+
+def test_a_server_without_memory_takes_signals(yard: Yard) -> None:
+    """Given a full server, I expect it to be pausable: work that ends makes room."""
+    with yard.without_memory():
+        assert yard.scripts.signal(PAUSE, b"", PAUSED)
+
+    assert postures(yard).by_scope == {ALL: PAUSED}

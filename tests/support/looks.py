@@ -1,0 +1,43 @@
+"""Looks at yards that need no server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.builders import make_worker_info
+from tokenyard.admin import LeaderView, WorkerView, YardView
+from tokenyard.keys import INTAKE_CLASSES
+from tokenyard.look import Look
+from tokenyard.worker_info import Tally
+
+
+def make_view_worker(
+    worker: str, tally: Tally | None = None, *, lane: int = 0, **fields: Any
+) -> WorkerView:
+    """A worker with a lease; ready where nothing else is said."""
+    info = make_worker_info(worker.partition(".")[0], tally=tally or Tally(), **fields)
+    return WorkerView(worker, info.state, lane, 20_000, info)
+
+
+def make_view(workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields: Any) -> YardView:
+    """A yard with a leader; what waits is of the class ``low``."""
+    values: dict[str, Any] = {
+        "yard": "main",
+        "leader": LeaderView("north", 1, 4000),
+        "waiting": dict.fromkeys(INTAKE_CLASSES, 0) | {"low": waiting},
+        "dead": 0,
+        "workers": workers,
+        "models": {},
+        "handshake": {},
+    }
+    return YardView(**(values | fields))
+
+
+def make_look(
+    at_ms: int = 0, workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields: Any
+) -> Look:
+    """A look at such a yard."""
+    letters = fields.pop("letters", ())
+    oldest = dict.fromkeys(INTAKE_CLASSES, 0) | {"low": 1000 * waiting}
+    return Look(make_view(workers, waiting=waiting, **fields), at_ms, oldest, letters)

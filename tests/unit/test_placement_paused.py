@@ -1,0 +1,119 @@
+"""The placement leaves alone what operators have paused."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.devices import Worker
+from coordinator.placement import Placement, Situation, place
+from tests.support.situations import NOW_MS, WAIT_S, decide, demand, host, loads, worker
+from tokenyard.posture import Conduct
+
+NOT_RUNNING: list[Conduct] = ["PAUSED", "SUSPENDED"]
+both = pytest.mark.parametrize("conduct", NOT_RUNNING)
+
+
+def stopped(one: Worker, conduct: Conduct) -> Worker:
+    return Worker(one.worker, one.info, one.load, one.worked_ms, conduct)
+
+
+@both
+def test_a_paused_warm_worker_is_no_candidate(conduct: Conduct) -> None:
+    # Given a paused warm worker on device 0, and a running one on device 1
+    workers = [stopped(worker("w.1"), conduct), worker("v.1", device=1)]
+
+    # I expect the other to load,
+    assert loads(decide([demand("a")], workers)) == [("v.1", "a")]
+    # and nobody where there is no other.
+    assert loads(decide([demand("a", wait_s=2 * WAIT_S)], workers[:1])) == []
+
+
+@both
+def test_a_spare_of_the_same_device_is_one(conduct: Conduct) -> None:
+    workers = [stopped(worker("w.1"), conduct), worker("spare.1")]
+
+    assert loads(decide([demand("a")], workers)) == [("spare.1", "a")]
+
+
+@both
+def test_a_paused_worker_keeps_its_device(conduct: Conduct) -> None:
+    # Given a device whose model is idle and paused, and a warm spare there
+    workers = [stopped(worker("w.1", "a"), conduct), worker("spare.1")]
+
+    # I expect it not to give way, however long others wait.
+    assert loads(decide([demand("b", wait_s=10 * WAIT_S)], workers)) == []
+
+
+@both
+def test_nor_does_a_group_of_which_one_is_paused(conduct: Conduct) -> None:
+    group = {"group": ["w", "v"]}
+    workers = [
+        worker("w.1", "a", **group),
+        stopped(worker("v.1", state="attached", device=1), conduct),
+    ]
+
+    assert loads(decide([demand("b", wait_s=10 * WAIT_S)], workers)) == []
+
+
+@both
+def test_a_paused_sleeper_is_not_woken(conduct: Conduct) -> None:
+    # Given a worker that sleeps with the model beside one that holds another
+    workers = [
+        stopped(worker("w.1", "a", state="asleep"), conduct),
+        worker("v.1", "b"),
+        worker("u.1", device=1),
+    ]
+
+    # I expect a warm one to load it.
+    assert loads(decide([demand("a")], workers)) == [("u.1", "a")]
+
+
+@both
+def test_the_device_of_the_only_suspended_one_is_not_given_away(conduct: Conduct) -> None:
+    """It has let go of its device for something else, and will want it back."""
+    workers = [stopped(worker("w.1", "a", state="asleep"), conduct), worker("spare.1")]
+
+    expected = [] if conduct == "SUSPENDED" else [("spare.1", "b")]
+    assert loads(decide([demand("b", wait_s=10 * WAIT_S)], workers)) == expected
+
+
+@both
+def test_what_only_paused_workers_hold_is_loaded_elsewhere(conduct: Conduct) -> None:
+    # Given a model whose only worker is paused, and a free device
+    workers = [stopped(worker("w.1", "a"), conduct), worker("v.1", device=1)]
+
+    assert loads(decide([demand("a")], workers)) == [("v.1", "a")]
+
+
+@both
+def test_and_is_not_hopeless(conduct: Conduct) -> None:
+    """It can be had as soon as somebody lets it run."""
+    hosts = host(a={"fault": "no such file", "faults": 9, "faulted_ms": int(NOW_MS)})
+    workers = [stopped(worker("w.1", "a"), conduct)]
+
+    assert decide([demand("a", wait_s=10 * WAIT_S)], workers, hosts).hopeless == {}
+    assert decide([demand("a", wait_s=10 * WAIT_S)], [], hosts).hopeless
+
+
+@both
+def test_an_order_has_arrived_though_its_worker_was_paused(conduct: Conduct) -> None:
+    # Given a load that was ordered
+    placed = decide([demand("a")], [worker("w.1")])
+    assert loads(placed) == [("w.1", "a")]
+
+    # If its worker holds the model by now, and is paused
+    workers = [stopped(worker("w.1", "a"), conduct), worker("v.1", device=1)]
+
+    # I expect nothing to be under way any more.
+    assert decide([], workers, orders=placed.orders).orders == []
+
+
+def decide_paused(model: str) -> Placement:
+    """On a free device, for one model that is pinned, and another."""
+    hosts = host(a={"pin": 1}, b={})
+    return place(Situation([], [worker("w.1")], hosts, NOW_MS, WAIT_S, paused={model}))
+
+
+def test_a_paused_model_is_not_loaded_though_it_is_pinned() -> None:
+    assert loads(decide_paused("b")) == [("w.1", "a")]
+    assert loads(decide_paused("a")) == []

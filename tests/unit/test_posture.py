@@ -1,0 +1,281 @@
+"""Postures: every cell of the transition table, how scopes merge, and what can be read."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenyard.posture import (
+    ALL,
+    CHANGED,
+    CONDUCTS,
+    PAUSE_MODES,
+    SIGNALS,
+    TRANSITIONS,
+    Conduct,
+    Invalid,
+    Order,
+    Posture,
+    Postures,
+    Signal,
+    after,
+    decode_postures,
+    encode_posture,
+    is_scope,
+    model_scope,
+    order_fields,
+    parse_order,
+    worker_scope,
+)
+
+#: Where each signal leads from RUNNING, PAUSED and SUSPENDED; "-" where it is not allowed. It
+#: says the table once more, in another form, so that no cell changes by mistake.
+CELLS: dict[Signal, str] = {
+    "PAUSE": "PAUSED PAUSED SUSPENDED",
+    "UNPAUSE": "RUNNING RUNNING -",
+    "SUSPEND": "- SUSPENDED SUSPENDED",
+    "RESUME": "RUNNING PAUSED PAUSED",
+    "SET_GENERATION_EPOCH": "RUNNING PAUSED SUSPENDED",
+    "START_PROFILE": "RUNNING PAUSED -",
+    "STOP_PROFILE": "RUNNING PAUSED SUSPENDED",
+    "RELOAD_WEIGHTS": "- PAUSED -",
+    "DRAIN": "RUNNING PAUSED SUSPENDED",
+    "STOP": "RUNNING PAUSED SUSPENDED",
+}
+MODEL = model_scope("adder")
+ONE = worker_scope("w")
+
+postures = st.builds(
+    Posture,
+    conduct=st.sampled_from(CONDUCTS),
+    mode=st.sampled_from(PAUSE_MODES),
+    epoch=st.none() | st.integers(0, 5),
+    profiling=st.booleans(),
+    weights=st.sampled_from(["", "/a", "/b"]),
+)
+orders = st.builds(
+    Order,
+    signal=st.sampled_from(SIGNALS),
+    scope=st.just(MODEL),
+    mode=st.sampled_from(PAUSE_MODES),
+    epoch=st.integers(0, 5),
+    weights=st.sampled_from(["", "/a", "/b"]),
+)
+
+
+def order(signal: Signal, scope: str = MODEL) -> Order:
+    return Order(signal=signal, scope=scope, mode="keep", epoch=7, weights="/new")
+
+
+def test_the_table_has_all_signals() -> None:
+    assert set(CELLS) == set(TRANSITIONS) == set(SIGNALS)
+
+
+@pytest.mark.parametrize(
+    ("signal", "begin", "end"),
+    [
+        (signal, begin, end)
+        for signal, cells in CELLS.items()
+        for begin, end in zip(CONDUCTS, cells.split(), strict=True)
+    ],
+)
+def test_every_cell_of_the_table(signal: Signal, begin: Conduct, end: str) -> None:
+    # Given a posture, if a signal is given,
+    posture = Posture(conduct=begin)
+    if end == "-":
+        # I expect that it is refused, and that the reason says what to do first,
+        with pytest.raises(Invalid, match=f"{signal}: {MODEL} is {begin}: (PAUSE|RESUME) it first"):
+            after(posture, order(signal))
+        return
+    # or that it leads where the table says.
+    assert after(posture, order(signal)).conduct == end
+
+
+@pytest.mark.parametrize(
+    ("signal", "conduct"),
+    [(signal, conduct) for signal, rule in TRANSITIONS.items() for conduct in rule.idempotent],
+)
+def test_a_redundant_signal_leaves_all_as_it_is(signal: Signal, conduct: Conduct) -> None:
+    # Given a posture with everything set, if a signal is given that is redundant there,
+    # I expect the same posture, also where the signal carries another mode.
+    posture = Posture(conduct=conduct, mode="wait", epoch=3, profiling=True, weights="/old")
+    assert after(posture, order(signal)) is posture
+
+
+@pytest.mark.parametrize("mode", PAUSE_MODES)
+def test_a_pause_keeps_its_mode_until_the_unpause(mode: str) -> None:
+    paused = after(Posture(), msgspec.structs.replace(order("PAUSE"), mode=mode))
+    suspended = after(paused, order("SUSPEND"))
+    resumed = after(suspended, order("RESUME"))
+
+    assert [one.mode for one in (paused, suspended, resumed)] == [mode] * 3
+    assert after(resumed, order("UNPAUSE")) == Posture()
+
+
+@given(postures, orders)
+def test_an_order_given_twice_changes_nothing_the_second_time(posture: Posture, one: Order) -> None:
+    try:
+        once = after(posture, one)
+    except Invalid:
+        return
+    # RELOAD_WEIGHTS and the others are allowed still, and say what is said already.
+    assert after(once, one) == once
+
+
+@given(postures, orders)
+def test_a_signal_changes_only_what_is_its_own(posture: Posture, one: Order) -> None:
+    own: dict[Signal, set[str]] = {
+        **{signal: {"conduct", "mode"} for signal in SIGNALS},
+        "SET_GENERATION_EPOCH": {"epoch"},
+        "START_PROFILE": {"profiling"},
+        "STOP_PROFILE": {"profiling"},
+        "RELOAD_WEIGHTS": {"weights"},
+        "DRAIN": set(),
+        "STOP": set(),
+    }
+    try:
+        changed = after(posture, one)
+    except Invalid:
+        return
+    differing = {
+        name
+        for name in Posture.__struct_fields__
+        if getattr(changed, name) != getattr(posture, name)
+    }
+    assert differing <= own[one.signal]
+
+
+@pytest.mark.parametrize("epoch", [None, -1])
+def test_an_epoch_is_a_whole_number_from_0(epoch: int | None) -> None:
+    wrong = Order(signal="SET_GENERATION_EPOCH", epoch=epoch)
+    with pytest.raises(Invalid, match="a whole number from 0"):
+        after(Posture(), wrong)
+
+
+@pytest.mark.parametrize("scope", [ALL, ONE])
+def test_weights_are_a_models(scope: str) -> None:
+    with pytest.raises(Invalid, match="the scope must be model:<name>"):
+        after(Posture(conduct="PAUSED"), order("RELOAD_WEIGHTS", scope))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("all", True),
+        ("model:adder", True),
+        ("model:org/adder:v2", True),
+        ("worker:w", True),
+        ("model:", False),
+        ("worker:", False),
+        ("ALL", False),
+        ("", False),
+        ("adder", False),
+        (CHANGED, False),
+    ],
+)
+def test_scopes(text: str, expected: bool) -> None:
+    assert is_scope(text) is expected
+
+
+def merged(everywhere: Posture, model: Posture, worker: Posture) -> Posture:
+    return Postures({ALL: everywhere, MODEL: model, ONE: worker}).of("w", "adder")
+
+
+@given(postures, postures, postures)
+def test_the_postures_of_all_scopes_merge(
+    everywhere: Posture, model: Posture, worker: Posture
+) -> None:
+    scopes = (everywhere, model, worker)
+    found = merged(*scopes)
+
+    # The strictest conduct, with a mode that one of those as strict has, and none is more forceful.
+    assert found.conduct == max((one.conduct for one in scopes), key=CONDUCTS.index)
+    modes = [one.mode for one in scopes if one.conduct == found.conduct]
+    assert found.mode == min(modes, key=PAUSE_MODES.index)
+    # The narrowest scope that has any.
+    epochs = [one.epoch for one in scopes if one.epoch is not None]
+    assert found.epoch == (epochs[-1] if epochs else None)
+    weights = [one.weights for one in scopes if one.weights]
+    assert found.weights == (weights[-1] if weights else "")
+    assert found.profiling == any(one.profiling for one in scopes)
+
+
+@given(postures)
+def test_one_scope_alone_is_what_it_says(posture: Posture) -> None:
+    for scope in (ALL, MODEL, ONE):
+        assert Postures({scope: posture}).of("w", "adder") == posture
+        assert Postures({scope: posture}).of("v", "other") == (
+            posture if scope == ALL else Posture()
+        )
+
+
+def test_a_worker_without_a_model_is_in_no_models_scope() -> None:
+    found = Postures({MODEL: Posture(conduct="PAUSED")})
+
+    assert found.is_running("w", "")
+    assert found.is_running("w", "other")
+    assert not found.is_running("w", "adder")
+
+
+@given(st.dictionaries(st.sampled_from([ALL, MODEL, ONE, "model:é"]), postures))
+def test_the_hash_is_read_as_it_was_written(by_scope: dict[str, Posture]) -> None:
+    fields = {scope.encode(): encode_posture(one) for scope, one in by_scope.items()}
+    fields |= {CHANGED.encode(): b"5-1"}
+    found = decode_postures({scope: packed for scope, packed in fields.items() if packed})
+
+    assert found.changed == "5-1"
+    for scope, one in by_scope.items():
+        assert found.by_scope.get(scope, Posture()) == one
+
+
+def test_what_cannot_be_read_is_as_if_it_were_not() -> None:
+    found = decode_postures(
+        {
+            b"all": b"{",
+            b"model:a": b'{"conduct":"DANCING"}',
+            b"model:b": b'{"conduct":"PAUSED","epoch":"four"}',
+            b"\xff": b"{}",
+            b"worker:w": b'{"conduct":"PAUSED"}',
+        }
+    )
+    assert found == Postures({"worker:w": Posture(conduct="PAUSED")})
+    assert found.changed == "0-0"
+
+
+def test_a_posture_of_another_version_is_read_as_far_as_we_know_it() -> None:
+    found = decode_postures({b"all": b'{"conduct":"PAUSED","tempo":"allegro"}'})
+
+    assert found.of("w", "adder") == Posture(conduct="PAUSED")
+
+
+@given(orders)
+def test_an_order_travels_as_fields_of_an_entry(one: Order) -> None:
+    packed = {name.encode(): value for name, value in order_fields(one).items()}
+    assert parse_order(packed) == one
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {b"signal": b"{"}, {b"signal": b'{"signal":"DANCE"}'}, {b"command": b"{}"}],
+)
+def test_an_entry_without_an_order_that_we_can_read_has_none(fields: dict[bytes, bytes]) -> None:
+    assert parse_order(fields) is None
+
+
+def test_an_order_of_another_version_is_read_as_far_as_we_know_it() -> None:
+    packed = b'{"signal":"PAUSE","mode":"keep","tempo":"allegro"}'
+
+    assert parse_order({b"signal": packed}) == Order(signal="PAUSE", mode="keep")
+
+
+def test_from_everywhere_one_can_get_back_to_running() -> None:
+    # Given any conduct, I expect RESUME and then UNPAUSE to lead to RUNNING.
+    for conduct, mode in itertools.product(CONDUCTS, PAUSE_MODES):
+        posture = Posture(conduct=conduct, mode=mode)
+        for signal in ("RESUME", "UNPAUSE"):
+            posture = after(posture, order(signal))
+        assert posture.conduct == "RUNNING"
