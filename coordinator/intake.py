@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import redis
+from msgspec import Struct
 
 from coordinator.audit import PAGE, Audit
 from coordinator.held import Held
@@ -26,8 +26,7 @@ LOOK_AHEAD = 16
 _Fields = Mapping[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """An entry of the intake as it was read."""
 
     intake: IntakeClass
@@ -35,8 +34,7 @@ class Entry:
     fields: _Fields
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """A wake-up as it was read."""
 
     id: str

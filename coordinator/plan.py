@@ -8,7 +8,9 @@ and nothing else may come onto them while the suspects are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from coordinator.policies import Lane
 from coordinator.waiting import Waiting
@@ -17,8 +19,7 @@ from coordinator.waiting import Waiting
 Choose = Callable[[Waiting, Sequence[Lane]], Lane | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A request and the lane chosen for it."""
 
     waiting: Waiting

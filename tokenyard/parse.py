@@ -33,7 +33,7 @@ from tokenyard.wire import (
 
 #: A server id, "<priority class>/<intake entry>".
 _SID = re.compile(r"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
-_COUNT = re.compile(rb"[0-9]{1,9}")
+_LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: The place of a fault in what msgspec says of it.
 _PATH = re.compile(r"`\$([^`]*)`")
@@ -203,8 +203,7 @@ def parse_assignment(
     faults = fields.get(b"faults", b"0")
     published = fields.get(b"published", b"")
     epoch = fields.get(b"epoch", b"")
-    counts = (attempt, crashes, faults)
-    is_ours = _SID.fullmatch(sid) and all(_COUNT.fullmatch(count) for count in counts)
+    is_ours = _SID.fullmatch(sid) and _is_count(attempt, crashes, faults)
     if isinstance(request, Unanswerable) or not is_ours or len(published) % 4:
         return None
     if isinstance(request, Refused):
@@ -219,8 +218,12 @@ def parse_assignment(
         published=published,
         faults=int(faults),
         fault=fault,
-        first_epoch=int(epoch) if _EPOCH.fullmatch(epoch) else None,
+        first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
     )
+
+
+def _is_count(*texts: bytes) -> bool:
+    return all([text.isdigit() and len(text) < _LONGEST_COUNT for text in texts])
 
 
 def _text(fields: Mapping[bytes, bytes], name: str) -> str:
