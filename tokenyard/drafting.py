@@ -200,7 +200,7 @@ class Drafter:
         shared: Mapping[str, Any],
     ) -> Draft | InvalidRequest:
         try:
-            if isinstance(item, Mapping):
+            if not isinstance(item, str | list) and isinstance(item, Mapping):
                 own = dict(item)
                 prompt = own.pop("prompt", "")
                 template = self._template({**shared, **own})
@@ -375,6 +375,8 @@ def _stated(params: SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def _kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
+    if type(prompt) is list and prompt and type(prompt[0]) is int:
+        return "tokens"  # as nearly all are: the checks below take their time
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("prompt", "is empty")

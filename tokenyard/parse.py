@@ -223,7 +223,7 @@ def parse_assignment(
 
 
 def _is_count(*texts: bytes) -> bool:
-    return all([text.isdigit() and len(text) < _LONGEST_COUNT for text in texts])
+    return all(text.isdigit() and len(text) < _LONGEST_COUNT for text in texts)
 
 
 def _text(fields: Mapping[bytes, bytes], name: str) -> str:

@@ -11,6 +11,7 @@ little-endian int32.
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from collections.abc import Iterable
@@ -37,6 +38,11 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
     Raises `OverflowError` for an id outside int32 and `TypeError` for one that is no integer.
     """
+    if isinstance(tokens, list | tuple):
+        try:
+            return struct.pack(f"<{len(tokens)}i", *tokens)  # half the time of an array
+        except struct.error:
+            pass  # the array has the better words
     packed = array("i", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
