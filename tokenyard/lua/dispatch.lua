@@ -126,12 +126,18 @@ local function dispatch(route, ledger, entry, why)
 
   local sid = known[6] or (class .. '/' .. entry)
   local attempt = tonumber(known[4] or '0') + 1
-  local placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
-    'crashes', known[7] or '0', 'faults', known[8] or '0',
-    unpack(lane_fields(fields, is_retry and known[1])))
-  redis.call('HSET', ledger, 'state', 'assigned', 'sid', sid, 'worker', worker,
-    'attempt', attempt, 'entry', placed, 'queued_tokens', 0,
-    't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
+  local placed
+  if is_retry then
+    placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
+      'crashes', known[7] or '0', 'faults', known[8] or '0',
+      unpack(lane_fields(fields, known[1])))
+  else
+    placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
+      unpack(lane_fields(fields)))
+  end
+  redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
+    'entry', placed, 'queued_tokens', 0, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
+  if not known[6] then redis.call('HSET', ledger, 'sid', sid) end
   leave(intake, entry)
   queued = queued + tonumber(known[5] or '0')
   target.load = target.load + 1
