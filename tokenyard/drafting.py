@@ -107,6 +107,10 @@ _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 #: The parameters of who says nothing.
 _SILENT: Final = SamplingParams()
 
+#: Values that nobody can change after they were read, and options of one request alone.
+_LASTING: Final = (str, int, float, bool, type(None))
+_SINGULAR: Final = frozenset({"id", "deadline_s"})
+
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
@@ -161,6 +165,7 @@ class Drafter:
         self._tokenizer = tokenizer
         self._run = secrets.token_hex(6)
         self._count = itertools.count(1)
+        self._known: tuple[Mapping[str, Any], _Template] | None = None
         #: Most bytes of one request; 0: no bound. Learnt at the handshake.
         self.max_request_bytes = 0
         #: The server's clock less ours. Learnt at the handshake.
@@ -168,7 +173,7 @@ class Drafter:
 
     def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> Draft:
         """One request; raises `InvalidRequest`."""
-        return self._draft(prompt, None, self._template(options))
+        return self._draft(prompt, None, self._known_template(options))
 
     def draft_many(
         self, items: Sequence[Item], shared: Mapping[str, Any]
@@ -177,7 +182,7 @@ class Drafter:
 
         Raises `InvalidRequest` for what is wrong with ``shared``.
         """
-        template = self._template(shared)
+        template = self._known_template(shared)
         encoded = self._encode_texts(items)
         return [
             self._draft_safely(item, tokens, template, shared)
@@ -208,6 +213,16 @@ class Drafter:
             return self._draft(item, tokens, template)
         except InvalidRequest as fault:
             return fault
+
+    def _known_template(self, given: Mapping[str, Any]) -> _Template:
+        """`_template`, read once where the same is said again and time plays no part in it."""
+        if self._known is not None and self._known[0] == given:
+            return self._known[1]
+        template = self._template(given)
+        is_lasting = all(type(value) in _LASTING for value in given.values())
+        if is_lasting and not given.keys() & _SINGULAR:
+            self._known = dict(given), template
+        return template
 
     def _template(self, given: Mapping[str, Any]) -> _Template:
         options = {name: given[name] for name in _OWN_OPTIONS if given.get(name) is not None}
