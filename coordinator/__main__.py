@@ -28,6 +28,9 @@ TEXTS: Final = {
     "max_model_wait_s": "Longest wait of a model for workers that serve another.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
+    "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",
+    "metrics_host": "Address to show them at; 0.0.0.0 is all of this host's.",
+    "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; else as OTEL_* variables say.",
 }
 ABOUT: Final = """Run a coordinator, which gives requests to workers.
 

@@ -15,22 +15,29 @@ import msgspec
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from coordinator.counts import Counts
 from coordinator.dispatcher import Deposed, Dispatcher
 from coordinator.history import Limits
 from coordinator.intake import Intake
 from coordinator.judge import Judge
 from coordinator.leadership import Leadership
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.models import Models
 from coordinator.placer import Placer
+from coordinator.promotion import Promotion
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
+from coordinator.spans import QueueSpans
 from coordinator.sweeper import Sweeper
+from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
+from tokenyard.metrics import Endpoint
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
 from tokenyard.settings import CoordinatorSettings
+from tokenyard.tracing import Tracer
 from tokenyard.wire import WIRE_VERSION
 
 log = logging.getLogger("tokenyard.coordinator")
@@ -65,9 +72,13 @@ class Coordinator:
             dead_maxlen=settings.dead_maxlen,
         )
         self._bell = Bell()
+        self._counts = Counts()
+        self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._roster = Roster(self._connection, self._keys)
         self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
-        self._rescuer = Rescuer(self._connection, self._scripts, self._keys)
+        self._rescuer = Rescuer(
+            self._connection, self._scripts, self._keys, on_moved=self._count_moved
+        )
         self._intake = Intake(
             self._connection,
             self._keys,
@@ -92,9 +103,16 @@ class Coordinator:
             ),
             self._selection,
             max_batch=settings.max_batch,
+            counts=self._counts,
+            spans=QueueSpans(self._tracer, settings.yard),
         )
         self._placer = Placer(
-            self._scripts, self._roster, self._dispatcher, settings, self._selection.record
+            self._scripts,
+            self._roster,
+            self._dispatcher,
+            settings,
+            self._selection.record,
+            self._counts,
         )
         self._sweeper = Sweeper(
             self._connection,
@@ -105,6 +123,8 @@ class Coordinator:
                 self._leadership.token, entry, refused
             ),
         )
+        self._promotion = Promotion(self._connection, self._scripts)
+        self._wishes = Wishes(self._connection, self._scripts, self._keys)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""
@@ -112,6 +132,12 @@ class Coordinator:
         self._quiet_until = 0.0
         self._complete = settings.expect_workers == 0
         self._backlog = 0  # entries of lost workers that the rescuer has yet to move
+        self._endpoint: Endpoint | None = None
+        if settings.metrics_port:
+            metrics = CoordinatorMetrics(
+                self._counts, settings.redis_url, self._keys, lambda: self._leadership.token
+            )
+            self._endpoint = Endpoint(metrics, settings.metrics_host, settings.metrics_port)
 
     @classmethod
     def entrypoint(
@@ -139,6 +165,9 @@ class Coordinator:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self.stop())
         self._selection.start()
+        self._tracer.start()
+        if self._endpoint:
+            self._endpoint.start()
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while not self._is_stopped:
             try:
@@ -175,6 +204,7 @@ class Coordinator:
         self._follow_roster()
         self._rescue()
         self._sweeper.run_once()
+        self._wishes.run_once(is_woken=self._intake.take_wished())
         if self._complete:
             self._placer.run_once(self._leadership.token)
         self._dispatch()
@@ -198,10 +228,19 @@ class Coordinator:
         if self._prepared_for == token:
             return
         self._publish_handshake()
+        self._recognize_server()
         self._intake.read_again()
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
+
+    def _recognize_server(self) -> None:
+        """A connection may have been made anew to another server, unnoticed by its user."""
+        fenced = self._promotion.check(self._leadership.token)
+        if fenced < 0:
+            raise Deposed
+        if fenced:
+            self._roster.mark_stale()
 
     def _recall_models(self) -> None:
         """Models that an earlier leader knew stay known."""
@@ -213,6 +252,7 @@ class Coordinator:
 
     def _publish_handshake(self) -> None:
         self._recall_models()
+        self._counts.know(self._models.bases)
         info: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": self._settings.name,
@@ -230,6 +270,7 @@ class Coordinator:
     def _follow_roster(self) -> None:
         if not self._roster.refresh():
             return
+        self._recognize_server()
         self._roster.forget_hosts()
         if self._models.learn(self._roster.bases()):
             self._publish_handshake()
@@ -262,6 +303,11 @@ class Coordinator:
         if not self._backlog:
             self._roster.mark_stale()
 
+    def _count_moved(self, worker: str, count: int) -> None:
+        """Requests were taken back from a lost worker."""
+        member = self._roster.members.get(worker)
+        self._counts.took_back(member.lease_ms if member else 0, count)
+
     def _dispatch(self) -> None:
         self._dispatcher.run_once(
             self._leadership.token, may_place=self._complete, block_ms=self._patience_ms()
@@ -269,7 +315,7 @@ class Coordinator:
 
     def _patience_ms(self) -> int:
         """How long this turn may wait for something to read."""
-        if self._backlog or self._sweeper.has_more:
+        if self._backlog or self._sweeper.has_more or self._wishes.has_more:
             return 0
         return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
 
@@ -282,4 +328,7 @@ class Coordinator:
         with contextlib.suppress(redis.RedisError):
             self._leadership.resign()
         self._selection.close()
+        if self._endpoint:
+            self._endpoint.stop()
+        self._tracer.stop()
         self._connection.close()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from coordinator import refusals
+from coordinator.counts import Counts
 from coordinator.demand import Demand
 from coordinator.intake import Entry, Event, Intake
 from coordinator.judge import Judge
@@ -19,12 +20,14 @@ from coordinator.policies import Lane
 from coordinator.rate import Rate
 from coordinator.roster import Roster
 from coordinator.selection import Selection
+from coordinator.spans import QueueSpans
 from coordinator.streams import position
 from coordinator.waiting import Waiting, prompt_tokens
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
+from tokenyard.tracing import Tracer
 from tokenyard.wire import Refused, Request, Unanswerable
 
 log = logging.getLogger("tokenyard.coordinator.dispatcher")
@@ -46,7 +49,11 @@ class Dispatcher:
         selection: Selection,
         *,
         max_batch: int,
+        counts: Counts | None = None,
+        spans: QueueSpans | None = None,
     ) -> None:
+        self._counts = counts or Counts()
+        self._spans = spans or QueueSpans(Tracer("", ""), "")
         self._scripts = scripts
         self._intake = intake
         self._held = intake.held
@@ -130,6 +137,8 @@ class Dispatcher:
                     log.warning("buried entry %s of %s: %s", entry.id, entry.intake, reason)
                     buried = self._scripts.bury(token, entry.intake, entry.id, reason)
                     _expect_leader(buried is not Answered.NOT_LEADER)
+                    if buried is Answered.DONE:
+                        self._counts.buried()
 
     def _waiting(self, entry: Entry, request: Request) -> Waiting:
         history = self._judge.history(entry.intake, entry.fields)
@@ -149,6 +158,7 @@ class Dispatcher:
             history=history,
             is_suspect=self._judge.is_suspect(history),
             published=_published(entry),
+            trace=self._spans.trace_of(request),
         )
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
@@ -156,12 +166,16 @@ class Dispatcher:
         waiting = self._held.get(entry.intake, entry.id)
         if waiting:
             self._drop(waiting)
-        self._answer(token, entry.intake, entry.id, refused, _published(entry))
+            self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
+        model = waiting.model if waiting else ""
+        self._answer(token, entry.intake, entry.id, refused, _published(entry), model)
 
     def refuse(self, token: str, waiting: Waiting, refused: Refused) -> None:
         """Give a request that is held its result without running it."""
         self._drop(waiting)
-        self._answer(token, waiting.intake, waiting.entry, refused, waiting.published)
+        self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
+        entry, published = waiting.entry, waiting.published
+        self._answer(token, waiting.intake, entry, refused, published, waiting.model)
 
     def _drop(self, waiting: Waiting) -> None:
         """Hold a request no more that was not given to a worker."""
@@ -173,13 +187,21 @@ class Dispatcher:
             self._drop(waiting)
 
     def _answer(
-        self, token: str, intake: IntakeClass, entry: str, refused: Refused, published: bytes
+        self,
+        token: str,
+        intake: IntakeClass,
+        entry: str,
+        refused: Refused,
+        published: bytes,
+        model: str,
     ) -> None:
         log.info("refused %s/%s: %s", refused.client, refused.id, refused.message)
         reply = refusal(refused, refused.code, refused.message, published=published)
         reason = f"{refused.code}: {refused.message}" if refused.is_dead else ""
         answered = self._scripts.answer(token, intake, entry, refused, reply, dead=reason)
         _expect_leader(answered is not Answered.NOT_LEADER)
+        if answered is Answered.DONE:
+            self._counts.answered(model, intake, refused.code, is_dead=refused.is_dead)
 
     def _room(self) -> int:
         """How many requests could be placed now, at most a batch."""
@@ -248,13 +270,16 @@ class Dispatcher:
         ]
         began = time.perf_counter()
         codes = self._scripts.dispatch(token, moves)
-        log.debug("dispatched %d in %.1f ms", len(moves), (time.perf_counter() - began) * 1e3)
+        took_s = time.perf_counter() - began
+        self._counts.assign.observe(took_s)
+        log.debug("dispatched %d in %.1f ms", len(moves), took_s * 1e3)
         self._settle(placed, codes)
         return True
 
     def _settle(self, placed: Sequence[Placed], codes: Sequence[Dispatched]) -> None:
         _expect_leader(Dispatched.NOT_LEADER not in codes)
         stay = (Dispatched.CLOSED, Dispatched.FULL)
+        now_ms = self._roster.server_ms()
         for item, code in zip(placed, codes, strict=True):
             if code in stay:
                 self._roster.mark_stale()
@@ -264,6 +289,9 @@ class Dispatcher:
             if dispatched:
                 self._roster.add_load(item.lane.worker, alone=item.alone)
                 self.rate.count(1)
+                waited_s = max(0.0, now_ms - item.waiting.since_ms) / 1000
+                self._counts.queue_wait[item.waiting.intake].observe(waited_s)
+                self._spans.ended(item.waiting, now_ms, worker=item.lane.worker)
             self._selection.settle(item.waiting, item.lane if dispatched else None)
 
 

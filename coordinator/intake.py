@@ -60,6 +60,7 @@ class Intake:
         self._behind: dict[IntakeClass, str] = {}
         self._audits: dict[IntakeClass, Audit] = {}
         self._next_audit = 0.0  # not before (monotonic)
+        self._is_wished = False
         self.is_behind = False  # whether it reads on, since more may wait than is held
         self._heard: list[bytes] = []  # events to acknowledge
         self._has_missed = False  # whether events may be pending that a leader before has read
@@ -72,12 +73,13 @@ class Intake:
         About ``room`` of each class; with ``everything`` a batch of each, turn by turn, until
         all that waits is held or the bound is reached. What was pending when a term began is
         read before anything new of its class. Events are acknowledged with the next read, which
-        spares a round trip in each turn: they only wake, and whoever takes over reads the yard
-        anew.
+        spares a round trip in each turn; they and wishers only wake, and whoever takes over reads
+        the yard anew.
         """
         count, wanted = self._wants(room, everything=everything)
         streams = {self._keys.intake(name): self._behind.get(name, ">") for name in wanted}
         streams[self._keys.events] = "0" if self._has_missed else ">"
+        streams[self._keys.wishers] = ">"
         answer = self._ask(
             "XREADGROUP",
             *("GROUP", GROUP, CONSUMER, "COUNT", count),
@@ -115,6 +117,10 @@ class Intake:
         events: list[Event] = []
         for stream, items in answer:
             name = self._names.get(stream)
+            if stream == self._keys.wishers.encode():
+                self._connection.xack(self._keys.wishers, GROUP, *(item[0] for item in items))
+                self._is_wished = True
+                continue
             if name is None:
                 self._heard += [item for item, _ in items]
                 self._has_missed = self._has_missed and len(items) == count
@@ -126,6 +132,11 @@ class Intake:
             elif name in self._behind:
                 self._behind[name] = entries[-1].id
         return entries, events
+
+    def take_wished(self) -> bool:
+        """Whether clients have wished for a cancel since this was asked; see `Wishes`."""
+        is_wished, self._is_wished = self._is_wished, False
+        return is_wished
 
     def read_again(self) -> None:
         """Drop what is held: it is pending, and read from there."""

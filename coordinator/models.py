@@ -22,6 +22,11 @@ class Models:
         return sorted(self._bases)
 
     @property
+    def bases(self) -> set[str]:
+        """The base models."""
+        return set(self._bases.values())
+
+    @property
     def adapters(self) -> dict[str, str]:
         """The base model of each adapter."""
         return {name: base for name, base in sorted(self._bases.items()) if name != base}

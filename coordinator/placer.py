@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from coordinator.counts import Counts
 from coordinator.demand import Demand
 from coordinator.devices import SERVING, Worker
 from coordinator.dispatcher import Deposed
@@ -49,7 +50,9 @@ class Placer:
         queue: Queue,
         settings: CoordinatorSettings,
         record: ScheduleWriter | None = None,
+        counts: Counts | None = None,
     ) -> None:
+        self._counts = counts or Counts()
         self._scripts = scripts
         self._roster = roster
         self._queue = queue
@@ -138,6 +141,7 @@ class Placer:
     def _command(self, token: str, command: Command) -> None:
         if self._scripts.command(command, token) is None:
             raise Deposed
+        self._counts.swaps += 1
         log.info("%s is to load %s: %s", command.worker, command.model, command.why)
         if self._record:
             name = self._roster.members[command.worker].info.name

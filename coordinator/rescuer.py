@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
@@ -24,7 +24,15 @@ BATCH = 100
 class Rescuer:
     """Moves the lanes of lost workers back to the intake, a bounded batch in a turn."""
 
-    def __init__(self, connection: redis.Redis, scripts: Scripts, keys: Keys) -> None:
+    def __init__(
+        self,
+        connection: redis.Redis,
+        scripts: Scripts,
+        keys: Keys,
+        on_moved: Callable[[str, int], None] = lambda *_: None,
+    ) -> None:
+        """``on_moved`` is told of whom how many requests were taken back."""
+        self._on_moved = on_moved
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
@@ -50,6 +58,8 @@ class Rescuer:
         entries: Any = self._connection.xrange(self._keys.lane(worker), count=BATCH)
         batch = [(entry.decode(), *_address(fields)) for entry, fields in entries]
         left = self._scripts.rescue(token, worker, batch)
+        if left != RESCUE_NOT_LEADER:
+            self._on_moved(worker, sum(b"attempt" in fields for _, fields in entries))
         took_ms = (time.monotonic() - began) * 1000
         log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)
         return left

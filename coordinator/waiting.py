@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,6 +14,10 @@ from tokenyard.wire import DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
 
 #: Bytes of text that make a token, about, where nobody has counted.
 BYTES_PER_TOKEN = 4
+
+
+#: Nothing, for all.
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Waiting(Struct, frozen=True, kw_only=True, gc=False):
@@ -34,6 +40,7 @@ class Waiting(Struct, frozen=True, kw_only=True, gc=False):
     history: History = FRESH
     is_suspect: bool = False  # must run alone; only a retry can be one
     published: bytes = b""  # packed tokens that its readers have seen
+    trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
 
     @property
     def request(self) -> Request:

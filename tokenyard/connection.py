@@ -19,7 +19,13 @@ from redis.retry import Retry
 
 from tokenyard.address import Elsewhere, async_connection_class, connection_class
 from tokenyard.broker_url import public_url, read_url
-from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, SettingsError, TokenyardError
+from tokenyard.errors import (
+    BrokerUnavailable,
+    BrokerUnsuitable,
+    NotPermitted,
+    SettingsError,
+    TokenyardError,
+)
 
 __all__ = [
     "BLOCK_MARGIN_S",
@@ -107,7 +113,7 @@ def translated(url: str) -> Iterator[None]:
     except (exceptions.AuthenticationError, exceptions.AuthorizationError) as fault:
         raise BrokerUnsuitable(f"Redis at {shown} refuses the user or password: {fault}") from fault
     except exceptions.NoPermissionError as fault:
-        raise BrokerUnsuitable(f"Redis at {shown} lacks a permission: {fault}") from fault
+        raise NotPermitted(f"the user of Redis at {shown} lacks a permission: {fault}") from fault
     except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as fault:
         raise BrokerUnavailable(f"Redis at {shown} does not answer: {fault}") from fault
     except exceptions.OutOfMemoryError as fault:

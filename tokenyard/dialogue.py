@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tokenyard import scripts
+from tokenyard import scripts, tracing
 from tokenyard.attendance import Attendance
 from tokenyard.drafting import Draft, Drafter, Item, Prompt
 from tokenyard.errors import (
     BrokerUnavailable,
     DeadlineUnmeetable,
     InvalidRequest,
+    NotPermitted,
     QueueFull,
     SettingsError,
     TokenyardError,
@@ -39,11 +40,12 @@ from tokenyard.ledger import (
     status_commands,
 )
 from tokenyard.operations import Ask, Pause, Steps
-from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, place_of
+from tokenyard.replies import TERMINAL
+from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, Wished, place_of
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
-from tokenyard.wire import mould_of
+from tokenyard.wire import Mould, Request, mould_of
 
 #: Longest blocking read; also how long a hole in the replies may wait to be filled.
 BLOCK_MS: Final = 1_000
@@ -53,6 +55,10 @@ _MOST_REQUESTS: Final = 256
 _MOST_BYTES: Final = 1024 * 1024
 #: A client that closes cancels so many requests itself; the coordinator cancels the rest.
 _MOST_CANCELLED: Final = 100
+#: Between looks whether the leader has granted a wish, and between its repetitions.
+_FIRST_LOOK_S: Final = 0.002
+_LONGEST_LOOK_S: Final = 0.2
+_WISH_AGAIN_S: Final = 1.0
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
 
@@ -95,6 +101,7 @@ class Dialogue:
         self._drafter = Drafter(self.client_id, self._tokenizer)
         self._session = Session(time.monotonic())
         self._attendance = Attendance()
+        self._may_cancel = True  # until the server says otherwise
 
     # Meeting the yard
 
@@ -166,33 +173,42 @@ class Dialogue:
         """Submit in one call what has the same terms."""
         now = time.monotonic()
         exchanges: dict[int, Exchange] = {}
-        new: list[tuple[Draft, Exchange]] = []
+        new: list[tuple[Request, Mould, Exchange]] = []
+        sending = tracing.sending(self.keys.yard)
         for at, draft in burst:
             exchange = self._session.find(draft.request.id)
             if exchange is None:
                 exchange = self._session.open(draft.request.id, draft.local_text, now)
                 exchange.is_interleaved = draft.request.params.n > 1
-                new.append((draft, exchange))
+                request, mould = draft.request, draft.mould
+                if sending and self._drafter.has_room(draft, tracing.ROOM):
+                    request, mould = sending.carry(request), None
+                new.append((request, mould or mould_of(request), exchange))
             exchanges[at] = exchange
         if not new:
             return _Answer(exchanges)
-        fresh = [exchange for _, exchange in new]
+        fresh = [exchange for *_, exchange in new]
         terms = burst[0][1]
         try:
             acceptances = yield scripts.submit(
                 self.keys,
                 terms.priority_class,
-                [draft.request for draft, _ in new],
+                [request for request, *_ in new],
                 watched=self.client_id if terms.cancel_on_disconnect else "",
                 refuse_late=terms.refuse_late,
-                moulds=[draft.mould or mould_of(draft.request) for draft, _ in new],
+                moulds=[mould for _, mould, _ in new],
             )
             known = _take_acceptances(fresh, acceptances)
+            if sending:
+                names = (exchange.id for exchange in fresh)
+                sending.end(dict(zip(names, (one.code.name for one in acceptances), strict=True)))
             if terms.cancel_on_disconnect:
                 self._attendance.attach([each for each in fresh if each.is_submitted], now)
             if known:
                 yield from self._catch_up(known)
         except TokenyardError as fault:
+            if sending:
+                sending.end({}, fault)
             self._session.forget(fresh, fault)
             raise
         return self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))
@@ -246,7 +262,18 @@ class Dialogue:
         return read_status(request_id, answers)
 
     def cancel(self, request_id: str) -> Steps[Cancellation]:
-        """Cancel a request wherever it is; raises `WaitTimeout` where it cannot be got hold of."""
+        """Cancel a request wherever it is; raises `WaitTimeout` where it cannot be got hold of.
+
+        Without the right to do so it asks the leader to.
+        """
+        if self._may_cancel:
+            try:
+                return (yield from self._cancel(request_id))
+            except NotPermitted:
+                self._may_cancel = False
+        return (yield from self._wish(request_id))
+
+    def _cancel(self, request_id: str) -> Steps[Cancellation]:
         for _ in range(CANCEL_LOOKS):
             [seen] = yield Ask([place_command(self.keys, self.client_id, request_id)])
             state, where = place_of(seen)
@@ -261,6 +288,34 @@ class Dialogue:
         if exchange is not None and code is Cancelled.FORESTALLED:
             yield from self._catch_up([exchange])  # its result is not in our stream
         return Cancellation[code.name]
+
+    def _wish(self, request_id: str) -> Steps[Cancellation]:
+        """Have the leader cancel a request; raises `WaitTimeout` where none does."""
+        state = before = yield from self._state(request_id)
+        give_up = time.monotonic() + self._connect_timeout_s
+        again, pause_s = 0.0, _FIRST_LOOK_S
+        while state not in TERMINAL:
+            now = time.monotonic()
+            if now >= give_up or self.is_closed:
+                raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
+            if now >= again:
+                # More than once: who was to hear of it may have died.
+                if (yield scripts.wish(self.keys, self.client_id, request_id)) is Wished.FULL:
+                    raise WaitTimeout("too many cancels wait for a coordinator; try again later")
+                again = now + _WISH_AGAIN_S
+            yield Pause(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+            state = yield from self._state(request_id)
+        if before in TERMINAL or state != "cancelled":
+            return Cancellation.OVER
+        exchange = self._session.find(request_id)
+        if exchange is not None:
+            yield from self._catch_up([exchange])  # its result may not be in our stream
+        return Cancellation.CANCELLED if before else Cancellation.FORESTALLED
+
+    def _state(self, request_id: str) -> Steps[str]:
+        [seen] = yield Ask([place_command(self.keys, self.client_id, request_id)])
+        return place_of(seen)[0]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Follow these no longer."""
@@ -308,9 +363,13 @@ class Dialogue:
         """Cancel what was to end with this client, and delete the replies that were read."""
         attendance = self._attendance
         unfinished = attendance.unfinished()[:_MOST_CANCELLED]
-        for name in unfinished:
-            yield from self.cancel(name)
-        attendance.end(unfinished)
+        if self._may_cancel:
+            try:
+                for name in unfinished:
+                    yield from self._cancel(name)
+                attendance.end(unfinished)
+            except NotPermitted:
+                pass  # the coordinator will, at our good-bye
         if attendance.has_any:
             ended = attendance.take_ended(time.monotonic())
             yield scripts.attend(self.keys, self.client_id, ended, lease_ms=0)

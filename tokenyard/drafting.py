@@ -175,6 +175,10 @@ class Drafter:
         """One request; raises `InvalidRequest`."""
         return self._draft(prompt, None, self._known_template(options))
 
+    def has_room(self, draft: Draft, size: int) -> bool:
+        """Whether a request may grow by so many bytes."""
+        return not self.max_request_bytes or draft.size + size <= self.max_request_bytes
+
     def draft_many(
         self, items: Sequence[Item], shared: Mapping[str, Any]
     ) -> list[Draft | InvalidRequest]:

@@ -14,6 +14,7 @@ TokenyardError
     ├── ProtocolMismatch          the yard speaks another version
     ├── SettingsError             ``faults`` lists everything that is wrong with the settings
     ├── BrokerUnsuitable          this Redis cannot carry a yard
+    │   └── NotPermitted          its user has not the right to do that
     ├── LoadFailed                an engine could not be made; the message is the engine's
     ├── UnknownRequest            the yard never heard of it, or its result has expired
     └── RequestFailed             the request ended without success; ``result`` has it all
@@ -135,6 +136,10 @@ class SettingsError(PermanentError):
 
 class BrokerUnsuitable(PermanentError):
     """This Redis cannot carry a yard; the message says what to change."""
+
+
+class NotPermitted(BrokerUnsuitable):
+    """The user of this Redis has not the right to do that; the message says which is missing."""
 
 
 class LoadFailed(PermanentError):

@@ -20,6 +20,14 @@ INTAKE_CLASSES: Final[tuple[IntakeClass, ...]] = get_args(IntakeClass)
 GROUP: Final = "coordinator"
 CONSUMER: Final = "leader"
 
+#: Fields of `info` in which scripts count what no process sees that could count it: what `submit`
+#: refuses, and what is cancelled. The leader takes the counts over when its metrics are read.
+COUNTED: Final = (
+    "count:QUEUE_FULL",
+    "count:DEADLINE_EXCEEDED",
+    *(f"count:cancelled:{name}" for name in PRIORITY_CLASSES),
+)
+
 #: Yards, clients and workers are named within these bounds, so that keys cannot be forged.
 NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 
@@ -128,6 +136,15 @@ class Keys:
     def attached(self, client: str) -> str:
         """Set: ids of the requests to cancel when that client's lease ends."""
         return self._key(f"attached:{client}")
+
+    def wishes(self, client: str) -> str:
+        """Set: ids of its requests that a client without the right to cancel wants cancelled."""
+        return self._key(f"wishes:{client}")
+
+    @property
+    def wishers(self) -> str:
+        """Stream of clients that have wishes, bounded; it wakes the leader."""
+        return self._key("wishers")
 
     @property
     def info(self) -> str:

@@ -77,6 +77,11 @@ class CoordinatorSettings:
     max_model_wait_s: float = 30.0
     reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
+    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         _check(self._faults())
@@ -100,6 +105,7 @@ class CoordinatorSettings:
         for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
+        yield from _faults_of_watching(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +166,11 @@ class WorkerSettings:
     simulated_load_s: float = 0.0
     #: Simulated engine only: name and hit count of a point at which the process kills itself.
     crash_point: str = ""
+    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         _check(self._faults())
@@ -192,6 +203,7 @@ class WorkerSettings:
         for name in ("grace_s", "spares", "sleepers", "leak_tolerance", "simulated_load_s"):
             if getattr(self, name) < 0:
                 yield f"{name}: must not be negative"
+        yield from _faults_of_watching(self)
 
     def _faults_of_models(self) -> Iterator[str]:
         if self.models and (self.model or self.model_name):
@@ -202,3 +214,10 @@ class WorkerSettings:
             yield "model: the vllm engine needs one (a folder or a Hugging Face name), or a file"
         if self.devices and len(self.devices) != self.slots:
             yield f"devices: {len(self.devices)} given for {self.slots} slots"
+
+
+def _faults_of_watching(settings: CoordinatorSettings | WorkerSettings) -> Iterator[str]:
+    if not 0 <= settings.metrics_port < 2**16:
+        yield "metrics_port: must be from 1 to 65535, or 0 for none"
+    if settings.otlp_endpoint and not settings.otlp_endpoint.startswith(("http://", "https://")):
+        yield "otlp_endpoint: must be an http:// or https:// URL"

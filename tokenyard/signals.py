@@ -8,9 +8,9 @@ workers that are in scope now. Errors of redis-py pass, for `tokenyard.connectio
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import redis
@@ -41,18 +41,29 @@ _POLL_S: Final = 0.1
 _LOST_RACES: Final = 100
 
 
+class Process(NamedTuple):
+    """The process of a worker, whatever its incarnation."""
+
+    name: str  # of the worker
+    host: str
+    pid: int
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A signal that was given.
 
-    ``ids`` are those of its control entries. Where a posture had what was ordered already, nothing
-    was written, and the id is that of the last change: whoever obeys that one obeys this too.
+    ``ids`` are those of its control entries. Where all was as ordered already, and nobody had
+    refused it, nothing was written, and the id is that of the last change: who obeys that one
+    obeys this.
     """
 
     order: Order
     ids: tuple[str, ...] = ()
     is_redundant: bool = False
     workers: tuple[str, ...] = ()  # DRAIN, STOP: who was told, with incarnation, as ``ids``
+    #: Their processes. One that is about to become another incarnation is meant all the same.
+    processes: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,7 @@ class Signals:
 
     def postures(self) -> Postures:
         """The postures of all scopes."""
-        return decode_postures(self._connection.hgetall(self._keys.posture))
+        return decode_postures(self._fields())
 
     def give(self, order: Order) -> Given:
         """Give a signal, whatever other operators do at the same time.
@@ -92,32 +103,37 @@ class Signals:
     def _change(self, order: Order) -> Given:
         """Change the posture of the order's scope, as it is when nobody comes between."""
         for _ in range(_LOST_RACES):
-            fields = self._connection.hgetall(self._keys.posture)
+            fields = self._fields()
             found = decode_postures(fields)
             posture = found.by_scope.get(order.scope, Posture())
             changed = after(posture, order)
-            if changed == posture:
+            if changed == posture and not self._is_refused(order, found.changed):
                 return Given(order, (found.changed,), is_redundant=True)
             seen = fields.get(order.scope.encode(), b"")
             if entry := self._scripts.signal(order, seen, changed):
                 return Given(order, (entry,))
         raise BrokerUnavailable(f"others change the posture of {order.scope} all the time")
 
+    def _is_refused(self, order: Order, entry: str) -> bool:
+        """Whether somebody could not obey the last change: told again, he tries again."""
+        return any(one.reason for one in self.holdouts(Given(order, (entry,))))
+
     def _command(self, order: Order) -> Given:
         """Tell the workers that are in scope now, each by its incarnation."""
-        verb, told = _VERBS[order.signal], {}
-        for worker, info in sorted(self._live().items()):
-            if _is_in_scope(info, order.scope):
-                command = Command(verb=verb, worker=worker, why=order.why)
-                told[worker] = self._scripts.command(command) or ""
-        return Given(order, tuple(told.values()), not told, tuple(told))
+        verb, ids, live = _VERBS[order.signal], [], self._live()
+        told = [one for one, info in sorted(live.items()) if _is_in_scope(info, order.scope)]
+        for worker in told:
+            command = Command(verb=verb, worker=worker, why=order.why)
+            ids.append(self._scripts.command(command) or "")
+        processes = tuple(_process(live[worker]) for worker in told)
+        return Given(order, tuple(ids), not told, tuple(told), processes)
 
     def holdouts(self, given: Given) -> list[Holdout]:
         """The workers that have yet to obey, of those that hold a lease."""
         live = self._live()
         answers = self._answers(given.ids)
         if given.order.signal in _VERBS:
-            waited_for = [worker for worker in given.workers if worker in live]
+            waited_for = [one for one, info in live.items() if _process(info) in given.processes]
         else:
             waited_for = [
                 worker
@@ -151,31 +167,39 @@ class Signals:
         Raises:
             posture.Invalid: it is not allowed now; nothing has changed.
         """
-        scope, until = model_scope(model), time.monotonic() + timeout_s
+        until = time.monotonic() + timeout_s
+        for order in self._reload_orders(model_scope(model), path, epoch, mode):
+            if left := self.wait(self.give(order), max(0.0, until - time.monotonic())):
+                return left
+        return []
+
+    def _reload_orders(self, scope: str, path: str, epoch: int, mode: PauseMode) -> Sequence[Order]:
+        """The steps of a reload; refused here is what would fail at a later one, or load nothing.
+
+        A scope that is paused is not paused again: who could not load other weights obeys nothing
+        until it is given some that it can.
+        """
         orders = (
             Order(signal="PAUSE", scope=scope, mode=mode, why="reload"),
             Order(signal="RELOAD_WEIGHTS", scope=scope, weights=path, why="reload"),
             Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=epoch, why="reload"),
             Order(signal="UNPAUSE", scope=scope, why="reload"),
         )
-        self._check_reload(orders)
-        for order in orders:
-            if left := self.wait(self.give(order), max(0.0, until - time.monotonic())):
-                return left
-        return []
-
-    def _check_reload(self, orders: tuple[Order, ...]) -> None:
-        """Refuse before the first step what would fail at a later one, or load nothing new."""
-        _, reload, epoch, _ = orders
-        posture = begun = self.postures().by_scope.get(reload.scope, Posture())
+        posture = begun = self.postures().by_scope.get(scope, Posture())
         for order in orders:
             posture = after(posture, order)
-        is_same = reload.weights and reload.weights == begun.weights
-        if is_same and begun.conduct == "RUNNING" and epoch.epoch != begun.epoch:
+        if begun.conduct != "RUNNING":
+            return orders[1:]
+        if path and path == begun.weights and epoch != begun.epoch:
             raise Invalid(
-                f"{reload.signal}: {reload.scope} has the weights at {reload.weights} already: "
+                f"RELOAD_WEIGHTS: {scope} has the weights at {path} already: "
                 "give each checkpoint a path of its own"
             )
+        return orders
+
+    def _fields(self) -> dict[bytes, bytes]:
+        fields: Any = self._connection.hgetall(self._keys.posture)
+        return dict(fields)
 
     def _live(self) -> dict[str, WorkerInfo]:
         """What the roster says of the workers that hold a lease."""
@@ -212,6 +236,10 @@ def _info(packed: bytes | None) -> WorkerInfo | None:
         return decode_worker(packed or b"")
     except msgspec.MsgspecError:
         return None
+
+
+def _process(info: WorkerInfo) -> Process:
+    return Process(info.name, info.host, info.pid)
 
 
 def _newest(live: Mapping[str, WorkerInfo]) -> dict[str, WorkerInfo]:

@@ -70,6 +70,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tally: Tally = Tally()  # about once a second
     last_error: str = ""  # why its process died the last time, or what its engine could not do
     last_error_ms: int = 0  # unix time of that
+    lease_ms: int = 0  # length of its lease
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -37,6 +37,9 @@ TEXTS: Final = {
     "simulated_step_s": "Simulated engine: seconds for each step; 0 is no limit.",
     "simulated_load_s": "Simulated engine: seconds that loading a model takes.",
     "crash_point": "Simulated engine, for tests: where the process kills itself.",
+    "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",
+    "metrics_host": "Address to show them at; 0.0.0.0 is all of this host's.",
+    "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; else as OTEL_* variables say.",
 }
 ABOUT: Final = """Run this host's workers, one process for each slot.
 

@@ -6,7 +6,7 @@ asked again whenever something has changed, so no step needs to know of the one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.models import ModelSpec
@@ -67,15 +67,19 @@ class Rules:
 
 
 def next_steps(
-    members: Sequence[Pooled], goals: Mapping[int, Goal | None], rules: Rules
+    members: Sequence[Pooled],
+    goals: Mapping[int, Goal | None],
+    rules: Rules,
+    suspended: Collection[int] = (),
 ) -> list[Step]:
-    """The next steps on all devices."""
-    host = _Host(members, goals, rules)
+    """The next steps on all devices; those that are ``suspended`` are let go of for a while."""
+    host = _Host(members, goals, rules, suspended)
     steps: list[Step] = []
     for device in goals:
         steps += host.clear(device)
     for goal in dict.fromkeys(goal for goal in goals.values() if goal):
         steps += host.take_up(goal)
+    steps += host.end_closed()
     return steps or host.replace_leaking()
 
 
@@ -83,10 +87,15 @@ class _Host:
     """The processes of a host, by device."""
 
     def __init__(
-        self, members: Sequence[Pooled], goals: Mapping[int, Goal | None], rules: Rules
+        self,
+        members: Sequence[Pooled],
+        goals: Mapping[int, Goal | None],
+        rules: Rules,
+        suspended: Collection[int],
     ) -> None:
         self._goals = goals
         self._rules = rules
+        self._suspended = suspended
         self._on: dict[int, list[Pooled]] = {device: [] for device in goals}
         for member in members:
             self._on[member.device].append(member)
@@ -95,12 +104,15 @@ class _Host:
         """Release what the device holds and should not."""
         goal = self._goals[device]
         for holder in self._holders(device):
-            if goal and fits(holder, goal) and not self._must_end(holder):
+            if goal and fits(holder, goal) and not self._must_go(holder):
                 continue
             if holder.state is State.READY:
                 yield Release(holder)
             elif holder.state is State.DRAINED or holder.is_overdue:
                 yield self._end(holder, goal)
+
+    def _must_go(self, holder: Pooled) -> bool:
+        return holder.device in self._suspended or self._must_end(holder)
 
     def _must_end(self, holder: Pooled) -> bool:
         """Whether it, or another one of its group, is to end."""
@@ -115,7 +127,7 @@ class _Host:
 
     def take_up(self, goal: Goal) -> Iterable[Step]:
         """Bring a goal about, once its devices are free."""
-        if any(self._holders(device) for device in goal.devices):
+        if any(self._holders(device) or device in self._suspended for device in goal.devices):
             return
         members = {device: self._choose(device, goal) for device in goal.devices}
         chosen = [member for member in members.values() if member is not None]
@@ -130,6 +142,13 @@ class _Host:
         members = self._on[device]
         if members and all(member.state is State.ASLEEP for member in members):
             yield GiveWay(min(members, key=lambda one: one.since), sleeps=False)
+
+    def end_closed(self) -> Iterable[Step]:
+        """Processes that none is to follow, and that nobody needs."""
+        for members in self._on.values():
+            for member in members:
+                if member.is_last and member.process is not None and not member.is_awake:
+                    yield Replace(member)
 
     def replace_leaking(self) -> list[Step]:
         """Processes with a leak that nobody needs at this moment."""
@@ -162,6 +181,8 @@ class _Host:
         spec = holder.spec
         if holder.sleep_level:
             return True
+        if goal and spec is goal.spec and holder.device in self._suspended:
+            return not holder.group
         if spec is None or not spec.sleep_level or holder.group or goal is None:
             return False
         others = [member for member in self._on[holder.device] if member is not holder]

@@ -1,4 +1,4 @@
-"""What is done to an engine beside giving it requests: sleep, wake, reset, profile."""
+"""What is done to an engine beside giving it requests: sleep, wake, reset, profile, reload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from worker.engines import Backend, Engine, Unsupported
-from worker.messages import Asleep, Done, Profile, Ready, Refusal, Reset, Sleep, ToController, Wake
+from worker.messages import (
+    Asleep,
+    Done,
+    Profile,
+    Ready,
+    Refusal,
+    Reload,
+    Reset,
+    Sleep,
+    ToController,
+    Wake,
+)
 
 
 class Care:
@@ -20,7 +31,7 @@ class Care:
         self._backend = backend
         self._tell = tell
 
-    def __call__(self, command: Sleep | Wake | Reset | Profile) -> None:
+    def __call__(self, command: Sleep | Wake | Reset | Profile | Reload) -> None:
         """Do it and tell the controller; what the engine cannot do leaves all as it was."""
         began = time.perf_counter()
         try:
@@ -38,7 +49,7 @@ class Care:
         else:
             self._tell(Done(command))
 
-    def _do(self, command: Sleep | Wake | Reset | Profile) -> None:
+    def _do(self, command: Sleep | Wake | Reset | Profile | Reload) -> None:
         match command:
             case Sleep(level):
                 self._engine.sleep(level)
@@ -48,3 +59,5 @@ class Care:
                 self._engine.reset()
             case Profile(start):
                 self._engine.profile(start=start)
+            case Reload(path):
+                self._engine.reload(path)

@@ -12,23 +12,29 @@ import queue
 import signal
 import threading
 import time
+from typing import Any
 
 import redis
 
 from tokenyard.commands import Acknowledgement, Command
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
+from tokenyard.metrics import Endpoint
+from tokenyard.posture import Order, Postures, decode_postures
 from tokenyard.scripts import Scripts, Why
 from tokenyard.settings import WorkerSettings
+from tokenyard.tracing import Tracer
 from tokenyard.worker_info import WorkerInfo
 from worker.allocation import Goal, fits
 from worker.catalog import HostEntry, read_catalog
 from worker.command_reader import CommandReader
+from worker.conductor import Conductor
 from worker.membership import Membership
-from worker.messages import Done, Fenced, Profile, Reset, Serve, ToController
+from worker.messages import Beat, Done, Fenced, Paused, Refusal, Serve, Surplus, ToController
+from worker.metrics import HostMetrics
 from worker.orders import Orders
 from worker.pool import Pool
-from worker.pooled import Pooled, State
+from worker.pooled import Pooled
 from worker.roster_entry import roster_entry
 
 log = logging.getLogger("tokenyard.worker.controller")
@@ -41,35 +47,47 @@ class Controller:
         self._settings = settings
         self._catalog = read_catalog(settings)
         self._connection = open_connection(settings.redis_url, retries=0)
-        keys = Keys(settings.yard)
+        self._keys = keys = Keys(settings.yard)
         self._scripts = Scripts(self._connection, keys)
         self._host = HostEntry(settings, self._catalog)
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._commands: queue.SimpleQueue[tuple[str, Command]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[str, Command | Order] | None] = queue.SimpleQueue()
         self._membership = Membership(self._scripts, settings.lease_ms, self._lose)
         timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
         listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
-        self._reader = CommandReader(listening, keys, self._take_in, settings.block_ms)
+        self._reader = CommandReader(
+            listening, keys, self._take_in, lambda: self._put(None), settings.block_ms
+        )
         self._pool = Pool(settings, self)
         self._orders = Orders(self._pool, self._catalog, self._acknowledge)
+        self._conductor = Conductor(self._pool, self._read_postures, self._acknowledge)
+        Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
         self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
+        names = [member.name for member in self._pool.members]
+        self._metrics = HostMetrics(names, self._catalog.keys())
+        self._endpoint: Endpoint | None = None
+        if settings.metrics_port:
+            self._endpoint = Endpoint(self._metrics, settings.metrics_host, settings.metrics_port)
         self._signals = 0
 
     def run(self) -> int:
-        """Work until SIGTERM or SIGINT, or `stop`; the exit status.
+        """Work until SIGTERM or SIGINT, or `stop`, or until all processes are closed for good.
 
-        The first signal drains for at most ``grace_s``; the second stops at once.
+        The exit status is given. The first signal drains for at most ``grace_s``; the second stops
+        at once.
         """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self.stop())
         self._start()
-        while not self._signals:
+        while not self._signals and not self._pool.is_closed:
             self.run_once()
         self._pool.drain(lambda: self._signals > 1)
         self._reader.stop()
         self._pool.stop()
         self._membership.stop()
+        if self._endpoint:
+            self._endpoint.stop()
         self._connection.close()
         return 0
 
@@ -79,7 +97,10 @@ class Controller:
         self._pool.bell.ring()
 
     def _start(self) -> None:
+        if self._endpoint:
+            self._endpoint.start()
         self._pool.start()
+        self._conductor.look()
         self._membership.publish(self._host.info)
         self._membership.start()
         self._reader.start()
@@ -89,16 +110,17 @@ class Controller:
                 self._pool.aim(spec, [device])
 
     def run_once(self) -> None:
-        """One turn: give places in the yard, obey, and let the pool take its turn."""
-        self._join_all()
+        """One turn: obey, give places in the yard, and let the pool take its turn."""
         self._obey_all()
+        self._join_all()
+        self._lead_all()
         self._pool.run_once()
         self._count_all()
 
     # Places in the yard
 
     def _join_all(self) -> None:
-        """Give every process without a place in the yard a place, and a ready one its lane.
+        """Give every process without a place in the yard a place.
 
         One that cannot stay alive has a place too, so that everybody sees that it has failed.
         """
@@ -106,15 +128,42 @@ class Controller:
             self._leave_behind(self._lost.get())
         for member in self._pool.members:
             is_shown = member.process is not None or member.is_in_crash_loop
-            if member.worker or not is_shown:
+            if (member.worker and not member.is_spent) or not is_shown:
                 continue
-            try:
-                member.worker = self._membership.join(self._entry(member))
-            except redis.RedisError as fault:
-                log.warning("%s cannot join: %s", member.name, fault)
+            if not self._join(member, "it was paused"):
                 return
-            if member.state is State.READY:
+
+    def _join(self, member: Pooled, why_anew: str) -> bool:
+        """Join the yard, as somebody else where it has a place; whether that could be done.
+
+        The old place is left afterwards: a signal may wait for all workers, so none may be missing
+        for a moment. Whoever joins finds itself in the right posture.
+        """
+        before = member.worker
+        try:
+            self._conductor.read()
+            self._conductor.lead(member)
+            member.become(self._membership.join(self._entry(member)))
+        except redis.RedisError as fault:
+            log.warning("%s cannot join: %s", member.name, fault)
+            return False
+        member.is_spent = False
+        if before:
+            self._leave_as(before, "left", why_anew)
+        return True
+
+    def _lead_all(self) -> None:
+        """Have every process do what operators want, and give those that may serve their lane."""
+        self._conductor.look()
+        for member in self._pool.members:
+            if self._conductor.lead(member) and member.worker:
+                self._membership.show(member.worker, self._entry(member))
+            is_new = member.worker != member.served
+            if member.worker and is_new and self._conductor.may_serve(member):
+                member.served = member.worker
                 member.send(Serve(member.worker))
+        self._pool.suspended = self._conductor.suspended()
+        self._pool.weights = self._conductor.weights()
 
     def _count_all(self) -> None:
         """Show how the workers get on."""
@@ -128,7 +177,7 @@ class Controller:
             if member.worker == worker:
                 log.warning("%s was fenced; joins anew", worker)
                 self._membership.forget(worker)
-                member.worker = ""
+                member.become("")
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
@@ -145,13 +194,16 @@ class Controller:
         return [mate.name for mate in sorted(mates, key=lambda m: m.group.rank if m.group else 0)]
 
     def _leave(self, member: Pooled, why: Why, reason: str = "") -> None:
-        if not member.worker:
-            return
+        if member.worker:
+            self._leave_as(member.worker, why, reason)
+        member.become("")
+        member.is_spent = False
+
+    def _leave_as(self, worker: str, why: Why, reason: str) -> None:
         try:
-            self._membership.leave(member.worker, why, reason)
+            self._membership.leave(worker, why, reason)
         except redis.RedisError as fault:
-            log.warning("%s: its lease has to run out: %s", member.worker, fault)
-        member.worker = ""
+            log.warning("%s: its lease has to run out: %s", worker, fault)
 
     # What the pool tells (worker.pool.Owner)
 
@@ -159,13 +211,12 @@ class Controller:
         """It has come into another state."""
         if member.worker:
             self._membership.show(member.worker, self._entry(member))
+        self._metrics.changed(member)
         self._orders.changed(member)
 
     def serves(self, member: Pooled) -> None:
-        """Its engine is up: it gets its lane."""
+        """Its engine is up; it gets its lane when it does what operators want."""
         self._note_load(member)
-        if member.worker:
-            member.send(Serve(member.worker))
         self.changed(member)
         goal = self._pool.goals[member.device]
         if goal and fits(member, goal):
@@ -178,7 +229,9 @@ class Controller:
 
     def gives_way(self, member: Pooled) -> None:
         """It leaves the yard as who it was: an incarnation serves one model at most."""
-        self._leave(member, "left", "its model gives way")
+        why = "its model gives way"
+        if member.worker and not self._join(member, why):
+            self._leave(member, "left", why)
         goal = self._pool.goals[member.device]
         if goal and goal.spec is not member.spec and member.is_awake:
             self._swapped_ms[member.device] = int(time.time() * 1000)
@@ -186,6 +239,7 @@ class Controller:
     def died(self, member: Pooled, why: Why, reason: str) -> None:
         """Its lane is given up at once."""
         self._leave(member, why, reason)
+        self._metrics.ended(member, why)
         member.note_error("" if why == "left" else reason)
         self._orders.died(member, reason)
 
@@ -203,20 +257,43 @@ class Controller:
     def heard(self, member: Pooled, message: ToController) -> None:
         """News from a worker."""
         match message:
+            case Beat():
+                self._metrics.heard(member, message)
             case Fenced(worker):
                 self._leave_behind(worker)
-            case Done(errand) if isinstance(errand, Reset | Profile):
+            case Surplus(worker) if worker == member.worker:
+                member.is_spent = True
+            case Paused(mode):
+                member.bearing.rests(mode)
+            case Done(errand) if not member.bearing.has_done(errand):
                 self._orders.done(member)
+            case Refusal(reason, errand):
+                log.error("%s: %s", member.name, reason)
+                if errand is None or not member.bearing.cannot(errand, reason):
+                    self._orders.refused(member, reason)
 
-    # Commands
+    # Commands and signals
 
-    def _take_in(self, entry: str, command: Command) -> None:
-        self._commands.put((entry, command))
+    def _take_in(self, entry: str, said: Command | Order) -> None:
+        self._put((entry, said))
+
+    def _put(self, said: tuple[str, Command | Order] | None) -> None:
+        self._said.put(said)
         self._pool.bell.ring()
 
     def _obey_all(self) -> None:
-        while not self._commands.empty():
-            self._orders.obey(*self._commands.get())
+        while not self._said.empty():
+            match self._said.get():
+                case None:
+                    self._conductor.mark_stale()
+                case entry, Order() as order:
+                    self._conductor.heed(entry, order)
+                case entry, Command() as command:
+                    self._orders.obey(entry, command)
+
+    def _read_postures(self) -> Postures:
+        fields: Any = self._connection.hgetall(self._keys.posture)
+        return decode_postures(fields)
 
     def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
         try:

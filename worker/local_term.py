@@ -20,6 +20,7 @@ class PipeTerm:
     worker = LOCAL
     clock_ms = 0.0
     attempts = 0
+    epoch: int | None = None
 
     def __init__(self, info: EngineInfo, tell: Callable[[Made], None]) -> None:
         self.runs: dict[str, Run] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenyard.errors import Code, InvalidRequest
+from tokenyard.posture import PauseMode
 from tokenyard.wire import Assignment
 from worker.engines import Engine, Faulted
 from worker.messages import (
@@ -18,15 +19,20 @@ from worker.messages import (
     Drain,
     Drained,
     Fenced,
+    Pause,
+    Paused,
     Profile,
+    Reload,
     Reset,
     Serve,
     SetEpoch,
     Sleep,
     Stop,
+    Surplus,
     ToController,
     ToProcess,
     Unload,
+    Unpause,
     Wake,
 )
 from worker.outcomes import Expired, Outcome, Run
@@ -64,10 +70,14 @@ class LeaseLost:
 
 
 Item = Delivery | Stale | LeaseLost | ToProcess
+Care = Sleep | Wake | Reset | Profile | Reload
 
 
 class Term(Protocol):
     """One incarnation's time in office: where its work comes from, and its right to publish."""
+
+    #: The generation epoch in which the events are made that come now.
+    epoch: int | None
 
     @property
     def worker(self) -> str:
@@ -105,7 +115,7 @@ class Terms(Protocol):
 class Caretaker(Protocol):
     """What is done to an engine beside giving it requests."""
 
-    def __call__(self, command: Sleep | Wake | Reset | Profile) -> None:
+    def __call__(self, command: Care) -> None:
         """Do it and tell the controller."""
 
 
@@ -132,6 +142,9 @@ class EngineLoop:
         self._term: Term | None = None
         self._deadlines: list[tuple[float, str]] = []  # heap of unix ms by our clock, lane entry
         self._draining = False
+        self._pause: PauseMode | None = None
+        self._is_at_rest = False  # paused, and nothing runs
+        self._held: dict[str, Assignment] = {}  # what came in since it was paused, by lane entry
         self._is_over = False
 
     @property
@@ -142,9 +155,9 @@ class EngineLoop:
 
     @property
     def unfinished(self) -> int:
-        """Requests that have been taken and not yet been answered."""
+        """Requests that have been taken, not yet been answered, and are not to wait."""
         term = self._term
-        return len(term.runs) if term else 0
+        return len(term.runs) if term and not self._is_at_rest else 0
 
     def run(self) -> None:
         """Work until the model has to go."""
@@ -156,18 +169,25 @@ class EngineLoop:
         """One turn: take what came in, step the engine, give the events away."""
         self._take_all()
         self._expire()
-        if self._engine.has_unfinished:
+        if self._may_step:
             self._give(self._engine.step())
             self.steps += 1
         elif self._draining and not self.unfinished and self.inbox.empty():
             self._draining = False
             self._tell(Drained())
+        elif self._pause == "wait" and not self._is_at_rest and self.unfinished <= len(self._held):
+            self._rest()
+
+    @property
+    def _may_step(self) -> bool:
+        return self._engine.has_unfinished and self._pause != "keep"
 
     def _take_all(self) -> None:
         """Everything in the inbox; waits for it only where the engine has nothing to do."""
-        wait_s = DRAINING_WAIT_S if self._draining else IDLE_WAIT_S
+        is_ending = self._draining or (self._pause == "wait" and not self._is_at_rest)
+        wait_s = DRAINING_WAIT_S if is_ending else IDLE_WAIT_S
         try:
-            self._take(self.inbox.get(block=not self._engine.has_unfinished, timeout=wait_s))
+            self._take(self.inbox.get(block=not self._may_step, timeout=wait_s))
             while True:
                 self._take(self.inbox.get_nowait())
         except queue.Empty:
@@ -180,6 +200,7 @@ class EngineLoop:
             case Stale(worker, entry):
                 if self._term and self._is_current(worker):
                     self._term.runs.pop(entry, None)
+                    self._held.pop(entry, None)
                     self._engine.abort([entry])
             case LeaseLost(worker):
                 if self._is_current(worker):
@@ -188,13 +209,13 @@ class EngineLoop:
             case Serve(worker):
                 self._end_term()
                 self._term = self._terms(worker, self)
+                self._term.epoch = self.epoch
                 self._term.start()
             case Drain():
                 self._draining = True
-            case SetEpoch(epoch):
-                self.epoch = epoch
-                self._tell(Done(SetEpoch(epoch)))
-            case Sleep() | Wake() | Reset() | Profile():
+            case SetEpoch() | Pause() | Unpause():
+                self._conduct(item)
+            case Sleep() | Wake() | Reset() | Profile() | Reload():
                 self._tend(item)
             case Unload() | Stop():
                 self._is_over = True
@@ -202,11 +223,63 @@ class EngineLoop:
             case _:
                 log.error("%s makes no sense while a model is held", item)
 
-    def _tend(self, command: Sleep | Wake | Reset | Profile) -> None:
+    def _tend(self, command: Care) -> None:
         if isinstance(command, Sleep):
             self._draining = False
             self._end_term()
         self._care(command)
+
+    # Conduct
+
+    def _conduct(self, command: SetEpoch | Pause | Unpause) -> None:
+        match command:
+            case Pause(mode):
+                self._begin_pause(mode)
+                return
+            case Unpause():
+                self._go_on()
+            case SetEpoch(epoch):
+                self.epoch = epoch
+                if self._term:
+                    self._term.epoch = epoch
+        self._tell(Done(command))
+
+    def _begin_pause(self, mode: PauseMode) -> None:
+        """What has not been begun will not be; what runs is dropped, finished or kept."""
+        self._pause, self._is_at_rest = mode, False
+        if mode == "abort" and self._term and self._term.runs:
+            self._give_up_lane()
+        if mode != "wait":
+            self._rest()
+
+    def _rest(self) -> None:
+        """Nothing runs, and nothing will before it is told to go on."""
+        self._is_at_rest = True
+        if self._pause:
+            self._tell(Paused(self._pause))
+        if self._held:
+            self._shun()
+
+    def _shun(self) -> None:
+        """What cannot be kept must be another worker's, or another incarnation's."""
+        if self._is_at_rest and self._pause != "keep":
+            self._give_up_lane()
+
+    def _give_up_lane(self) -> None:
+        if self._term:
+            worker = self._term.worker
+            self._end_term()
+            self._tell(Surplus(worker))
+
+    def _go_on(self) -> None:
+        self._pause, self._is_at_rest = None, False
+        held, self._held = self._held, {}
+        for entry, assignment in held.items():
+            if self._term:
+                self._term.runs[entry] = Run(assignment, time.monotonic(), self.epoch)
+                self._begin(assignment)
+
+    # Requests
 
     def _is_current(self, worker: str) -> bool:
         return self._term is not None and self._term.worker == worker
@@ -216,8 +289,15 @@ class EngineLoop:
         if term is None or term.worker != delivery.worker:
             return
         assignment = delivery.assignment
-        term.runs[assignment.entry] = Run(assignment, time.monotonic())
+        term.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
         self._note_deadline(term, assignment)
+        if self._pause:
+            self._held[assignment.entry] = assignment
+            self._shun()
+        else:
+            self._begin(assignment)
+
+    def _begin(self, assignment: Assignment) -> None:
         try:
             if assignment.fault:
                 raise InvalidRequest("request", assignment.fault)
@@ -243,6 +323,7 @@ class EngineLoop:
         while self._deadlines and self._deadlines[0][0] <= time.time() * 1000:
             _, entry = heapq.heappop(self._deadlines)
             if self._term and entry in self._term.runs:
+                self._held.pop(entry, None)
                 made = self._engine.take_out(entry)
                 has_begun = made is not None and any(one.tokens for one in made.choices)
                 where = "running" if has_begun else "on the worker's lane"
@@ -256,6 +337,7 @@ class EngineLoop:
         """Drop what the current incarnation holds: it is another's to finish."""
         term, self._term = self._term, None
         self._deadlines.clear()
+        self._held.clear()
         if term is None:
             return
         term.end()

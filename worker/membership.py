@@ -65,7 +65,7 @@ class Membership:
 
     def join(self, entry: WorkerInfo) -> str:
         """Register a worker; its name with incarnation. Raises `redis.RedisError`."""
-        worker = self._scripts.register(entry.name, self._lease_ms, encode_worker(entry))
+        worker = self._scripts.register(entry.name, self._lease_ms, self._packed(entry))
         with self._lock:
             self._entries[worker] = entry
         log.info("%s joins", worker)
@@ -108,7 +108,7 @@ class Membership:
         with self._lock:
             entries, host = list(self._entries.items()), self._host
             self._is_counted = False
-        packed = [(worker, encode_worker(entry)) for worker, entry in entries]
+        packed = [(worker, self._packed(entry)) for worker, entry in entries]
         codes = self._scripts.renew(self._lease_ms, packed) if packed else []
         for (worker, _), code in zip(entries, codes, strict=True):
             if code is Renewed.LOST:
@@ -118,6 +118,9 @@ class Membership:
             # A server without memory refuses this; the leases come first.
             with contextlib.suppress(redis.exceptions.OutOfMemoryError):
                 self._scripts.publish_host(host)
+
+    def _packed(self, entry: WorkerInfo) -> bytes:
+        return encode_worker(msgspec.structs.replace(entry, lease_ms=self._lease_ms))
 
     def _run(self) -> None:
         backoff, failures = ExponentialWithJitterBackoff(cap=1.0, base=0.05), 0

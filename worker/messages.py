@@ -9,16 +9,21 @@ from tokenyard.posture import PauseMode
 from tokenyard.replies import Reply
 from tokenyard.wire import Assignment
 from tokenyard.worker_info import Tally
+from worker.counts import Counts
 from worker.engines import EngineInfo, Group, Memory
 from worker.models import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To a warm process: make an engine for this model; with ``group`` as its leader."""
+    """To a warm process: make an engine for this model; with ``group`` as its leader.
+
+    ``weights`` is the path of a checkpoint that stands in for the model's own, "" for its own.
+    """
 
     spec: ModelSpec
     group: Group | None = None
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,24 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """One of an engine's own metrics: values by name and labels, as Prometheus has them."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Sequence[tuple[str, tuple[tuple[str, str], ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine measures of itself since it was made; ``engine`` is its number."""
+
+    engine: int
+    metrics: Sequence[Measured]
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """To the controller, once a second: how far it came, whether work waits, what it has done."""
 
@@ -176,11 +199,20 @@ class Beat:
     unfinished: int
     tally: Tally = field(default_factory=Tally)
     error: str = ""  # what the engine could not do the last time
+    counts: Counts | None = None  # where somebody reads metrics
+    stats: EngineStats | None = None  # likewise, while an engine has any
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
     """To the controller: ``worker`` has lost its lease; nothing of it can be published."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surplus:
+    """To the controller: ``worker`` was given what it may not begin, and has let go of its lane."""
 
     worker: str
 
@@ -208,5 +240,16 @@ ToProcess = (
     Load | Attach | Serve | Drain | Unload | Sleep | Wake | Pause | Errand | Give | Abort | Stop
 )
 ToController = (
-    Warm | Ready | Asleep | Done | Refusal | Paused | Beat | Fenced | Drained | Failed | Made
+    Warm
+    | Ready
+    | Asleep
+    | Done
+    | Refusal
+    | Paused
+    | Surplus
+    | Beat
+    | Fenced
+    | Drained
+    | Failed
+    | Made
 )

@@ -17,6 +17,10 @@ log = logging.getLogger("tokenyard.worker.control")
 
 #: By the state that a process comes into: what it has obeyed by that.
 _OBEYED: dict[State, Verb] = {State.WARM: "unload", State.ASLEEP: "sleep"}
+#: What a suspended device does not do.
+_OF_MODELS: frozenset[Verb] = frozenset({"load", "unload", "sleep", "wake"})
+#: What the end of a process obeys.
+_ENDS: frozenset[Verb] = frozenset({"drain", "stop"})
 
 
 class Impossible(Exception):
@@ -48,9 +52,14 @@ class Orders:
         self._pending: list[Pending] = []
 
     def obey(self, entry: str, command: Command) -> None:
-        """Begin what is commanded, if it is meant for a worker of this host."""
+        """Begin what is commanded, if it is meant for a worker of this host.
+
+        What ends a process means it under whatever incarnation: it may have become another since
+        the command was given.
+        """
         for member in self._pool.members:
-            if member.worker == command.worker:
+            is_former = command.verb in _ENDS and command.worker in member.former
+            if member.worker == command.worker or is_former:
                 log.info("%s: %s %s: %s", command.worker, command.verb, command.model, command.why)
                 self._begin(entry, command, member)
 
@@ -68,6 +77,8 @@ class Orders:
 
     def _do(self, command: Command, member: Pooled) -> Goal | str | None:
         """Whom the command now waits for; None where it has been obeyed already."""
+        if command.verb in _OF_MODELS and member.device in self._pool.suspended:
+            raise Impossible("it is suspended; RESUME it first")
         match command.verb:
             case "load":
                 return self._load(command, member)
@@ -79,9 +90,9 @@ class Orders:
                 return self._sleep(command, member)
             case "reset" | "profile":
                 return self._tell(command, member)
-            case "stop":
-                self._pool.recycle(member)
-                return member.name
+            case "drain" | "stop":
+                self._pool.close(member, at_once=command.verb == "stop")
+                return member.name if member.process else None
 
     def _load(self, command: Command, member: Pooled) -> Goal | None:
         spec = self._catalog.get(command.model)
@@ -98,6 +109,8 @@ class Orders:
         different = set(devices) & self._pool.goals.keys()
         if not len(devices) == len(different) == spec.ranks:
             raise Impossible(f"{spec.name} takes {spec.ranks} of this host's {count} devices")
+        if different & self._pool.closed:
+            raise Impossible(f"of the devices {devices} some are closed for good")
         return devices
 
     def _aim(self, spec: ModelSpec, devices: list[int]) -> Goal | None:
@@ -184,7 +197,7 @@ class Orders:
 
     def died(self, member: Pooled, reason: str) -> None:
         """A process has ended, which is what some were told to do."""
-        self._settle(lambda one: one.whom == member.name and one.verb == "stop")
+        self._settle(lambda one: one.whom == member.name and one.verb in _ENDS)
         self._settle(lambda one: one.whom == member.name, f"the process died: {reason}")
 
     def _settle_next(self, member: Pooled, verbs: set[Verb], reason: str = "") -> None:

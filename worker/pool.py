@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Protocol
@@ -53,6 +53,8 @@ log = logging.getLogger("tokenyard.worker.pool")
 TICK_S = 0.5
 #: Time for a process that was told to stop to do so before it is killed.
 STOP_S = 5.0
+#: At which suspended engines sleep: they come back as they were, with whatever weights they had.
+SUSPENDED_LEVEL = 1
 
 
 class Owner(Protocol):
@@ -86,6 +88,12 @@ class Pool:
     def __init__(self, settings: WorkerSettings, owner: Owner) -> None:
         self.members = _members(settings)
         self.goals: dict[int, Goal | None] = dict.fromkeys(range(settings.slots))
+        #: Devices that are let go of for a while: what they held sleeps, or is loaded again.
+        self.suspended: Collection[int] = frozenset()
+        #: By model: the path of a checkpoint that stands in for its own.
+        self.weights: Mapping[str, str] = {}
+        #: Devices that are never taken up again.
+        self.closed: set[int] = set()
         #: Interrupts the wait for the processes.
         self.bell = Bell()
         self._settings = settings
@@ -104,6 +112,11 @@ class Pool:
         """Prepare the host; `run_once` starts the processes."""
         self._folder = tempfile.TemporaryDirectory(prefix="tokenyard-")
         preload(prepare_host(self._settings))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether all processes have ended for good."""
+        return all(member.state is State.STOPPED for member in self.members)
 
     def run_once(self) -> None:
         """One turn: start what is due, move on, hear what happened."""
@@ -140,10 +153,36 @@ class Pool:
         member.is_doomed = True
         self.bell.ring()
 
+    def close(self, member: Pooled, *, at_once: bool = False) -> None:
+        """End its process for good: at once, or when it has finished what it has.
+
+        With a process that takes up its device, or is the last one there, the device is closed.
+        """
+        leaving = [member]
+        mates = [one for one in self.members if one.device == member.device]
+        if member.is_awake or all(one is member or one.is_last for one in mates):
+            self.aim(None, [member.device])
+            self.closed.add(member.device)
+            leaving = mates
+        for one in leaving:
+            one.is_last = True
+            self.recycle(one)
+            if one.process is None:
+                self._close_without_process(one)
+        if at_once and member.process is not None:
+            member.replace()
+
+    def _close_without_process(self, member: Pooled) -> None:
+        self._owner.died(member, "left", "it is closed")
+        member.stopped()
+        self._owner.changed(member)
+
     def give_way(self, member: Pooled, *, sleeps: bool = False) -> None:
         """Let go of its model, or of the device only; what is still running goes back."""
         self._owner.gives_way(member)
         level = member.sleep_level or (member.spec.sleep_level if member.spec else 0)
+        if level and member.device in self.suspended:
+            level = SUSPENDED_LEVEL
         if sleeps and level:
             member.fall_asleep(level)
         else:
@@ -159,7 +198,7 @@ class Pool:
         """Take the next steps towards the goals, but for models that have just failed to load."""
         now = time.monotonic()
         self._retry_at = {device: at for device, at in self._retry_at.items() if at > now}
-        for step in next_steps(self.members, self.goals, self._rules):
+        for step in next_steps(self.members, self.goals, self._rules, self.suspended):
             if not (isinstance(step, TakeUp) and self._retry_at.keys() & step.goal.devices):
                 self._take(step)
 
@@ -186,7 +225,7 @@ class Pool:
         elif followers:
             self._form(leader, followers, goal)
         else:
-            leader.load(goal.spec)
+            leader.load(goal.spec, weights=self.weights.get(goal.spec.name, ""))
         for member in members:
             self._owner.changed(member)
 
@@ -196,7 +235,8 @@ class Pool:
         address = str(Path(self._folder.name) / f"group-{next(self._groups)}")
         for rank, member in enumerate(followers, start=1):
             member.attach(goal.spec, Group(address, rank, goal.devices))
-        leader.load(goal.spec, Group(address, 0, goal.devices))
+        group = Group(address, 0, goal.devices)
+        leader.load(goal.spec, group, self.weights.get(goal.spec.name, ""))
 
     # Processes
 
@@ -239,10 +279,11 @@ class Pool:
             case Asleep():
                 member.asleep(message)
                 self._owner.changed(member)
-            case Refusal(reason):
+            case Refusal(reason, None):
                 self._refused(member, reason)
             case Beat():
                 member.note_beat(message)
+                self._owner.heard(member, message)
             case Drained():
                 member.drained()
             case Failed(reason):
@@ -293,8 +334,11 @@ class Pool:
         self._owner.died(member, why, reason)
         self._end_group(member, why, reason)
         member.bury()
-        pause = max(0.0, member.start_at - time.monotonic())
-        log.warning("%s: process died (%s); next in %.1f s", member.name, reason, pause)
+        if member.state is State.STOPPED:
+            log.info("%s: process has ended for good (%s)", member.name, reason)
+        else:
+            pause = max(0.0, member.start_at - time.monotonic())
+            log.warning("%s: process died (%s); next in %.1f s", member.name, reason, pause)
         self._owner.changed(member)
         if was_loading and goal and why == "crashed":
             self._give_up(goal, f"the process died while it loaded: {reason}")

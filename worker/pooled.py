@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,6 +24,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
 from tokenyard.worker_info import Tally
+from worker.conduct import Bearing
 from worker.engines import EngineInfo, Group, Memory
 from worker.messages import (
     Asleep,
@@ -45,6 +47,8 @@ log = logging.getLogger("tokenyard.worker.pool")
 
 #: A process that lived so long before it died starts the count of failures anew.
 HEALTHY_S = 60.0
+#: So many incarnations of a process are remembered; a command is obeyed within a turn or so.
+MOST_FORMER = 100
 #: So many deaths in a row are a crash loop: it is shown as failed while the longest pause lasts.
 CRASH_LOOP = 5
 #: What multiprocessing says of a process whose fork-server cannot say any more how it ended.
@@ -100,6 +104,10 @@ class Pooled:
         self.device = device
         self.state = State.DOWN
         self.worker = ""  # its name in the yard, with incarnation, while it has one
+        self.former: deque[str] = deque(maxlen=MOST_FORMER)  # those of its process before that
+        self.served = ""  # the incarnation whose lane it has been told to consume
+        self.is_spent = False  # that incarnation has let go of its lane, and has to leave
+        self.bearing = Bearing()  # what it does of what operators want
         self.spec: ModelSpec | None = None  # what it holds, or is about to
         self.group: Group | None = None
         self.engine: EngineInfo | None = None
@@ -114,6 +122,7 @@ class Pooled:
         self.end: Why | None = None  # how its end counts where that is known better
         self.sleep_level = 0  # at which it is to sleep when it gives way; 0: as its model says
         self.is_doomed = False  # its process is to end once it has nothing to do
+        self.is_last = False  # no process is to follow this one
         self.tally = Tally()  # what it has published under its present name
         self.last_error = ""  # why its process died the last time, or what its engine could not do
         self.last_error_ms = 0  # unix time of that
@@ -155,10 +164,10 @@ class Pooled:
         finally:
             theirs.close()
 
-    def load(self, spec: ModelSpec, group: Group | None = None) -> None:
-        """Make an engine; as the leader of a group where one is given."""
+    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> None:
+        """Make an engine, of these weights; as the leader of a group where one is given."""
         self.spec, self.group = spec, group
-        self.send(Load(spec, group))
+        self.send(Load(spec, group, weights))
         self._enter(State.LOADING)
 
     def attach(self, spec: ModelSpec, group: Group) -> None:
@@ -218,6 +227,7 @@ class Pooled:
         self.memory, self.phases_s = message.memory, message.phases_s
         self.baseline = self.baseline or message.memory
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
+        self.bearing, self.served = Bearing(), ""
         self.tally = Tally()
         self._enter(State.WARM)
 
@@ -225,12 +235,14 @@ class Pooled:
         """The engine is up."""
         self.engine, self.memory = message.info, message.memory
         self.phases_s = message.info.phases_s
+        self.bearing.weights = message.info.weights
         self.sleep_level = 0
         self._enter(State.READY)
 
     def asleep(self, message: Asleep) -> None:
         """The engine sleeps."""
         self.memory, self.phases_s = message.memory, {"sleep": message.seconds}
+        self.served = ""
         self._enter(State.ASLEEP)
 
     def drained(self) -> None:
@@ -349,7 +361,9 @@ class Pooled:
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
         self.tally = Tally()
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
-        self._enter(State.DOWN)
+        self.bearing, self.served, self.is_spent = Bearing(), "", False
+        self.former.clear()
+        self._enter(State.STOPPED if self.is_last else State.DOWN)
         if is_replaced:
             self._failures, self.start_at = 0, time.monotonic()
         else:
@@ -359,6 +373,12 @@ class Pooled:
     def _pause(self, failures: int) -> None:
         self._failures = failures
         self.start_at = time.monotonic() + self._backoff.compute(failures)
+
+    def become(self, worker: str) -> None:
+        """It has another place in the yard, or "" none."""
+        if self.worker:
+            self.former.append(self.worker)
+        self.worker = worker
 
     def replace(self) -> None:
         """The process is to be replaced, without a pause: it has done nothing wrong but leak."""

@@ -15,15 +15,18 @@ from multiprocessing.connection import Connection
 from setproctitle import setproctitle
 
 from tokenyard.settings import WorkerSettings
+from tokenyard.tracing import Tracer
 from worker.care import Care
-from worker.engines import Backend, Engine, Group
+from worker.engines import Backend, Engine
 from worker.engines.loading import make_backend
+from worker.engines.vllm_stats import read_stats
 from worker.local_term import LOCAL, PipeTerm
 from worker.loop import Delivery, EngineLoop, Item, Stale, Term
 from worker.messages import (
     Abort,
     Attach,
     Beat,
+    EngineStats,
     Failed,
     Give,
     Load,
@@ -34,7 +37,6 @@ from worker.messages import (
     ToProcess,
     Warm,
 )
-from worker.models import ModelSpec
 from worker.tally import RunningTally
 from worker.term import YardTerms
 
@@ -76,23 +78,29 @@ class WorkerProcess:
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
         self._tally = RunningTally()
+        self._loads = 0  # engines made, also in vain
+        name = f"{settings.name}/{device}"
+        self._tracer = Tracer("tokenyard-worker", name, settings.otlp_endpoint)
 
     def run(self) -> None:
         """Warm up, then obey until told to stop."""
         for target in (self._die_with_controller, self._listen, self._beat):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
+        self._tracer.start()
         backend = make_backend(self._settings, self._device)
         phases_s = backend.warm_up()
         self._tell(Warm(backend.memory(), phases_s))
         while self._obey(backend, self._inbox.get()):
             pass
+        self._tell(self._next_beat(None))  # what was published since the last
+        self._tracer.stop()
         log.info("device %d: process stops", self._device)
 
     def _obey(self, backend: Backend, command: Item) -> bool:
         """Do as told while no model is held; whether the process goes on."""
         match command:
-            case Load(spec, group):
-                return self._hold(backend, spec, group)
+            case Load():
+                return self._hold(backend, command)
             case Attach(group):
                 began = time.perf_counter()
                 backend.attend(group)
@@ -103,16 +111,19 @@ class WorkerProcess:
                 log.debug("%s comes too late", command)
         return True
 
-    def _hold(self, backend: Backend, spec: ModelSpec, group: Group | None) -> bool:
+    def _hold(self, backend: Backend, command: Load) -> bool:
         """Load a model and serve it until it has to go; whether the process goes on."""
+        spec = command.spec
+        self._loads += 1
         try:
-            engine = backend.load(spec, group)
+            engine = backend.load(spec, command.group, command.weights)
         except Exception as fault:
             log.exception("%s cannot be loaded", spec.name)
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
             return True
         care = Care(engine, backend, self._tell)
-        terms = _Terms(self._settings, spec, engine, self._tell, self._tally)
+        in_yard = YardTerms(self._settings, spec, engine.info, self._tally, self._tracer)
+        terms = _Terms(in_yard, engine, self._tell)
         self._loop = loop = EngineLoop(engine, self._inbox, terms, care, self._tell)
         self._tell(Ready(engine.info, backend.memory()))
         loop.run()
@@ -147,9 +158,21 @@ class WorkerProcess:
                 return
 
     def _next_beat(self, loop: EngineLoop | None) -> Beat:
+        counts, error = (
+            self._tally.counts() if self._settings.metrics_port else None,
+            self._tally.error,
+        )
         if loop is None:
-            return Beat(0, 0, error=self._tally.error)
-        return Beat(loop.progress, loop.unfinished, self._tally.now(), self._tally.error)
+            return Beat(0, 0, error=error, counts=counts)
+        return Beat(
+            loop.progress, loop.unfinished, self._tally.now(), error, counts, self._read_stats()
+        )
+
+    def _read_stats(self) -> EngineStats | None:
+        """What the engine measures of itself, where somebody reads it."""
+        if not self._settings.metrics_port or self._settings.engine != "vllm":
+            return None
+        return EngineStats(self._loads, read_stats())
 
     def _die_with_controller(self) -> None:
         """Without a controller nobody renews the lease: end at once, the lane will be rescued."""
@@ -175,13 +198,11 @@ class _Terms:
 
     def __init__(
         self,
-        settings: WorkerSettings,
-        spec: ModelSpec,
+        in_yard: YardTerms,
         engine: Engine,
         tell: Callable[[ToController], None],
-        tally: RunningTally,
     ) -> None:
-        self._in_yard = YardTerms(settings, spec, engine.info, tally)
+        self._in_yard = in_yard
         self._engine = engine
         self._tell = tell
 

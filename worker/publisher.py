@@ -16,13 +16,17 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.errors import Code
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
+from tokenyard.tracing import Tracer
 from worker.engines import EngineInfo, Faulted, TokenDelta
 from worker.outcomes import Outcome, Run, delta_reply, epoch_to_tell, merge, result_reply
+from worker.spans import EngineSpans
 from worker.tally import RunningTally
 
 log = logging.getLogger("tokenyard.worker.publisher")
 
 T = TypeVar("T")
+_Shipment = tuple[Run, Outcome, Publication]
+_Ship = Callable[[str, Sequence[Publication]], list[Published]]
 #: Steps that may wait to be published before the engine has to wait.
 MOST_WAITING = 64
 STEPS_AT_ONCE = 16
@@ -46,6 +50,7 @@ class Publisher:
         on_stale: Callable[[str], None],
         on_lost: Callable[[], None],
         tally: RunningTally | None = None,
+        spans: EngineSpans | None = None,
     ) -> None:
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
@@ -56,6 +61,7 @@ class Publisher:
         self._on_stale = on_stale
         self._on_lost = on_lost
         self._tally = tally or RunningTally()
+        self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
         # Steps with their epoch: what waits was made before a change of it.
         self._queue: queue.Queue[tuple[int | None, Sequence[Outcome]]] = queue.Queue(MOST_WAITING)
         self._stop = threading.Event()
@@ -100,17 +106,18 @@ class Publisher:
                 self._hand_back(event)
         deltas, results = self._publications(events, epoch)
         if deltas:
-            self._settle(deltas, self._call(lambda: self._scripts.emit(self._worker, deltas)))
+            self._ship(deltas, self._scripts.emit)
         if results:
-            self._settle(results, self._call(lambda: self._scripts.finish(self._worker, results)))
-            for item in results:
-                self.runs.pop(item.assignment.entry, None)
+            self._ship(results, self._scripts.finish)
+            for run, _, _ in results:
+                self.runs.pop(run.assignment.entry, None)
 
     def _publications(
         self, events: Sequence[Outcome], epoch: int | None
-    ) -> tuple[list[Publication], list[Publication]]:
+    ) -> tuple[list[_Shipment], list[_Shipment]]:
         now = time.monotonic()
-        deltas, results = [], []
+        deltas: list[_Shipment] = []
+        results: list[_Shipment] = []
         for event in events:
             run = self.runs.get(event.key)
             if run is None:  # stale, and forgotten since
@@ -119,14 +126,13 @@ class Publisher:
                 run.first_token = now if isinstance(event, TokenDelta) else None
                 if run.first_token is not None:
                     self._tally.note_first(run, now)
-            self._tally.note(run, event)
             if isinstance(event, TokenDelta):
                 reply = delta_reply(run, event)
                 told = epoch_to_tell(run, reply, epoch)
-                deltas.append(Publication(run.assignment, reply, told))
+                deltas.append((run, event, Publication(run.assignment, reply, told)))
             else:
                 reply = result_reply(run, event, self._info, self._worker, now, epoch)
-                results.append(Publication(run.assignment, reply))
+                results.append((run, event, Publication(run.assignment, reply)))
         return deltas, results
 
     def _hand_back(self, fault: Faulted) -> None:
@@ -143,21 +149,36 @@ class Publisher:
         )
         if code is HandedBack.LEASE_LOST:
             self._lose()
+        elif code is HandedBack.HANDED_BACK:
+            self._tally.note_fault()
+            self._spans.ended(run, fault)
 
     def _lose(self) -> None:
         log.warning("%s has lost its lease", self._worker)
         self.stop()
         self._on_lost()
 
-    def _settle(self, items: Sequence[Publication], codes: Sequence[Published] | None) -> None:
-        for item, code in zip(items, codes or (), strict=False):
+    def _ship(self, shipments: Sequence[_Shipment], ship: _Ship) -> None:
+        """Publish in one call, and act on what became of each."""
+        before, items = self.attempts, [item for _, _, item in shipments]
+        codes = self._call(lambda: ship(self._worker, items))
+        # Else it was cancelled: who cancels publishes the result.
+        may_repeat = self.attempts > before + 1
+        for (run, outcome, _), code in zip(shipments, codes or (), strict=False):
             if code is Published.LEASE_LOST:
+                self._tally.note_stale(len(items))
                 self._lose()
                 return
             if code is Published.STALE:
-                log.warning("%s is another attempt's now", item.assignment.request.id)
-                self.runs.pop(item.assignment.entry, None)
-                self._on_stale(item.assignment.entry)
+                self._tally.note_stale(1)
+                log.warning("%s is another attempt's now", run.assignment.request.id)
+                self.runs.pop(run.assignment.entry, None)
+                self._spans.ended(run, None)
+                self._on_stale(run.assignment.entry)
+            elif code is Published.PUBLISHED or may_repeat:
+                self._tally.note(run, outcome)
+                if not isinstance(outcome, TokenDelta):
+                    self._spans.ended(run, outcome)
 
     def _call(self, call: Callable[[], T]) -> T | None:
         """Make a call until it is answered or this incarnation is over (then None)."""

@@ -1,4 +1,8 @@
-"""How much a worker has published: counted by its publisher, told with each beat."""
+"""How much a worker has published: counted by its publisher, told with each beat.
+
+Once for the roster, from the beginning of a term, and once for the metrics, from the beginning of
+the process.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections import deque
 from typing import Final
 
 from tokenyard.worker_info import Tally
+from worker.counts import Counts
 from worker.engines import Faulted, Finished, TokenDelta
 from worker.outcomes import Expired, Outcome, Run
 
@@ -18,11 +23,13 @@ MOST_KEPT: Final = 1000
 
 
 class RunningTally:
-    """Counts from the beginning of a term; written and read by different threads."""
+    """Counts; written and read by different threads."""
 
     def __init__(self) -> None:
         self.error = ""  # what the engine could not do the last time
         self._lock = threading.Lock()
+        self._counts = Counts()
+        self._model = ""
         self._reset()
 
     def _reset(self) -> None:
@@ -30,28 +37,62 @@ class RunningTally:
         self._tokens = 0
         self._firsts: deque[tuple[float, float]] = deque(maxlen=MOST_KEPT)  # monotonic, ms
 
-    def begin(self) -> None:
-        """Another incarnation counts from nothing."""
+    def begin(self, model: str = "") -> None:
+        """Another incarnation counts from nothing, for this base model."""
         with self._lock:
             self._reset()
+            self._model = model
 
     def note(self, run: Run, outcome: Outcome) -> None:
-        """An outcome that is about to be published; call before ``run`` has counted it."""
+        """An outcome that has just been published."""
         with self._lock:
             if isinstance(outcome, TokenDelta):
-                self._tokens += len(outcome.tokens)
-            else:
-                self._finished += 1
-                self._tokens += max(0, _made(outcome) - run.seq)
+                self._note_tokens(len(outcome.tokens))
+                return
+            self._finished += 1
+            made = _made(outcome)
+            self._note_tokens(max(0, made - run.seq))
+            self._note_end(run, outcome, made)
+
+    def _note_tokens(self, count: int) -> None:
+        self._tokens += count
+        self._counts.tokens[self._model, "output"] += count
+
+    def _note_end(self, run: Run, end: Finished | Faulted | Expired, made: int) -> None:
+        counts, model, assignment = self._counts, self._model, run.assignment
+        priority = assignment.sid.partition("/")[0]
+        counts.results[model, priority, _outcome(end)] += 1
+        now = time.monotonic()
+        whole_s = assignment.waited_ms / 1000 + now - run.began
+        counts.e2e[model].observe(whole_s)
+        if not isinstance(end, Finished):
+            return
+        counts.tokens[model, "input"] += end.prompt_tokens
+        if run.first_token is not None:
+            if made > 1:
+                counts.tpot[model].observe((now - run.first_token) / (made - 1))
+        elif assignment.request.stream and not assignment.published:
+            counts.ttft[model].observe(whole_s)  # all came with the result
 
     def note_first(self, run: Run, now: float) -> None:
         """The first token of a request is there; ``now`` is monotonic."""
         waited_ms = run.assignment.waited_ms + (now - run.began) * 1000
         with self._lock:
             self._firsts.append((now, waited_ms))
+            self._counts.ttft[self._model].observe(waited_ms / 1000)
+
+    def note_stale(self, count: int) -> None:
+        """Publications were refused: the requests are another attempt's."""
+        with self._lock:
+            self._counts.stale += count
+
+    def note_fault(self) -> None:
+        """A request was given back since the engine could not serve it."""
+        with self._lock:
+            self._counts.faults += 1
 
     def now(self) -> Tally:
-        """The count until now."""
+        """The count of this term until now."""
         with self._lock:
             since = time.monotonic() - WINDOW_S
             while self._firsts and self._firsts[0][0] < since:
@@ -60,6 +101,11 @@ class RunningTally:
             median = round(statistics.median(waited), 1) if waited else None
             return Tally(finished=self._finished, tokens=self._tokens, ttft_ms=median)
 
+    def counts(self) -> Counts:
+        """The counts of this process until now."""
+        with self._lock:
+            return self._counts.copy()
+
 
 def _made(end: Finished | Faulted | Expired) -> int:
     """Tokens of a request over all its choices, also those of earlier attempts."""
@@ -67,3 +113,13 @@ def _made(end: Finished | Faulted | Expired) -> int:
     if not isinstance(made, Finished):
         return 0
     return sum(len(choice.tokens) for choice in made.choices)
+
+
+def _outcome(end: Finished | Faulted | Expired) -> str:
+    match end:
+        case Finished():
+            return "completed"
+        case Expired():
+            return "expired"
+        case Faulted():
+            return "failed"

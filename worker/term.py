@@ -12,12 +12,14 @@ from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts
 from tokenyard.settings import WorkerSettings
+from tokenyard.tracing import Tracer
 from worker.engines import EngineInfo
 from worker.loop import Delivery, EngineLoop, LeaseLost, Stale
 from worker.models import ModelSpec
 from worker.outcomes import Outcome, Run
 from worker.publisher import Publisher
 from worker.reader import LaneReader
+from worker.spans import EngineSpans
 from worker.tally import RunningTally
 
 log = logging.getLogger("tokenyard.worker.term")
@@ -38,6 +40,15 @@ class YardTerm:
     def runs(self) -> dict[str, Run]:
         """What has been taken and is not answered yet, by lane entry."""
         return self._publisher.runs
+
+    @property
+    def epoch(self) -> int | None:
+        """The generation epoch in which the events are made that come now."""
+        return self._publisher.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int | None) -> None:
+        self._publisher.epoch = epoch
 
     @property
     def attempts(self) -> int:
@@ -68,17 +79,19 @@ class YardTerms:
         spec: ModelSpec,
         info: EngineInfo,
         tally: RunningTally | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._keys = Keys(settings.yard)
         self._spec = spec
         self._info = info
         self._tally = tally or RunningTally()
+        self._tracer = tracer or Tracer("", "")
 
     def __call__(self, worker: str, loop: EngineLoop) -> YardTerm:
         """The term of ``worker``, not started."""
         settings, inbox = self._settings, loop.inbox
-        self._tally.begin()
+        self._tally.begin(self._info.model)
         scripts = Scripts(self._connect(), self._keys, reply_maxlen=settings.reply_maxlen)
         publisher = Publisher(
             scripts,
@@ -87,6 +100,7 @@ class YardTerms:
             on_stale=lambda entry: inbox.put(Stale(worker, entry)),
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             tally=self._tally,
+            spans=EngineSpans(self._tracer, self._info, worker),
         )
         reader = LaneReader(
             self._connect(),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from tests.cli.running import environment, tokenyard
+from tests.cli.running import Up, environment, tokenyard
 from tests.support.builders import random_name
 from tests.support.looks import make_look, make_view_worker
 from tests.support.servers import Server, find_binary
@@ -115,6 +116,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
     assert binary
     server = Server("valkey", binary, tmp_path)
     server.start()
+    turns: Iterator[Callable[[], None]]
     turns = iter([server.kill, lambda: None, server.start, lambda: None])
 
     def pause() -> bool:
@@ -218,3 +220,21 @@ def test_tokens_are_counted_once(ask: Ask, yard: dict[str, Any]) -> None:
     tokens = sum(len(result.tokens) for result in got)
 
     assert eventually(lambda: counted() == (before[0] + 20, before[1] + tokens))
+
+
+def test_why_a_worker_died_is_kept(start_up: Callable[..., Up], invoke: Ask) -> None:
+    url = str(start_up("--workers", "1", "--grace-s", "1").wait_ready()["url"])
+
+    def worker() -> dict[str, Any]:
+        seen = json.loads(invoke("--redis-url", url, "info", "--json").stdout)["workers"]
+        return seen[0]["info"] if len(seen) == 1 else {}
+
+    first = worker()
+    assert "last_error" not in first
+    os.kill(first["pid"], signal.SIGKILL)
+
+    # I expect its successor to say it
+    assert eventually(lambda: worker().get("last_error") == "ended by SIGKILL", timeout_s=20.0)
+    shown = invoke("--redis-url", url, "top", "--once", "--interval", "0.1")
+    assert "ended by SIGKILL" in shown.stdout
+    assert "ended by SIGKILL" in invoke("--redis-url", url, "doctor").stdout

@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from coordinator.wishes import Wishes
 from tests.contract.blocking import BlockingClient, Loop
 from tests.contract.stand_in import MODEL, StandIn, spell
 from tests.support.builders import random_name
@@ -38,6 +42,7 @@ from tokenyard.dialogue import Dialogue
 from tokenyard.keys import Keys
 from tokenyard.replies import encode_reply
 from tokenyard.scripts import Call, Scripts
+from tokenyard.scripts import client as client_scripts
 from tokenyard.wire import pack_tokens, unpack_tokens
 
 NewClient = Callable[..., Any]
@@ -729,6 +734,161 @@ class TestCancel:
                 handle.cancel()
         connection.hset(ledger, "intake", "normal")
         assert handle.cancel() == Cancellation.CANCELLED
+
+
+RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
+
+
+class Granting:
+    """A leader of which there is nothing but that it grants wishes."""
+
+    def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
+        self.wishes = Wishes(connection, scripts, scripts.keys)
+
+    def once(self) -> None:
+        self.wishes.run_once(is_woken=True)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """In a thread of its own, until the block ends."""
+        ends = threading.Event()
+
+        def run() -> None:
+            while not ends.wait(0.002):
+                self.once()
+
+        thread = threading.Thread(target=run, name="granting")
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join(10)
+
+
+@pytest.fixture
+def granting(connection: redis.Redis, scripts: Scripts) -> Granting:
+    return Granting(connection, scripts)
+
+
+class TestCancelWithoutTheRight:
+    """A client that has the rights of `client` in deploy/users.acl, and no others."""
+
+    @pytest.fixture
+    def confined(
+        self, new_client_at: NewClient, broker: Server, connection: redis.Redis
+    ) -> Iterator[NewClient]:
+        user, name = random_name("user"), random_name("client")
+        [line] = [one for one in RIGHTS.read_text().splitlines() if one.startswith("user client ")]
+        rights = re.findall(r"\([^)]*\)|\S+", line.removeprefix("user client "))
+        connection.execute_command("ACL", "SETUSER", user, "reset", *rights, ">secret")
+        url = f"redis://{user}:secret@127.0.0.1:{broker.port}/0"
+        yield lambda **options: new_client_at(url, **{"client_id": name, **options})
+        connection.execute_command("ACL", "DELUSER", user)
+
+    def test_what_waits_is_cancelled_soon(
+        self, yard: StandIn, confined: NewClient, granting: Granting
+    ) -> None:
+        handle = confined().submit([1])
+        with granting.running():
+            assert handle.cancel() == Cancellation.CANCELLED
+        with pytest.raises(RequestFailed) as caught:
+            handle.result(WAIT_S)
+        assert (caught.value.code, caught.value.result.status) == (Code.CANCELLED, "cancelled")
+        assert yard.dispatch() == 0
+
+    def test_what_runs_keeps_the_tokens_that_were_shown(
+        self, yard: StandIn, confined: NewClient, granting: Granting
+    ) -> None:
+        handle = confined().submit("go", stream=True)
+        yard.dispatch()
+        yard.emit(handle.id, [72, 101])
+        assert next(iter(handle)).text == "He"
+        with granting.running():
+            assert handle.cancel() == Cancellation.CANCELLED
+        assert handle.wait(WAIT_S).tokens == [72, 101]
+        yard.dispatch()
+        assert not yard.lane, "the worker was told"
+
+    def test_what_is_over_is_so_at_once(
+        self, yard: StandIn, confined: NewClient, connection: redis.Redis, keys: Keys
+    ) -> None:
+        client = confined()
+        handle = client.submit([1])
+        yard.answer_all()
+        assert handle.result(WAIT_S).tokens == [2]
+        assert handle.cancel() == Cancellation.OVER
+        assert not connection.exists(keys.wishers, keys.wishes(client.client_id))
+
+    def test_what_ends_meanwhile_is_over(
+        self, yard: StandIn, confined: NewClient, granting: Granting
+    ) -> None:
+        handle = confined().submit([1])
+        with yard.running():
+            assert handle.cancel() == Cancellation.OVER
+        assert handle.wait(WAIT_S).tokens == [2]
+
+    def test_what_has_not_come_yet_is_forestalled(
+        self, yard: StandIn, confined: NewClient, granting: Granting
+    ) -> None:
+        client = confined()
+        with granting.running():
+            assert client.cancel("later") == Cancellation.FORESTALLED
+        assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
+        assert yard.dispatch() == 0
+
+    def test_without_a_coordinator_the_wish_stands(
+        self, yard: StandIn, confined: NewClient, granting: Granting
+    ) -> None:
+        handle = confined(connect_timeout_s=0.3).submit([1])
+        with pytest.raises(WaitTimeout, match="no coordinator"):
+            handle.cancel()
+
+        granting.once()
+        assert handle.wait(WAIT_S).status == "cancelled"
+
+    def test_a_leader_that_was_told_and_died_is_made_up_for(
+        self,
+        yard: StandIn,
+        confined: NewClient,
+        granting: Granting,
+        connection: redis.Redis,
+        keys: Keys,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("tokenyard.dialogue._WISH_AGAIN_S", 0.05)
+        client = confined()
+        handle = client.submit([1])
+        lost: list[int] = []
+
+        def lose_and_grant() -> None:
+            eventually(lambda: connection.xlen(keys.wishers))
+            lost.append(connection.delete(keys.wishers))
+            eventually(lambda: connection.xlen(keys.wishers))
+            granting.once()
+
+        thread = threading.Thread(target=lose_and_grant)
+        thread.start()
+        assert handle.cancel() == Cancellation.CANCELLED
+        thread.join(10)
+        assert lost == [1]
+
+    def test_too_many_wishes_are_refused(
+        self, yard: StandIn, confined: NewClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client_scripts, "MOST_WISHES", 1)
+        client = confined(connect_timeout_s=0.3)
+        for message in ("no coordinator", "too many"):
+            with pytest.raises(WaitTimeout, match=message):
+                client.submit([1]).cancel()
+
+    def test_closing_leaves_to_the_coordinator_what_it_may_not_cancel(
+        self, yard: StandIn, confined: NewClient, scripts: Scripts
+    ) -> None:
+        client = confined()
+        client.submit_many([[1], [2]], cancel_on_disconnect=True)
+        client.close()
+        assert eventually(lambda: scripts.watch_clients(10) == [client.client_id])
 
 
 class TestWaitingLine:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import signal
+import urllib.request
 from typing import Any
 
 import redis
 from click.testing import CliRunner
 
+from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request
 from tests.support.processes import Plant
+from tests.support.servers import free_port
 from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.cli import main
+from tokenyard.posture import Order, Signal
 from tokenyard.scripts import Scripts
+from tokenyard.signals import Signals
 from tokenyard.wire import Request, SamplingParams, request_fields
 from worker.engines.crash_points import FAULTY, POISON
 
@@ -30,6 +35,7 @@ class Day:
         self.server = server
         self.plant = Plant(server.url_of("admin"))
         self.keys = self.plant.keys
+        self.metrics_port = free_port()
 
     def url(self, user: str) -> str:
         """So that `MONITOR` tells who asks for what."""
@@ -39,6 +45,7 @@ class Day:
         return redis.Redis.from_url(self.url(user), socket_timeout=30.0)
 
     def coordinator(self, **options: object) -> None:
+        options = {"metrics_port": self.metrics_port, **options}
         self.plant.coordinator(redis_url=self.url("coordinator"), **options)
         self.plant.wait_for_leader()
 
@@ -97,6 +104,16 @@ def client_asks_by_hand(day: Day) -> None:
         stream = day.keys.reply("client", plain.id)
         answer: Any = connection.xread({stream: "0"}, block=10_000)
     assert answer
+
+
+def client_cancels(day: Day) -> None:
+    """It tries to, is refused once, and asks the coordinator from then on."""
+    assert denied(day.server) == []
+    with day.client() as client:
+        for _ in range(2):
+            client.submit([1], model="sim", max_tokens=2000).cancel()
+    [refused] = denied(day.server)
+    assert refused.startswith("client: toplevel key")
 
 
 def client_vanishes(day: Day) -> None:
@@ -179,6 +196,24 @@ def operator_acts(day: Day) -> None:
     day.push(waiting)
     day.command("cancel", waiting.id, "--client", "client")
     day.command("cancel", running.id, "--client", "client")
+
+
+def metrics_are_read(day: Day) -> None:
+    """Prometheus asks the coordinator, which looks at the yard for it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{day.metrics_port}/metrics", timeout=30) as page:
+        assert b"tokenyard_" in page.read()
+
+
+def operator_signals(day: Day) -> None:
+    """Postures that are given, obeyed and taken back."""
+    ways: tuple[Signal, ...] = ("SET_GENERATION_EPOCH", "PAUSE", "SUSPEND", "RESUME", "UNPAUSE")
+    with day.connect("admin") as connection:
+        signals = Signals(connection, day.keys)
+        for signal in ways:
+            assert signals.wait(signals.give(Order(signal=signal, epoch=1)), 30.0) == []
+    streamed = make_request(client="client", model="large", stream=True)
+    day.push(streamed)
+    assert day.plant.result(streamed.id, "client").provenance.epoch == 1
 
 
 def everybody_goes(day: Day) -> None:

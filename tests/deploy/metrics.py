@@ -1,48 +1,47 @@
-"""The metrics that `deploy/prometheus` and the board ask for, and a place that shows them."""
+"""The metrics that `deploy/prometheus` and the board may ask for, and a yard that shows them."""
 
 from __future__ import annotations
 
-import http.server
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-#: Kind and labels by name. No other may be asked for.
-METRICS: dict[str, tuple[str, dict[str, str]]] = {
-    "tokenyard_requests_total": (
-        "counter",
-        {"model": "small", "priority": "normal", "outcome": "completed"},
-    ),
-    "tokenyard_requests_rejected_total": ("counter", {"reason": "QUEUE_FULL"}),
-    "tokenyard_retries_total": ("counter", {"reason": "fault"}),
-    "tokenyard_redeliveries_total": ("counter", {}),
-    "tokenyard_dead_total": ("counter", {"reason": "POISONED"}),
-    "tokenyard_stale_commits_total": ("counter", {}),
-    "tokenyard_queue_depth": ("gauge", {"queue": "normal", "priority": "normal"}),
-    "tokenyard_queue_tokens": ("gauge", {"queue": "normal"}),
-    "tokenyard_queue_oldest_age_seconds": ("gauge", {"queue": "normal"}),
-    "tokenyard_pending": ("gauge", {"worker": "w.1"}),
-    "tokenyard_inflight": ("gauge", {"worker": "w.1", "model": "small"}),
-    "tokenyard_queue_wait_seconds": ("histogram", {}),
-    "tokenyard_assign_seconds": ("histogram", {}),
-    "tokenyard_e2e_seconds": ("histogram", {}),
-    "tokenyard_ttft_seconds": ("histogram", {}),
-    "tokenyard_tpot_seconds": ("histogram", {}),
-    "tokenyard_tokens_total": ("counter", {"direction": "output"}),
-    "tokenyard_worker_up": ("gauge", {"worker": "w.1"}),
-    "tokenyard_worker_lease_age_seconds": ("gauge", {"worker": "w.1"}),
-    "tokenyard_worker_state": ("gauge", {"worker": "w.1", "state": "ready"}),
-    "tokenyard_model_swap_seconds": ("histogram", {"phase": "load"}),
-    "tokenyard_model_swaps_total": ("counter", {}),
-    "tokenyard_route_prefix_match_ratio": ("gauge", {}),
-    "tokenyard_redis_memory_ratio": ("gauge", {}),
-    "tokenyard_batch_lines": ("gauge", {"state": "completed"}),
-    "vllm:num_requests_running": ("gauge", {"model_name": "small"}),
-    "vllm:num_requests_waiting": ("gauge", {"model_name": "small"}),
-    "vllm:kv_cache_usage_perc": ("gauge", {"model_name": "small"}),
-}
+import coordinator.metrics
+import worker.metrics
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+from tokenyard.wire import SamplingParams
+from tokenyard.worker_info import WorkerInfo
+
+#: vLLM is imported, and loads its model, on busy cores.
+LOAD_S = 300.0
+#: vLLM's own, as all its releases from 0.26 on have them; the controller passes on what there is.
+VLLM = frozenset(
+    {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_queries_total",
+    }
+)
+OURS = {one.name: one for one in (*coordinator.metrics.METRICS, *worker.metrics.METRICS)}
+#: No other may be asked for.
+METRICS = OURS.keys() | VLLM
 _NAME = re.compile(r"\b(?:tokenyard_|vllm:)\w+")
+_SELECTOR = re.compile(r"\b(?:tokenyard_|vllm:)\w+(?:\{[^}]*\})?")
+#: Writes a model of one layer, which only vLLM needs.
+_WRITE = """
+import pathlib, sys
+from worker.engines.made_up_model import write_model
+write_model(pathlib.Path(sys.argv[1]))
+"""
 
 
 def asked_for(expression: str) -> set[str]:
@@ -50,48 +49,52 @@ def asked_for(expression: str) -> set[str]:
     return {re.sub(r"_bucket$", "", name) for name in _NAME.findall(expression)}
 
 
-def exposition(scrapes: int) -> str:
-    """All metrics as an endpoint shows them the n-th time; what counts has counted on."""
-    lines = []
-    for name, (kind, labels) in METRICS.items():
-        lines.append(f"# TYPE {name} {kind}")
-        if kind == "histogram":
-            for bound, count in (("0.1", scrapes), ("1", 2 * scrapes), ("+Inf", 2 * scrapes)):
-                lines.append(_sample(f"{name}_bucket", {**labels, "le": bound}, count))
-            lines.append(_sample(f"{name}_sum", labels, scrapes))
-            lines.append(_sample(f"{name}_count", labels, 2 * scrapes))
-        else:
-            lines.append(_sample(name, labels, scrapes if kind == "counter" else 1))
-    return "\n".join(lines) + "\n"
+def selectors(expression: str) -> list[str]:
+    """Each series that an expression reads, with the labels that it wants."""
+    return _SELECTOR.findall(expression)
 
 
-def _sample(name: str, labels: dict[str, str], value: float) -> str:
-    inside = ",".join(f'{label}="{text}"' for label, text in labels.items())
-    return f"{name}{{{inside}}} {value}"
+@dataclass(frozen=True, slots=True)
+class LiveYard:
+    """A yard at work, and where its endpoints are."""
+
+    plant: Plant
+    coordinator: str
+    worker: str
 
 
 @contextmanager
-def shown() -> Iterator[int]:
-    """An endpoint with all metrics; its port."""
-    scrapes = 0
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            nonlocal scrapes
-            scrapes += 1
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(exposition(scrapes).encode())
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+def live_yard(url: str) -> Iterator[LiveYard]:
+    """A coordinator, and a controller with real vLLM, which always have something to do."""
+    ports = free_port(), free_port()
+    with Plant(url) as plant:
+        folder = plant.write("config.json", "{}").parent
+        subprocess.run([sys.executable, "-c", _WRITE, folder], timeout=120, check=True)
+        plant.coordinator(metrics_port=ports[0])
+        options = {"engine": "vllm", "model": folder, "model_name": "small", "max_num_seqs": 8}
+        plant.worker(enforce_eager=True, start_timeout_s=LOAD_S, metrics_port=ports[1], **options)
+        plant.wait_for_leader()
+        eventually(lambda: ready(plant), timeout_s=LOAD_S)
+        stop = threading.Event()
+        load = threading.Thread(target=_ask, args=(plant, stop))
+        load.start()
         try:
-            yield server.server_port
+            yield LiveYard(plant, *(f"127.0.0.1:{port}" for port in ports))
         finally:
-            server.shutdown()
-            thread.join()
+            stop.set()
+            load.join(LOAD_S)
+
+
+def ready(plant: Plant) -> list[WorkerInfo]:
+    """The workers that serve."""
+    return [info for info in plant.roster().values() if info.state == "ready"]
+
+
+def _ask(plant: Plant, stop: threading.Event) -> None:
+    """A few streams at a time, until told to stop."""
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    while not stop.is_set():
+        prompts = [[4 + (at + number) % 20 for at in range(24)] for number in range(4)]
+        asked = [make_request(tokens=one, params=params, stream=True) for one in prompts]
+        plant.push_all(asked)
+        plant.results(asked, LOAD_S)

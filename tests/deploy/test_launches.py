@@ -17,6 +17,7 @@ import redis
 
 from tests.deploy.launches import ORIGINS, Launch
 from tests.support.brokers import DEPLOY, GuardedServer
+from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.settings import WorkerSettings
@@ -35,6 +36,8 @@ class Started:
             for name, value in launch.env.items()
             if name.startswith("TOKENYARD_")
         }
+        # Two containers may listen at one port, two processes here may not.
+        given |= {name: str(free_port()) for name in given if name.endswith("_METRICS_PORT")}
         # There is no GPU here, and no model.
         given["TOKENYARD_WORKER_ENGINE"] = "simulated"
         kept = {name: value for name, value in os.environ.items() if "TOKENYARD_WORKER" not in name}

@@ -14,13 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from tests.deploy.launches import compose
-from tests.deploy.metrics import METRICS, asked_for, shown
+from tests.deploy.metrics import (
+    LOAD_S,
+    METRICS,
+    VLLM,
+    LiveYard,
+    asked_for,
+    live_yard,
+    ready,
+    selectors,
+)
 from tests.support.brokers import DEPLOY
-from tests.support.servers import free_port
+from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 
 PROMETHEUS = DEPLOY / "prometheus"
@@ -33,6 +43,16 @@ BOARD = json.loads((DEPLOY / "grafana" / "tokenyard.json").read_text())
 QUERIES = [(panel["title"], target["expr"]) for panel in BOARD["panels"]
            for target in panel["targets"]]  # fmt: skip
 START_S = 30.0
+COMPLETED = 'tokenyard_requests_total{outcome="completed"}'
+#: What only grows while its coordinator or controller lives, whatever dies below.
+GROWING = (
+    "tokenyard_requests_total",
+    "tokenyard_tokens_total",
+    "tokenyard_ttft_seconds_count",
+    "tokenyard_redeliveries_total",
+    "vllm:generation_tokens_total",
+    "vllm:time_to_first_token_seconds_count",
+)
 
 
 def program(name: str) -> str:
@@ -56,9 +76,11 @@ def test_prometheus_accepts_its_files() -> None:
 
 def test_only_metrics_that_exist_are_asked_for() -> None:
     asked = [asked_for(rule["expr"]) for rule in ALERTS] + [asked_for(expr) for _, expr in QUERIES]
-    assert set().union(*asked) <= set(METRICS)
-    # And the board shows all of them but the one that only an alert needs.
-    assert set(METRICS) - set().union(*asked[len(ALERTS) :]) == {"tokenyard_worker_up"}
+    assert set().union(*asked) <= METRICS
+    # And the board shows all of ours, but those that only say whether somebody is there.
+    shown = set().union(*asked[len(ALERTS) :])
+    presence = {"tokenyard_worker_up", "tokenyard_leader", "tokenyard_redis_up"}
+    assert METRICS - VLLM - shown == presence
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
@@ -129,29 +151,35 @@ def test_each_alert_sounds_for_its_fault_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prometheus with the command line and files of `deploy/`, which sees all metrics."""
+def yard(valkey_broker: Server) -> Iterator[LiveYard]:
+    with live_yard(valkey_broker.url) as yard:
+        yield yard
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory, yard: LiveYard) -> Iterator[str]:
+    """A Prometheus with the command line and files of `deploy/`, which watches a live yard."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     server = program("prometheus")
-    with shown() as source:
-        config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        for job in config["scrape_configs"]:
-            del job["dns_sd_configs"]
-            job["static_configs"] = [{"targets": [f"127.0.0.1:{source}"]}]
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        shutil.copy(PROMETHEUS / "alerts.yml", folder)
-        places = {"/etc/prometheus/prometheus.yml": folder / "prometheus.yml",
-                  "/prometheus": folder / "data"}  # fmt: skip
-        argv = [_placed(word, places) for word in compose()["services"]["prometheus"]["command"]]
-        argv += [f"--web.listen-address=127.0.0.1:{port}"]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen([server, *argv], stdout=log, stderr=log)
-        try:
-            yield f"http://127.0.0.1:{port}/api/v1"
-        finally:
-            process.terminate()
-            process.wait(START_S)
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    places = {"tokenyard-coordinator": yard.coordinator, "tokenyard-worker": yard.worker}
+    for job in config["scrape_configs"]:
+        del job["dns_sd_configs"]
+        job["static_configs"] = [{"targets": [places[job["job_name"]]]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    shutil.copy(PROMETHEUS / "alerts.yml", folder)
+    mounts = {"/etc/prometheus/prometheus.yml": folder / "prometheus.yml",
+              "/prometheus": folder / "data"}  # fmt: skip
+    argv = [_placed(word, mounts) for word in compose()["services"]["prometheus"]["command"]]
+    argv += [f"--web.listen-address=127.0.0.1:{port}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([server, *argv], stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}/api/v1"
+    finally:
+        process.terminate()
+        process.wait(START_S)
 
 
 def _placed(word: str, places: dict[str, Path]) -> str:
@@ -169,20 +197,47 @@ def ask(api: str, path: str, **query: str) -> Any:
         return {}
 
 
-def test_every_query_of_the_board_has_an_answer(prometheus: str) -> None:
-    # Given a Prometheus that has seen all metrics at least twice
-    def is_fed() -> bool:
-        counted = "count_over_time(tokenyard_requests_total[5m]) >= 3"
-        return bool(ask(prometheus, "query", query=counted).get("result"))
+def answers(api: str, query: str) -> list[float]:
+    """What a query gives now."""
+    found = ask(api, "query", query=query).get("result", [])
+    return [float(one["value"][1]) for one in found]
 
-    eventually(is_fed, timeout_s=START_S, every_s=0.2)
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_live_yard_answers_every_query_of_the_board_and_of_the_alerts(
+    yard: LiveYard, prometheus: str
+) -> None:
+    # Given a Prometheus that has watched requests begin and end, and a worker die and come back
+    def has_answered(ended: int) -> bool:
+        return sum(answers(prometheus, COMPLETED)) > ended
+
+    eventually(lambda: has_answered(0), timeout_s=START_S, every_s=0.2)
+    (worker,) = ready(yard.plant)
+    before = sum(answers(prometheus, COMPLETED))
+    psutil.Process(worker.pid).kill()
+    eventually(lambda: has_answered(int(before) + 20), timeout_s=LOAD_S, every_s=0.2)
+
     # I expect a number for each query of the board,
-    for title, query in QUERIES:
-        found = ask(prometheus, "query", query=query)["result"]
-        assert found, (title, query)
-        assert not any(math.isnan(float(one["value"][1])) for one in found), (title, query)
+    def unanswered() -> list[tuple[str, str]]:
+        asked = [(title, query, answers(prometheus, query)) for title, query in QUERIES]
+        return [(title, query) for title, query, found in asked if all(map(math.isnan, found))]
 
-    # and that each rule is evaluated without a fault.
+    def all_are_answered() -> bool:
+        assert unanswered() == []
+        return True
+
+    eventually(all_are_answered, timeout_s=START_S, every_s=0.5)
+    # and that each alert finds the series that it watches,
+    for rule in ALERTS:
+        for selector in selectors(rule["expr"]):
+            assert answers(prometheus, selector), (rule["alert"], selector)
+    # that nothing has gone backwards, neither our counters nor vLLM's,
+    for name in GROWING:
+        assert set(answers(prometheus, f"resets({name}[5m])")) == {0.0}, name
+
+    # and is evaluated without a fault.
     def are_evaluated() -> bool:
         groups = ask(prometheus, "rules")["groups"]
         return all(rule["health"] == "ok" for group in groups for rule in group["rules"])

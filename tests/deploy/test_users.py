@@ -17,13 +17,13 @@ from tokenyard.scripts import source
 
 #: The scripts that each user calls.
 SCRIPTS = {
-    "client": {"submit", "attend"},
+    "client": {"submit", "attend", "wish"},
     "coordinator": {
         *("lead", "resign", "take_over", "dispatch", "answer", "bury", "rescue", "overdue"),
-        *("watch_clients", "cancel", "command"),
+        *("watch_clients", "cancel", "command", "recognize"),
     },
     "worker": {"register", "renew", "retire", "hand_back", "emit", "finish", "acknowledge"},
-    "admin": {"cancel", "requeue", "command"},
+    "admin": {"cancel", "requeue", "command", "signal"},
 }
 #: Needed only where something goes wrong that no test here brings about.
 SELDOM = {"client": {"xtrim"}}
@@ -82,12 +82,15 @@ def test_a_day_of_work_is_refused_to_nobody(guarded: GuardedServer) -> None:
         # If each does all of its work,
         work.client_asks(day)
         work.client_asks_by_hand(day)
+        work.client_cancels(day)
         work.client_vanishes(day)
         work.requests_are_bad(day)
         work.entry_is_from_the_future(day)
         work.workers_fail(day)
         work.models_are_placed(day)
         work.operator_acts(day)
+        work.operator_signals(day)
+        work.metrics_are_read(day)
         work.everybody_goes(day)
 
     # I expect that nothing was refused to anybody,

@@ -12,9 +12,12 @@ from tests.deploy.day import Day
 from tests.deploy.rights import is_refused
 from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
-from tokenyard import BrokerUnsuitable
+from tokenyard import Cancellation
 from tokenyard.broker_check import check_broker
 from tokenyard.keys import Keys
+from tokenyard.posture import Order, Posture
+from tokenyard.scripts import Scripts, Wished, wish
+from tokenyard.signals import Signals
 
 MANAGEMENT = [
     ("FLUSHALL",),
@@ -112,20 +115,49 @@ def test_client_gains_nothing_by_a_script_of_its_own(client: redis.Redis, yard: 
     assert is_refused(client, "EVALSHA", caught, 0, yard.lane("w.1"))
 
 
-def test_client_cannot_cancel_but_says_so(guarded: GuardedServer) -> None:
-    # Given a request that waits
+@pytest.mark.parametrize("name", ["client", "client-1"])
+def test_client_has_its_own_requests_cancelled(guarded: GuardedServer, name: str) -> None:
+    # Given a request that waits, and a client that may not write where it waits
     day = Day(guarded)
     with day.plant:
         day.coordinator()
-        with day.client() as client:
+        with day.client(name) as client:
             handle = client.submit([1], model="sim", id="waits")
+            assert is_refused_to_cancel(guarded, day.keys, name, "waits")
 
-            # If its client cancels it, I expect to be told that a permission is missing,
-            with pytest.raises(BrokerUnsuitable, match="lacks a permission"):
-                handle.cancel()
-        # and the operator to be able to.
-        day.command("cancel", "waits", "--client", "client")
-        assert day.plant.result("waits", "client").status == "cancelled"
+            # If it cancels it, I expect the coordinator to do so,
+            assert handle.cancel() == Cancellation.CANCELLED
+            assert handle.wait().status == "cancelled"
+            # and to hear at once what is over, or is not there yet.
+            assert handle.cancel() == Cancellation.OVER
+            assert client.cancel("later") == Cancellation.FORESTALLED
+
+
+def is_refused_to_cancel(guarded: GuardedServer, keys: Keys, client: str, request_id: str) -> bool:
+    with redis.Redis.from_url(guarded.url_of("client")) as connection:
+        try:
+            Scripts(connection, keys).cancel(client, request_id, "by itself")
+        except redis.exceptions.NoPermissionError:
+            return True
+    return False
+
+
+def test_client_wishes_for_nobody_else(
+    client: redis.Redis, guarded: GuardedServer, yard: Keys
+) -> None:
+    # Given a client that may wish for itself
+    scripts = Scripts(client, yard)
+    assert scripts.call(wish(yard, "client-1", "q1")) is Wished.WISHED
+
+    # I expect that it cannot wish in the name of others,
+    for name in ("bob", "client1", "anon"):
+        assert is_refused(client, "SADD", yard.wishes(name), "q1")
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            scripts.call(wish(yard, name, "q1"))
+    # nor read who wishes, or take wishes away.
+    assert is_refused(client, "XRANGE", yard.wishers, "-", "+")
+    assert is_refused(client, "DEL", yard.wishers)
+    assert is_refused(client, "SMEMBERS", yard.wishes("bob"))
 
 
 def test_other_clients_are_made_from_the_one(guarded: GuardedServer, yard: Keys) -> None:
@@ -137,6 +169,31 @@ def test_other_clients_are_made_from_the_one(guarded: GuardedServer, yard: Keys)
         # and nothing of the client's.
         assert is_refused(bob, "HGETALL", yard.ledger("client", "q1"))
         assert is_refused(bob, "XREAD", "STREAMS", yard.replies("client"), "0")
+
+
+@pytest.mark.parametrize("user", ["client", "coordinator", "worker", "batch", "scaler"])
+def test_only_operators_give_signals(guarded: GuardedServer, yard: Keys, user: str) -> None:
+    with redis.Redis.from_url(guarded.url_of(user)) as connection:
+        # If anybody else gives a signal, by script or by hand, I expect that it is refused.
+        with pytest.raises(redis.ResponseError, match=r"ermission|ACL failure"):
+            Scripts(connection, yard).signal(Order(signal="PAUSE"), b"", Posture(conduct="PAUSED"))
+        assert is_refused(connection, "HSET", yard.posture, "all", "{}")
+        assert is_refused(connection, "HDEL", yard.posture, "all")
+        assert is_refused(connection, "DEL", yard.posture)
+        # Postures are read by those who act on them, and by the view of the yard.
+        may_read = user in {"coordinator", "worker", "batch"}
+        assert is_refused(connection, "HGETALL", yard.posture) is not may_read
+
+
+def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
+    with redis.Redis.from_url(guarded.url_of("admin")) as connection:
+        signals = Signals(connection, yard)
+        given = signals.give(Order(signal="PAUSE"))
+        assert signals.wait(given, 30.0) == []
+        assert signals.postures().by_scope == {"all": Posture(conduct="PAUSED")}
+        signals.give(Order(signal="UNPAUSE"))
+        # But they cannot take all postures away at once.
+        assert is_refused(connection, "DEL", yard.posture)
 
 
 def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> None:

@@ -89,6 +89,32 @@ def test_it_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], Group
     engine.close()
 
 
+def test_other_weights_are_read_on_every_rank(
+    backend: Backend, invite: Callable[[], Group]
+) -> None:
+    # Given what one process says with its own weights and with others
+    other = spec_of("subtractor").path
+    said = []
+    engine = backend.load(spec_of("adder"))
+    for path in ("", other):
+        engine.reload(path)
+        said.append(answers(engine))
+    engine.close()
+
+    # If a group of two has them from the start, or changes them
+    engine = backend.load(spec_of("adder", tensor_parallel_size=2), invite(), weights=other)
+    first = answers(engine)
+    engine.reload("")
+    second = answers(engine)
+    engine.reload(other)
+
+    # I expect the same tokens.
+    assert [second, first] == said
+    assert answers(engine) == said[1]
+    assert said[0] != said[1]
+    engine.close()
+
+
 def test_after_a_broken_model_the_group_is_gone_and_another_can_form(
     backend: Backend, invite: Callable[[], Group], tmp_path: Path
 ) -> None:

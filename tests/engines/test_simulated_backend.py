@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.harness import ask, greedy, run
 from tokenyard.settings import WorkerSettings
-from worker.engines import Group
+from worker.engines import Group, Unsupported
 from worker.engines.loading import make_backend
 from worker.engines.simulated_backend import BROKEN, SimulatedBackend
 from worker.models import AdapterSpec, ModelSpec
@@ -65,6 +65,35 @@ def test_a_broken_model_is_refused_and_the_next_one_is_not() -> None:
         backend.load(ModelSpec("any", BROKEN))
 
     assert backend.load(SPEC).info.model == "pretended"
+
+
+def test_weights_stand_in_for_the_models_own_from_the_start_and_later() -> None:
+    backend = SimulatedBackend()
+    own = run(backend.load(SPEC), greedy())[0].tokens
+
+    engine = backend.load(SPEC, weights="/checkpoints/7")
+    other = run(engine, greedy())[0].tokens
+    engine.reload(SPEC.path)
+
+    assert other != own
+    assert run(engine, greedy())[0].tokens == own
+    engine.reload("/checkpoints/7")
+    assert run(engine, greedy())[0].tokens == other
+    assert engine.info.weights == "/checkpoints/7"
+
+
+def test_broken_weights_are_refused_and_those_before_stay() -> None:
+    backend = SimulatedBackend()
+    engine = backend.load(SPEC, weights="/checkpoints/7")
+    before = run(engine, greedy())[0].tokens
+
+    with pytest.raises(Unsupported, match="broken weights"):
+        engine.reload(f"/checkpoints/{BROKEN}")
+    with pytest.raises(Unsupported, match="broken weights"):
+        backend.load(SPEC, weights=f"/checkpoints/{BROKEN}")
+
+    assert engine.info.weights == "/checkpoints/7"
+    assert run(engine, greedy())[0].tokens == before
 
 
 def test_loading_takes_the_time_of_the_settings() -> None:

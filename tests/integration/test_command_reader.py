@@ -10,20 +10,31 @@ import redis
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.commands import Command
+from tokenyard.connection import open_connection
 from tokenyard.keys import Keys
+from tokenyard.posture import Order, Posture
 from tokenyard.scripts import Scripts
 from worker.command_reader import COUNT, CommandReader
 
 
 @pytest.fixture
-def taken() -> list[tuple[str, Command]]:
+def taken() -> list[tuple[str, Command | Order]]:
     return []
 
 
 @pytest.fixture
-def reader(broker: Server, keys: Keys, taken: list[tuple[str, Command]]) -> Iterator[CommandReader]:
-    own = redis.Redis.from_url(broker.url, socket_timeout=10.0)
-    made = CommandReader(own, keys, lambda *one: taken.append(one), block_ms=100)
+def returns() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def reader(
+    broker: Server, keys: Keys, taken: list[tuple[str, Command | Order]], returns: list[str]
+) -> Iterator[CommandReader]:
+    own = open_connection(broker.url, timeout_s=10.0, retries=0)
+    made = CommandReader(
+        own, keys, lambda *one: taken.append(one), lambda: returns.append("now"), block_ms=100
+    )
     yield made
     made.stop()
     if made._thread.is_alive():
@@ -40,7 +51,7 @@ def command(scripts: Scripts, model: str) -> tuple[str, Command]:
 
 
 def test_each_command_once_and_in_order(
-    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     reader.start()
     given = [command(scripts, f"model-{number}") for number in range(5)]
@@ -52,7 +63,7 @@ def test_each_command_once_and_in_order(
 
 
 def test_what_is_said_before_the_first_read_is_not_missed(
-    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     # Its worker may have joined already, while the server did not answer the reader.
     given = command(scripts, "model")
@@ -63,7 +74,7 @@ def test_what_is_said_before_the_first_read_is_not_missed(
 
 
 def test_more_than_one_read_takes(
-    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     given = [command(scripts, f"model-{number}") for number in range(COUNT + 1)]
 
@@ -73,14 +84,33 @@ def test_more_than_one_read_takes(
     assert taken == given
 
 
+def test_signals_come_between_commands(
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
+) -> None:
+    order = Order(signal="PAUSE", mode="keep")
+    given = [command(scripts, "first")]
+    entry = scripts.signal(order, b"", Posture(conduct="PAUSED", mode="keep"))
+    assert entry
+    given += [(entry, order), command(scripts, "last")]
+
+    reader.run_once()
+
+    assert taken == given
+
+
 def test_what_is_no_command_is_passed_over(
     connection: redis.Redis,
     keys: Keys,
     scripts: Scripts,
     reader: CommandReader,
-    taken: list[tuple[str, Command]],
+    taken: list[tuple[str, Command | Order]],
 ) -> None:
-    for forged in ({"x": "y"}, {"command": "{"}, {"command": '{"verb": "explode", "worker": "w"}'}):
+    for forged in (
+        {"x": "y"},
+        {"command": "{"},
+        {"signal": "{"},
+        {"command": '{"verb": "explode", "worker": "w"}'},
+    ):
         connection.xadd(keys.control, forged)
     given = command(scripts, "model")
     reader.start()
@@ -92,7 +122,8 @@ def test_it_goes_on_after_its_connection_was_killed(
     connection: redis.Redis,
     scripts: Scripts,
     reader: CommandReader,
-    taken: list[tuple[str, Command]],
+    taken: list[tuple[str, Command | Order]],
+    returns: list[str],
 ) -> None:
     reader.start()
     given = [command(scripts, "first")]
@@ -102,10 +133,11 @@ def test_it_goes_on_after_its_connection_was_killed(
     given.append(command(scripts, "second"))
 
     eventually(lambda: taken == given)
+    eventually(lambda: returns == ["now"])
 
 
 def test_stop_is_the_end(
-    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command]]
+    scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     reader.start()
     reader.stop()

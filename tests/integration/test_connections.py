@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import redis
 from redis.crc import key_slot
 
 from tests.support.brokers import (
     Certificates,
     Cluster,
-    GuardedServer,
     Sentinel,
     ServerWith,
     ask,
@@ -26,6 +24,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName, free_port
 from tests.support.streams import expected
 from tests.support.waiting import eventually
+from tests.support.watched import USERS, Keep, Watched, settle
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.address import ClusterNodes
 from tokenyard.connection import open_connection
@@ -33,7 +32,6 @@ from tokenyard.keys import Keys
 from tokenyard.wire import SamplingParams
 
 AWAY_S = 60.0
-Keep = Callable[[Server | Cluster], None]
 
 
 @pytest.fixture
@@ -135,46 +133,7 @@ def check_streams(handles: Sequence[Handle]) -> None:
         assert [token for delta in handle for token in delta.tokens] == tokens
 
 
-def settle(url: str) -> None:
-    """Let the replica take over all that was written so far; the master writes no more."""
-    with redis.Redis.from_url(url) as connection:
-        connection.client_pause(10_000, all=False)
-        assert connection.wait(1, 10_000) == 1
-
-
 # Sentinel
-
-USERS = ("client", "coordinator", "worker", "admin", "replica", "sentinel", "default")
-
-
-class Watched:
-    """A master with a replica and a Sentinel, all with the users of `deploy/users.acl`."""
-
-    def __init__(self, name: ServerName, folder: Path, keep: Keep) -> None:
-        places = [folder / part for part in ("first", "second", "sentinel")]
-        for place in places:
-            place.mkdir()
-        follow = [
-            "--masteruser",
-            "replica",
-            "--masterauth",
-            "replica",
-            "--repl-diskless-sync-delay",
-            0,
-        ]
-        self.master = GuardedServer(name, places[0], USERS, options=follow)
-        keep(self.master)
-        more = ["--replicaof", f"127.0.0.1 {self.master.port}"]
-        self.replica = GuardedServer(name, places[1], USERS, options=[*follow, *more])
-        keep(self.replica)
-        self.sentinel = Sentinel(name, places[2], self.master)
-        keep(self.sentinel)
-        self.sentinel.wait_for_replica()
-
-    def url(self, user: str) -> str:
-        """Two Sentinels, of which only the second lives."""
-        hosts = f"127.0.0.1:{free_port()},127.0.0.1:{self.sentinel.port}"
-        return f"redis+sentinel://{user}:{user}@{hosts}/yards"
 
 
 @pytest.mark.parametrize("name", ["valkey", "redis"])

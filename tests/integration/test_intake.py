@@ -18,7 +18,7 @@ BATCH = 8
 
 @pytest.fixture
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
-    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events):
+    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.wishers):
         connection.xgroup_create(stream, GROUP, "0", mkstream=True)
     return Intake(connection, keys, max_batch=BATCH, most_held=5 * BATCH)
 
@@ -247,3 +247,16 @@ class TestCompare:
 
         assert not yard.intake.is_auditing
         assert yard.held() == ids[1:]
+
+
+def test_wishers_wake_and_are_told_once(yard: Yard) -> None:
+    # Given a client that wishes for something
+    yard.connection.xadd(yard.keys.wishers, {"client": "ann"})
+
+    # I expect a read to end with it, and to say so once,
+    assert not yard.intake.take_wished()
+    assert yard.intake.read(0, 60_000, everything=False) == ([], [])
+    assert [yard.intake.take_wished() for _ in range(2)] == [True, False]
+    # and the entry to stay until somebody grants the wish, though nobody is given it again.
+    assert yard.connection.xlen(yard.keys.wishers) == 1
+    assert yard.connection.xpending(yard.keys.wishers, GROUP)["pending"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import redis
 
@@ -45,7 +46,7 @@ def members(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Iterator[M
 def test_join_and_leave(members: Members) -> None:
     entry = make_worker_info("w")
     worker = members.membership.join(entry)
-    assert members.roster() == {worker: entry}
+    assert members.roster() == {worker: msgspec.structs.replace(entry, lease_ms=LONG_MS)}
 
     members.membership.leave(worker, "left")
     members.membership.renew()

@@ -215,15 +215,23 @@ class TestOtherCommands:
 
         host.wait("ready", "host", model="adder")
 
-    def test_stop_puts_a_new_process_in_the_place_of_one(self, new_host: NewHost) -> None:
-        host = new_host(spares=1)
+    def test_drain_and_stop_close_devices(self, new_host: NewHost) -> None:
+        # Given a host with two devices, one of which has a spare
+        host = new_host(slots=2, spares=1)
         host.obey("load", "host-0", model="adder")
-        pid = host.process("host-0").pid
 
-        host.obey("stop", "host-0")
+        # If the process that takes up the first is drained
+        host.obey("drain", "host-0")
 
-        host.wait("ready", "host-1", model="adder")
-        assert host.wait("warm", "host-0").pid != pid
+        # I expect its device to be closed, and nothing to be started there,
+        eventually(lambda: {one.name for one in host.plant.roster().values()} == {"host-1"})
+        host.obey("load", "host-1", model="adder")
+        assert len(host.program.children()) == 1
+
+        # and the controller to end with its last process.
+        host.command("stop", "host-1")
+        assert host.program.wait() == 0
+        assert not host.plant.roster()
 
 
 class TestDeath:

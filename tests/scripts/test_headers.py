@@ -30,12 +30,14 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "renew": scripts.Renewed,
     "cancel": scripts.Cancelled,
     "hand_back": scripts.HandedBack,
+    "wish": scripts.Wished,
 }
 #: The scripts call a success by what they did, the enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS = {
     "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
+    "recognize": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
     "take_over": {"NOT_LEADER": -1, "READY": 1},
 }
@@ -163,6 +165,8 @@ BUILDERS = {
     "departed": {r"\.departed\b"},
     "clients": {r"\.clients\b"},
     "attached": {r"\.attached\("},
+    "wishes": {r"\.wishes\("},
+    "wishers": {r"\.wishers\b"},
     "control": {r"\.control\b"},
     "acks": {r"\.acks\("},
     "posture": {r"\.posture\b"},

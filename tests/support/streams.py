@@ -21,9 +21,9 @@ def streams(count: int, max_tokens: int = 60, **fields: object) -> list[Request]
     ]
 
 
-def expected(request: Request) -> list[int]:
-    """The tokens that an engine which nobody kills makes of a request."""
-    engine = SimulatedEngine("sim")
+def expected(request: Request, weights: str = "") -> list[int]:
+    """The tokens that an engine which nobody kills makes of a request, with these weights."""
+    engine = SimulatedEngine("sim", weights=weights)
     engine.add(make_assignment(request))
     while True:
         for event in engine.step():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 import pytest
 
@@ -50,13 +51,18 @@ def leaking(leak: float, device: int = 0) -> Pooled:
 
 
 def steps(
-    members: list[Pooled], *goals: Goal | None, rules: Rules | None = None, slots: int = 1
+    members: list[Pooled],
+    *goals: Goal | None,
+    rules: Rules | None = None,
+    slots: int = 1,
+    suspended: Collection[int] = (),
 ) -> list[Step]:
     """The next steps where these are all goals of a host."""
     by_device: dict[int, Goal | None] = dict.fromkeys(range(slots))
     for goal in goals:
         by_device |= dict.fromkeys(goal.devices, goal) if goal else {}
-    return next_steps(members, by_device, rules or Rules(leak_tolerance=TOLERANCE))
+    rules = rules or Rules(leak_tolerance=TOLERANCE)
+    return next_steps(members, by_device, rules, suspended)
 
 
 class TestTakingUp:
@@ -317,3 +323,48 @@ class TestReplacing:
         overdue = member(State.DRAINING, A, is_doomed=True)
         overdue._drain_since -= 61.0
         assert steps([overdue], goal) == [Replace(overdue)]
+
+
+class TestSuspension:
+    def test_what_is_there_falls_asleep(self) -> None:
+        goal = Goal(A, (0,))
+        holder = member(State.READY, A)
+        assert steps([holder], goal, suspended={0}) == [Release(holder)]
+
+        holder = member(State.DRAINED, A)
+        assert steps([holder], goal, suspended={0}) == [GiveWay(holder, sleeps=True)]
+
+    def test_a_group_cannot_sleep(self) -> None:
+        group = Group("/x", 0, (0, 1))
+        leader = member(State.DRAINED, PAIR, group=group)
+        follower = member(State.ATTACHED, PAIR, 1, group=Group("/x", 1, (0, 1)))
+
+        found = steps([leader, follower], Goal(PAIR, (0, 1)), slots=2, suspended={0, 1})
+
+        assert found == [GiveWay(leader, sleeps=False)]
+
+    @pytest.mark.parametrize("state", [State.WARM, State.ASLEEP])
+    def test_nothing_is_taken_up_meanwhile(self, state: State) -> None:
+        there, goal = member(state, A if state is State.ASLEEP else None), Goal(A, (0,))
+
+        assert steps([there], goal, suspended={0}) == []
+        assert steps([there], goal) == [TakeUp((there,), goal)]
+
+    def test_another_model_that_is_about_to_go_goes(self) -> None:
+        holder = member(State.DRAINED, B)
+
+        assert steps([holder], Goal(A, (0,)), suspended={0}) == [GiveWay(holder, sleeps=False)]
+
+    def test_other_devices_do_as_ever(self) -> None:
+        warm, goal = member(State.WARM, device=1), Goal(A, (1,))
+
+        assert steps([warm], goal, slots=2, suspended={0}) == [TakeUp((warm,), goal)]
+
+
+def test_one_that_none_is_to_follow_ends_whatever_others_do() -> None:
+    # Given a device that is to load a model, again and again, and a process that is to end
+    warm = member(State.WARM)
+    last = member(State.WARM, device=1, is_last=True, is_doomed=True, process=object())
+
+    goal = Goal(A, (0,))
+    assert steps([warm, last], goal, slots=2) == [TakeUp((warm,), goal), Replace(last)]

@@ -23,9 +23,9 @@ def finished(*tokens: int) -> Finished:
 def publish(tally: RunningTally, run: Run, *outcomes: Outcome) -> None:
     """As the publisher does."""
     for outcome in outcomes:
-        tally.note(run, outcome)
         if isinstance(outcome, TokenDelta):
             delta_reply(run, outcome)
+        tally.note(run, outcome)
 
 
 def test_tokens_of_a_stream_count_once() -> None:

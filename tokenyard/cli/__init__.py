@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Final
 
 import click
@@ -36,9 +37,14 @@ COMMANDS: Final = {
     "stop": "tokenyard.cli.drain:stop",
     "info": "tokenyard.cli.info:info",
     "top": "tokenyard.cli.top:top",
+    "doctor": "tokenyard.cli.doctor:doctor",
+    "bench": "tokenyard.cli.bench:bench",
+    "completion": "tokenyard.cli.completion:completion",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
 }
+#: By this variable a shell asks for proposals; click makes it of the program's name.
+COMPLETION: Final = "_TOKENYARD_COMPLETE"
 #: These start a broker of their own where no URL is given; the others look for a running one.
 _OWN_BROKER: Final = {"up", "demo"}
 ABOUT: Final = """Tokenyard is a durable job queue for LLM inference on Redis Streams.
@@ -71,6 +77,10 @@ class Commands(click.Group, PlainCommand):
             return None
         module, _colon, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        if COMPLETION in os.environ:
+            from tokenyard.cli.completing import teach
+
+            teach(command)
         return command
 
 

@@ -13,7 +13,7 @@ import redis
 
 from tokenyard.cli.asking import ask_first, yes_option
 from tokenyard.cli.reach import opened
-from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys
+from tokenyard.keys import PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.parse import parse_request
 from tokenyard.program import Exit, PlainCommand
 from tokenyard.scripts import CANCEL_LOOKS, Cancelled, Scripts, cancel
@@ -46,6 +46,12 @@ class Emptied(enum.StrEnum):
     NOBODYS = "nobodys"  # it names nobody who could be answered: the coordinator buries it
 
 
+_REST: Final = {
+    Emptied.LEFT: "given to workers meanwhile, or known otherwise already",
+    Emptied.NOBODYS: "they name nobody who could be answered; the coordinator buries them",
+}
+
+
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Cancel what waits; asks first.")
 @click.option(
     "--priority",
@@ -54,45 +60,40 @@ class Emptied(enum.StrEnum):
     show_default=True,
     help="What waits with this priority.",
 )
-@click.option("--why", default="", help="In words; stands in each result.")
+@click.option("--why", default="", help="Why, in words; stands in each result.")
 @yes_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: bool) -> None:
     """Count, ask, cancel page by page, and say how many."""
-    names = [name for name in INTAKE_CLASSES if priority in {"all", name}]
+    # What is rescued meanwhile comes to `retry`, so that one is the last.
+    every: tuple[IntakeClass, ...] = (*PRIORITY_CLASSES, "retry")
+    names = [name for name in every if priority in {"all", name}]
     with opened(ctx.obj) as (connection, keys):
-        lengths = {name: _length(connection, keys, name) for name in names}
-        total = sum(lengths.values())
+        total = sum(_length(connection, keys, name) for name in names)
         if total:
-            ask_first(f"Cancel {_requests(total)} that wait?", is_sure=is_sure)
+            verb = "waits" if total == 1 else "wait"
+            ask_first(f"Cancel {_requests(total)} that {verb}?", is_sure=is_sure)
         done = {name: _empty(connection, keys, name, why) for name in names}
     cancelled = {name: done[name][Emptied.CANCELLED] for name in names}
-    everything = sum(done.values(), Counter())
+    rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     if as_json:
-        click.echo(
-            msgspec.json.encode(
-                {"cancelled": cancelled, **{each.value: everything[each] for each in _OTHERS}}
-            )
-        )
+        fields = {what.value: count for what, count in rest.items()}
+        click.echo(msgspec.json.encode({"cancelled": cancelled, **fields}))
     else:
-        _say(cancelled, everything)
+        _say(total, cancelled, rest)
     ctx.exit(Exit.OK)
 
 
-_OTHERS: Final = (Emptied.LEFT, Emptied.NOBODYS)
-
-
-def _say(cancelled: Mapping[IntakeClass, int], everything: Counter[Emptied]) -> None:
+def _say(total: int, cancelled: Mapping[IntakeClass, int], rest: Mapping[Emptied, int]) -> None:
+    if not total:
+        click.echo("nothing waits")
+        return
     parts = ", ".join(f"{count} {name}" for name, count in cancelled.items() if count)
-    total = everything[Emptied.CANCELLED]
-    click.echo(f"{_requests(total)} cancelled: {parts}" if total else "nothing waits")
-    if everything[Emptied.NOBODYS]:
-        click.echo(
-            f"{everything[Emptied.NOBODYS]} entries name nobody who could be answered:"
-            " the coordinator buries them, see `tokenyard dead list`",
-            err=True,
-        )
+    click.echo(f"{_requests(sum(cancelled.values()))} cancelled{parts and f': {parts}'}")
+    for what, count in rest.items():
+        if count:
+            click.echo(f"{count} left: {_REST[what]}", err=True)
 
 
 def _requests(count: int) -> str:

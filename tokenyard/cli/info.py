@@ -165,7 +165,10 @@ def _loadable(host: HostInfo) -> str:
 
 
 def _worker_table(view: YardView) -> Table:
-    table = Table("Worker", "Device", "State", "Model", "Pid", "Lane", "Lease", "Memory", "Took")
+    table = Table()
+    table.add_column("Worker", no_wrap=True)
+    for column in ("Device", "State", "Model", "Pid", "Lane", "Lease", "Memory", "Took"):
+        table.add_column(column)
     for worker in view.workers:
         table.add_row(*_worker_row(worker), style=None if worker.is_ready else "dim")
     return table

@@ -21,6 +21,7 @@ from tokenyard.cli.child import Child, LogLine
 from tokenyard.connection import open_connection, translated
 from tokenyard.errors import BrokerUnavailable
 from tokenyard.keys import Keys
+from tokenyard.program import Exit
 from tokenyard.scripts import Scripts
 from tokenyard.settings import EngineName, default_name
 
@@ -78,6 +79,7 @@ class LocalYard:
         self._broker: EmbeddedBroker | None = None
         self._children: list[Child] = []
         self._connection: redis.Redis | None = None
+        self._is_drained = False  # our controller has ended in order: it has no workers any more
         self.url = plan.redis_url
 
     @property
@@ -130,6 +132,8 @@ class LocalYard:
             view = self.view()
             ready = sum(self._is_up(worker) for worker in view.workers)
             tell(view.leader is not None, ready)
+            if self._is_drained:
+                raise YardFailed("its workers have been drained or stopped before they were ready")
             if view.leader and ready >= self._plan.processes:
                 return
             if time.monotonic() > until:
@@ -156,8 +160,11 @@ class LocalYard:
             return read_yard(self._connection, self._keys)
 
     def run(self) -> None:
-        """Watch until interrupted; raises `YardFailed` when a part ends for good."""
-        while True:
+        """Watch until interrupted, or until all our workers have been drained or stopped.
+
+        Raises `YardFailed` when a part ends for good otherwise.
+        """
+        while not self._is_drained:
             self.watch()
             time.sleep(_POLL_S)
 
@@ -173,6 +180,11 @@ class LocalYard:
 
     def _revive(self, child: Child) -> None:
         status, pid = child.status, child.pid
+        if child.name == _WORKER and status == Exit.OK:
+            if not self._is_drained:
+                self._say(child.name, LogLine("INFO", "its workers have ended in order"))
+            self._is_drained = True
+            return
         self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
         if child.name == _WORKER:
             self._retire_ours()

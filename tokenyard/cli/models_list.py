@@ -27,8 +27,8 @@ Loadable  controllers that may load it, with the time that loading took last
 Workers   that hold it, and their states
 Weights   a checkpoint that stands in for the model's own, see `models reload`
 Epoch     that its results carry, see `tokenyard epoch`
-Posture   RUNNING, PAUSED or SUSPENDED, as ordered for all or for this model; a worker may
-          have been ordered otherwise by its name
+Posture   RUNNING, PAUSED or SUSPENDED, as ordered for all or for this model;
+          workers that do otherwise, for instance by their names, say so
 Fault     why it could not be loaded the last time, and where
 
 \b
@@ -164,7 +164,11 @@ def _state(holder: Holder, posture: Posture) -> str:
     """Its state, and what it does otherwise than the model's posture says."""
     info = holder.info
     differs: list[str] = [info.conduct] if info.conduct != posture.conduct else []
-    differs += [f"epoch {info.epoch}"] if info.epoch != posture.epoch else []
+    differs += (
+        ["no epoch" if info.epoch is None else f"epoch {info.epoch}"]
+        if info.epoch != posture.epoch
+        else []
+    )
     differs += [f"weights {info.weights or 'its own'}"] if info.weights != posture.weights else []
     return ", ".join([f"{holder.worker} {info.state}", *differs])
 

@@ -23,8 +23,8 @@ prefix caches; those that load it later take it from the start. PATH is a folder
 hosts see it, of the same architecture; give each checkpoint a path of its own. An empty PATH brings
 the model's own weights back.
 
-With --mode abort running requests continue under the new weights, behind what they have published;
-with `wait` they finish first, and with `keep` they go on in place.
+With --mode abort running requests continue under the new weights, behind what they have published.
+With `wait` they finish first. With `keep` they go on in place, on what the old weights computed.
 
 \b
 Examples:

@@ -75,11 +75,11 @@ def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
         type=click.FloatRange(0),
         default=default_s,
         show_default=True,
-        help="Seconds to wait for that.",
+        help="Seconds to wait until all have obeyed.",
     )
 
 
-why_option = click.option("--why", default="", help="In words; for the logs.")
+why_option = click.option("--why", default="", help="Why, in words; for the logs.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _OPTIONS: Final = (
     click.option("--all", "for_all", is_flag=True, help="All workers; the default."),
@@ -109,13 +109,18 @@ class Outcome:
     others: Mapping[str, Conduct]
 
 
-def give(ctx: click.Context, asked: Asked, signal: Signal, done: str, **more: Any) -> None:
-    """Give a signal, wait, say what came of it (``done``, where all obeyed), and end."""
+def give(
+    ctx: click.Context, asked: Asked, signal: Signal, done: str, already: str = "", **more: Any
+) -> None:
+    """Give a signal, wait, say what came of it, and end.
+
+    ``done`` says how things are where all obeyed, ``already`` where nothing was to change.
+    """
     outcome = _give(ctx, asked, signal, more)
     if asked.as_json:
         click.echo(msgspec.json.encode(_fields(outcome, asked)))
     else:
-        _say(outcome, asked, done)
+        _say(outcome, asked, done, already or f"{done} already")
     ctx.exit(Exit.UNAVAILABLE if outcome.holdouts else Exit.OK)
 
 
@@ -174,14 +179,14 @@ def holdout_fields(holdouts: Sequence[Holdout]) -> list[dict[str, str]]:
     return [{"worker": one.worker, "name": one.name, "reason": one.reason} for one in holdouts]
 
 
-def _say(outcome: Outcome, asked: Asked, done: str) -> None:
+def _say(outcome: Outcome, asked: Asked, done: str, already: str) -> None:
     given, scope = outcome.given, said(outcome.given.order.scope)
     if given.order.signal in {"DRAIN", "STOP"} and not given.workers:
         click.echo(f"{scope}: nobody is there")
     elif given.is_redundant:
-        click.echo(f"{scope}: {done} already")
+        click.echo(f"{scope}: {already}")
     elif not asked.waits:
-        click.echo(f"{scope}: {given.order.signal} is given; `tokenyard info` shows who obeys")
+        click.echo(f"{scope}: {given.order.signal} is given")
     elif not outcome.holdouts:
         click.echo(f"{scope}: {done}")
     if outcome.holdouts:
@@ -193,10 +198,9 @@ def _say(outcome: Outcome, asked: Asked, done: str) -> None:
 
 def say_holdouts(holdouts: Sequence[Holdout], timeout_s: float) -> None:
     """Who has not obeyed, and why."""
-    if all(one.reason for one in holdouts):
-        click.echo(f"Error: {_workers(len(holdouts))} refused:", err=True)
-    else:
-        click.echo(f"Error: {_workers(len(holdouts))} not obeyed after {timeout_s:g} s:", err=True)
+    is_over = any(not one.reason for one in holdouts)
+    after = f" after {timeout_s:g} s" if is_over else ""
+    click.echo(f"Error: {_workers(len(holdouts))} not obeyed{after}:", err=True)
     for one in holdouts:
         click.echo(f"  {one.name} ({one.worker}): {one.reason or 'has not answered'}", err=True)
 

@@ -38,7 +38,8 @@ Examples:
 {_STATUSES}"""
 UNPAUSE: Final = f"""Let paused workers run again.
 
-A worker runs when neither all workers nor its model nor itself is paused; what still is, is said.
+A worker runs when none of its scopes is paused: all workers, its model, its own name. Those that
+still are paused are named.
 
 \b
 Examples:
@@ -84,7 +85,7 @@ def pause(ctx: click.Context, /, mode: PauseMode, **asked: Any) -> None:
 @click.pass_context
 def unpause(ctx: click.Context, /, **asked: Any) -> None:
     """Give UNPAUSE."""
-    give(ctx, Asked(**asked), "UNPAUSE", "not paused")
+    give(ctx, Asked(**asked), "UNPAUSE", "unpaused", "not paused")
 
 
 @click.command(cls=PlainCommand, help=SUSPEND, short_help="Let paused workers free their devices.")
@@ -102,4 +103,4 @@ def suspend(ctx: click.Context, /, **asked: Any) -> None:
 @click.pass_context
 def resume(ctx: click.Context, /, **asked: Any) -> None:
     """Give RESUME."""
-    give(ctx, Asked(**asked), "RESUME", "not suspended")
+    give(ctx, Asked(**asked), "RESUME", "awake, and paused", "not suspended")

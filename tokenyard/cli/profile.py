@@ -11,8 +11,8 @@ from tokenyard.program import PlainCommand
 
 ABOUT: Final = """Start and stop the profilers of the engines.
 
-vLLM writes its traces where the engine argument `profiler_config` says, which must be in
-`engine_args` of the model; without it the worker refuses.
+vLLM writes its traces where `profiler_config` says, one of the `engine_args` of the model; a worker
+without it refuses.
 
 \b
 Examples:
@@ -45,4 +45,4 @@ def start(ctx: click.Context, /, **asked: Any) -> None:
 @click.pass_context
 def stop(ctx: click.Context, /, **asked: Any) -> None:
     """Stop the profilers; the traces are written then."""
-    give(ctx, Asked(**asked), "STOP_PROFILE", "not profiling")
+    give(ctx, Asked(**asked), "STOP_PROFILE", "not profiling any more", "not profiling")

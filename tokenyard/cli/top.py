@@ -35,6 +35,7 @@ Examples:
 
 The exit status of --once is 3 where no coordinator leads.
 """
+_FILE_WIDTH: Final = 120
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show a yard live, on the whole screen.")
@@ -71,6 +72,8 @@ def _print_once(choice: YardChoice, console: Console, interval_s: float) -> Exit
     url, picture = url_of(choice), _Picture(choice, console)
     for seen in watch(url, choice.yard, pause, count=2):
         picture.take(seen)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     console.print(picture.draw(height=0))
     return Exit.OK if picture.is_led else Exit.UNAVAILABLE
 

@@ -26,7 +26,8 @@ ABOUT: Final = """Run a whole yard on this machine: broker, coordinator and work
 Without --redis-url it starts an embedded broker (Valkey) on a free loopback port, which keeps its
 data in --data-dir, so that what was accepted survives a restart. From a checkout it serves the
 example model `adder`. It stops everything on Ctrl-C or SIGTERM: running requests may finish
-first, a second Ctrl-C stops at once.
+first, a second Ctrl-C stops at once. It also ends when all of its workers have been ended by
+`tokenyard drain` or `stop`.
 
 \b
 Examples:
@@ -175,7 +176,7 @@ class Foreground:
         self._yard = LocalYard(plan, self._log)
 
     def run(self) -> None:
-        """Until interrupted; raises `YardFailed` when a part ends for good."""
+        """Until interrupted, or drained; raises `YardFailed` when a part ends for good."""
         with Interrupts() as interrupts:
             try:
                 self._start()

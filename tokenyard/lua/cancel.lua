@@ -32,7 +32,7 @@
 local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
 local MOST_TTL_S = 30 * 24 * 3600
 local ledger, place = KEYS[1], KEYS[3]
-local known = redis.call('HMGET', ledger, 'state', 'intake', 'worker', 'entry')
+local known = redis.call('HMGET', ledger, 'state', 'intake', 'worker', 'entry', 'sid')
 local state, entry = known[1], known[4]
 
 local function conclude(destination, kind, ttl)
@@ -69,6 +69,9 @@ else
   take_queued(KEYS[6], ledger)
   if not state then redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry) end
 end
+-- For the leader's metrics: nobody else hears of all that is cancelled.
+local class = string.match(known[5] or ARGV[2], '^%a+')
+redis.call('HINCRBY', KEYS[6], 'count:cancelled:' .. class, 1)
 -- Nobody may have judged this entry yet.
 local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')
 if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end

@@ -9,7 +9,7 @@
 -- ARGV[3...] for each destination: kind (flat: one entry for each delta; frame: one entry for
 --   all), number of deltas, then for each delta: attempt, seq (tokens published before it),
 --   its tokens (packed int32), the reply (msgpack map); behind them all, for each delta whose
---   generation epoch is to be known: place of its ledger in KEYS, epoch
+--   generation epoch is to be known: its number from 1, place of its ledger in KEYS, epoch
 -- Returns -1 LEASE_LOST, or one code for each delta: 1 PUBLISHED, 2 REPEATED (was published by
 --   an earlier call whose answer was lost, or has no tokens), 0 STALE (another attempt has the
 --   request, or tokens before it are missing)
@@ -31,21 +31,21 @@ local function publish(ledger, tokens, attempt, seq, packed)
   return PUBLISHED
 end
 
-local replies, published, k, a = {}, {}, 2, 3
+local replies, k, a = {}, 2, 3
 while k <= #KEYS do
   local destination, kind, count = KEYS[k], ARGV[a], tonumber(ARGV[a + 1])
   local items = {}
   k, a = k + 1, a + 2
   for _ = 1, count do
     local code = publish(KEYS[k], KEYS[k + 1], ARGV[a], ARGV[a + 1], ARGV[a + 2])
-    if code == PUBLISHED then items[#items + 1], published[k] = ARGV[a + 3], true end
+    if code == PUBLISHED then items[#items + 1] = ARGV[a + 3] end
     replies[#replies + 1] = code
     k, a = k + 2, a + 4
   end
   add_replies(destination, kind, items, ARGV[2])
 end
-for i = a, #ARGV, 2 do
-  local place = tonumber(ARGV[i])
-  if published[place] then redis.call('HSETNX', KEYS[place], 'epoch', ARGV[i + 1]) end
+for i = a, #ARGV, 3 do
+  local number, place = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
+  if replies[number] == PUBLISHED then redis.call('HSETNX', KEYS[place], 'epoch', ARGV[i + 2]) end
 end
 return replies

@@ -47,6 +47,7 @@ local queued_tokens = waiting > 0 and math.max(0, tonumber(info[3] or '0')) or 0
 local rate = tonumber(info[4] or '0')
 local now = server_ms()
 local accepted, attached = false, false
+local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0}
 
 local function time_for(requests)
   if rate <= 0 then return -1 end
@@ -87,8 +88,10 @@ for i = 8, #KEYS do
     if state == 'waiting' or state == 'assigned' then attach(id) end
   elseif is_full(tokens) then
     replies[#replies + 1] = {FULL, retry_after()}
+    refused.QUEUE_FULL = refused.QUEUE_FULL + 1
   elseif latest > 0 and time > 0 and now + time > latest then
     replies[#replies + 1] = {LATE, time}
+    refused.DEADLINE_EXCEEDED = refused.DEADLINE_EXCEEDED + 1
   else
     local entry = redis.call('XADD', intake, '*', 'id', id, mould.field, ARGV[at + 3],
       'shared', mould.shared)
@@ -104,4 +107,8 @@ for i = 8, #KEYS do
 end
 if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
 if attached then redis.call('ZADD', KEYS[6], now + tonumber(ARGV[3]), client) end
+-- Nobody else hears of these: the leader's metrics take the counts from here.
+for code, count in pairs(refused) do
+  if count > 0 then redis.call('HINCRBY', KEYS[1], 'count:' .. code, count) end
+end
 return replies

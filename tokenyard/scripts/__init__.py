@@ -18,6 +18,7 @@ from tokenyard.scripts.answers import (
     Renewed,
     Submitted,
     Why,
+    Wished,
 )
 from tokenyard.scripts.calls import Arg, Call, source
 from tokenyard.scripts.client import (
@@ -30,6 +31,7 @@ from tokenyard.scripts.client import (
     place_of,
     requeue,
     submit,
+    wish,
 )
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
@@ -62,6 +64,7 @@ __all__ = [
     "Scripts",
     "Submitted",
     "Why",
+    "Wished",
     "attend",
     "cancel",
     "destination",
@@ -69,4 +72,5 @@ __all__ = [
     "requeue",
     "source",
     "submit",
+    "wish",
 ]

@@ -76,6 +76,13 @@ class Cancelled(enum.IntEnum):
     FORESTALLED = 4
 
 
+class Wished(enum.IntEnum):
+    """What became of a wish that a request be cancelled."""
+
+    FULL = 0
+    WISHED = 1
+
+
 class HandedBack(enum.IntEnum):
     """What became of a request that a worker wanted to give back."""
 

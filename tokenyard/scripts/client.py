@@ -9,7 +9,7 @@ from typing import Any
 from tokenyard.errors import Code
 from tokenyard.keys import GROUP, Keys, PriorityClass
 from tokenyard.replies import ErrorInfo, json_text
-from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted
+from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted, Wished
 from tokenyard.scripts.calls import Arg, Call, Caller
 from tokenyard.wire import DEFAULT_RESULT_TTL_S, Mould, Request, mould_of, prompt_value
 
@@ -17,6 +17,9 @@ from tokenyard.wire import DEFAULT_RESULT_TTL_S, Mould, Request, mould_of, promp
 CLIENT_LEASE_MS = 30_000
 #: A request moves a few times in its life, and seldom between a look and a call.
 CANCEL_LOOKS = 8
+#: A client may wish for so many cancels at once, and a wish that no leader hears is dropped then.
+MOST_WISHES = 10_000
+WISH_TTL_S = 3600
 #: What to read of a ledger for `place_of`.
 PLACE_FIELDS = ("state", "intake", "worker")
 #: Without a tokenizer: bytes of text that make a token, about.
@@ -109,6 +112,12 @@ def cancel(
     error = json_text(ErrorInfo(Code.CANCELLED, reason))
     args: list[Arg] = [state, where, GROUP, request_id, DEFAULT_RESULT_TTL_S, reply_maxlen, error]
     return Call("cancel", call_keys, [*args, entry], Cancelled)
+
+
+def wish(keys: Keys, client: str, request_id: str) -> Call[Wished]:
+    """Ask the leader to cancel a request: for a client that has no right to `cancel`."""
+    args: list[Arg] = [client, request_id, MOST_WISHES, WISH_TTL_S]
+    return Call("wish", [keys.wishes(client), keys.wishers], args, Wished)
 
 
 def attend(

@@ -37,7 +37,18 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, GROUP]
         for item in info.items():
             args.extend(item)
-        return bool(self._run("take_over", [*keys, self.keys.events], args) == 1)
+        keys += [self.keys.events, self.keys.wishers]
+        return bool(self._run("take_over", keys, args) == 1)
+
+    def recognize(self, token: str, server: str, *, was_replica: bool) -> int:
+        """Fence all workers where the server is a promoted replica; how many, or -1: deposed.
+
+        ``server`` is the id of its process, which may have been a replica before.
+        """
+        keys = [self.keys.leader, self.keys.info, self.keys.leases]
+        keys += [self.keys.departed, self.keys.events]
+        fenced: int = self._run("recognize", keys, [token, server, int(was_replica)])
+        return fenced
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries onto lanes; one code for each, all NOT_LEADER for a deposed leader."""

@@ -70,7 +70,7 @@ class WorkerScripts(Caller):
         args: list[Arg] = [worker, self._reply_maxlen]
         epochs: list[Arg] = []
         order = by_destination(self.keys, deltas)
-        for (stream, kind), group in order:
+        for destinations, ((stream, kind), group) in enumerate(order, 1):
             keys.append(stream)
             args += [kind, len(group)]
             for _, item in group:
@@ -78,7 +78,8 @@ class WorkerScripts(Caller):
                 args += [item.assignment.attempt, item.reply.seq]
                 args += [item.reply.tokens, encode_reply(item.reply)]
                 if item.epoch is not None:
-                    epochs += [len(keys) - 1, item.epoch]
+                    number = (len(keys) - 1 - destinations) // 2
+                    epochs += [number, len(keys) - 1, item.epoch]
         args += epochs
         return self._published("emit", keys, args, order, len(deltas))
 

@@ -29,6 +29,7 @@ class EngineInfo:
     tokenizer: str = ""  # path or name of the Hugging Face tokenizer, "" where there is none
     adapters: tuple[str, ...] = ()  # LoRA adapters; requests name them as they name models
     phases_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the load
+    weights: str = ""  # path of the checkpoint that stands in for the model's own; "": its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,13 @@ class Engine(Protocol):
     def reset(self) -> None:
         """Forget the prefix cache."""
 
+    def reload(self, path: str) -> None:
+        """Take the weights of the checkpoint in the folder ``path``, "" for the model's own.
+
+        The prefix cache is forgotten; unfinished requests go on behind their tokens. Raises
+        `Unsupported` where that cannot be, and all is as before.
+        """
+
     def profile(self, *, start: bool) -> None:
         """Start or stop the engine's profiler; raises `Unsupported` where it has none."""
 
@@ -165,8 +173,11 @@ class Backend(Protocol):
     def warm_up(self) -> dict[str, float]:
         """Pay everything that needs no model, once; seconds by phase."""
 
-    def load(self, spec: ModelSpec, group: Group | None = None) -> Engine:
-        """Make an engine. Raises what the engine raises; the process then is as warm as before."""
+    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
+        """Make an engine, with ``weights`` from its first token on; see `Engine.reload` for them.
+
+        Raises what the engine raises; the process then is as warm as before.
+        """
 
     def attend(self, group: Group) -> None:
         """Lend this process to the leader of ``group`` until it lets go; then it is warm again.

@@ -51,10 +51,11 @@ def make_backend(settings: WorkerSettings, device: int) -> Backend:
     """The backend of a process that was born for this device; nothing heavy happens yet."""
     if settings.engine == "simulated":
         return _simulated(settings)
+    has_readers = bool(settings.metrics_port)
     if is_on_cpu(settings):
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
-        return VllmBackend(cores=cores, threads=wished_threads())
-    return VllmBackend(device=device)
+        return VllmBackend(cores=cores, threads=wished_threads(), log_stats=has_readers)
+    return VllmBackend(device=device, log_stats=has_readers)
 
 
 def _simulated(settings: WorkerSettings) -> Backend:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import shake_128
 from typing import Final
@@ -61,9 +61,10 @@ class SpeedModel:
 
 
 class SimulatedEngine:
-    """Answers every request with tokens that follow from the request alone.
+    """Answers every request with tokens that follow from the request and the weights alone.
 
-    Token i of choice c is a word of the hash of (prompt, seed, c): the same on every worker, in
+    Token i of choice c is a word of the hash of (prompt, seed, c), and of the path of the weights
+    where they are not the model's own: the same on every worker, in
     every batch and after every crash, and one pass of a hash function for a whole answer, so
     that the broker is what a benchmark sees. Text is one printable character per token.
     """
@@ -77,14 +78,21 @@ class SimulatedEngine:
         max_model_len: int = 8_192,
         adapters: Sequence[str] = (),
         crash_point: str | CrashPoint = "",
+        path: str = "",
+        weights: str = "",
     ) -> None:
-        """``crash_point``, where it is a text, is read by `CrashPoint`: raises `ValueError`."""
+        """``path`` is where the model's own weights are, ``weights`` what stands in for them.
+
+        ``crash_point``, where it is a text, is read by `CrashPoint`: raises `ValueError`.
+        """
         self._speed = speed or SpeedModel()
         if isinstance(crash_point, str):
             crash_point = CrashPoint(crash_point)
         self._crash = crash_point
         self._sleeps = False
         self._is_open = True
+        self._path = path
+        self._weights = weights
         self._waiting: deque[_Generation] = deque()
         self._running: dict[str, _Generation] = {}
         self._free_at_s = 0.0  # monotonic time at which the simulated device is idle
@@ -102,14 +110,14 @@ class SimulatedEngine:
     @property
     def info(self) -> EngineInfo:
         """What it serves."""
-        return self._info
+        return replace(self._info, weights=self._weights)
 
     def add(self, assignment: Assignment) -> None:
         """Take a request in; see `worker.engines.Engine.add`."""
         if self._sleeps:
             raise RuntimeError("the engine sleeps; wake it first")
         check_resumable(assignment)
-        generation = _start(assignment, self._info)
+        generation = _start(assignment, self._info, self._salt)
         prompt = _tokenize(assignment.request)
         generation.is_poison = self._crash.is_poison(prompt)
         generation.is_faulty = self._crash.is_faulty(prompt, assignment.faults)
@@ -172,6 +180,14 @@ class SimulatedEngine:
     def reset(self) -> None:
         """There is no prefix cache to forget."""
 
+    def reload(self, path: str) -> None:
+        """From here on tokens follow from ``path`` too; see `worker.engines.Engine.reload`."""
+        if self._sleeps:
+            raise Unsupported("the engine sleeps; wake it first")
+        self._weights = path
+        for generation in (*self._waiting, *self._running.values()):
+            generation.change(self._info, self._salt)
+
     def profile(self, *, start: bool) -> None:
         """See `worker.engines.Engine.profile`."""
         verb = "start" if start else "stop"
@@ -184,6 +200,11 @@ class SimulatedEngine:
         self._is_open = False
         self._waiting.clear()
         self._running.clear()
+
+    @property
+    def _salt(self) -> bytes:
+        """What the weights do to the tokens: nothing, where they are the model's own."""
+        return b"" if self._weights in ("", self._path) else self._weights.encode()
 
     def _admit(self) -> int:
         """Fill the batch; returns how many prompt tokens joined."""
@@ -248,6 +269,7 @@ class _Generation:
     """A request in the engine: its whole answer, known from the start, and how far it is."""
 
     key: str
+    request: Request
     prompt_tokens: int
     streams: bool
     choices: list[Choice]
@@ -257,13 +279,31 @@ class _Generation:
     is_poison: bool = False
     is_faulty: bool = False
 
+    def change(self, info: EngineInfo, salt: bytes) -> None:
+        """Other weights: what has been made stands, the rest follows from them."""
+        prompt, room = _tokenize(self.request), info.max_model_len - self.prompt_tokens
+        self.choices = [
+            choice
+            if self.made >= len(choice.tokens)
+            else _choice(
+                self.request,
+                choice.index,
+                salt + prompt,
+                choice.tokens[: self.made],
+                room,
+                info.vocab_size,
+            )
+            for choice in self.choices
+        ]
+        self.longest = max(len(choice.tokens) for choice in self.choices)
+
 
 def _so_far(choice: Choice, made: int) -> Choice:
     text = None if choice.text is None else choice.text[:made]
     return Choice(choice.index, choice.tokens[:made], text, "abort")
 
 
-def _start(assignment: Assignment, info: EngineInfo) -> _Generation:
+def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation:
     request = assignment.request
     packed = _tokenize(request)
     field = prompt_field(request)
@@ -273,11 +313,12 @@ def _start(assignment: Assignment, info: EngineInfo) -> _Generation:
     published = unpack_tokens(assignment.published)
     room = info.max_model_len - prompt_tokens
     choices = [
-        _choice(request, index, packed, published, room, info.vocab_size)
+        _choice(request, index, salt + packed, published, room, info.vocab_size)
         for index in range(request.params.n)
     ]
     return _Generation(
         key=assignment.entry,
+        request=request,
         prompt_tokens=prompt_tokens,
         streams=request.stream,
         choices=choices,

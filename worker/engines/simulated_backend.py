@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Final
 
-from worker.engines import Engine, EngineInfo, Group, Memory
+from worker.engines import Engine, EngineInfo, Group, Memory, Unsupported
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated import SimulatedEngine, SpeedModel
 from worker.engines.simulated_group import attend, gather
 from worker.engines.stopwatch import Stopwatch
 from worker.models import ModelSpec
 
-#: A model with this path cannot be loaded.
+#: A model with this path cannot be loaded, nor can weights in a folder of this name.
 BROKEN: Final = "broken"
 _MEMORY: Final = Memory(host=64 * 1024**2)
 
@@ -39,7 +40,7 @@ class SimulatedBackend:
         self._crash.passed("stall")
         return {"import": 0.0}
 
-    def load(self, spec: ModelSpec, group: Group | None = None) -> Engine:
+    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
         """Pretend to load a model; a group is waited for."""
         stopwatch = Stopwatch()
         with stopwatch.phase("weights"):
@@ -47,11 +48,12 @@ class SimulatedBackend:
             time.sleep(self._load_s)
             if spec.path == BROKEN:
                 raise RuntimeError("broken model")
+            _check(weights)
         release = _nobody
         if group is not None:
             with stopwatch.phase("group"):
                 release = gather(group)
-        return _Loaded(spec, self._speed, self._crash, stopwatch.phases_s, release)
+        return _Loaded(spec, self._speed, self._crash, stopwatch.phases_s, release, weights)
 
     def attend(self, group: Group) -> None:
         """Wait until the leader lets go; raises `ConnectionError` where it dies instead."""
@@ -72,6 +74,7 @@ class _Loaded(SimulatedEngine):
         crash: CrashPoint,
         phases_s: dict[str, float],
         release: Callable[[], None],
+        weights: str,
     ) -> None:
         longest = {} if spec.max_model_len is None else {"max_model_len": spec.max_model_len}
         super().__init__(
@@ -79,6 +82,8 @@ class _Loaded(SimulatedEngine):
             speed=replace(speed, max_num_seqs=spec.max_num_seqs),
             adapters=[adapter.name for adapter in spec.adapters],
             crash_point=crash,
+            path=spec.path,
+            weights=weights,
             **longest,
         )
         self._revision = spec.revision
@@ -90,10 +95,20 @@ class _Loaded(SimulatedEngine):
         """What it serves."""
         return replace(super().info, revision=self._revision, phases_s=dict(self._phases_s))
 
+    def reload(self, path: str) -> None:
+        """See `worker.engines.simulated.SimulatedEngine.reload`."""
+        _check(path)
+        super().reload(path)
+
     def close(self) -> None:
         """Forget everything, and let go of the group; idempotent."""
         super().close()
         self._release()
+
+
+def _check(weights: str) -> None:
+    if PurePath(weights).name == BROKEN:
+        raise Unsupported(f"{weights}: broken weights")
 
 
 def _nobody() -> None:

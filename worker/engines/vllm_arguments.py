@@ -18,7 +18,7 @@ from worker.engines.vllm_executor import (
     SingleExecutor,
     ThriftyExecutor,
 )
-from worker.models import AdapterSpec, ModelSpec
+from worker.models import ModelSpec
 
 _GIB: Final = 1024**3
 #: LoRA adapters that one step may use on a GPU; each takes memory for the largest rank.
@@ -26,14 +26,19 @@ _MAX_LORAS: Final = 8
 
 
 def engine_config(
-    spec: ModelSpec, device: int, executor: type[Executor] | None = None
+    spec: ModelSpec, device: int, executor: type[Executor] | None = None, weights: str = ""
 ) -> VllmConfig:
     """The whole configuration of an engine; arguments in ``spec.engine_args`` win.
 
-    ``device`` is the GPU of this process, and ``executor`` what finds the ranks of a group. Raises
-    what vLLM raises where the model, or an argument, makes no sense.
+    ``device`` is the GPU of this process, ``executor`` what finds the ranks of a group, and
+    ``weights`` the folder of those that stand in for the model's own. Raises what vLLM raises
+    where the model, or an argument, makes no sense.
     """
     config = EngineArgs(**_arguments(spec, executor) | _nested(spec)).create_engine_config()
+    if weights:
+        # Only weights are read from there: a checkpoint of a training run need hold nothing else.
+        config.model_config.hf_config_path = config.model_config.hf_config_path or spec.path
+        config.model_config.model = weights
     if config.parallel_config.distributed_executor_backend in (SingleExecutor, ThriftyExecutor):
         _place(config, device)
     return config
@@ -42,9 +47,18 @@ def engine_config(
 def lora_requests(spec: ModelSpec) -> dict[str, LoRARequest]:
     """The adapters of a model by name, as vLLM asks for them; downloads those that are not here."""
     return {
-        adapter.name: LoRARequest(adapter.name, number, _adapter_path(adapter))
+        adapter.name: LoRARequest(adapter.name, number, folder_of(adapter.path, adapter.revision))
         for number, adapter in enumerate(spec.adapters, start=1)
     }
+
+
+def folder_of(path: str, revision: str) -> str:
+    """A folder; of a Hugging Face name its own, where vLLM could take it in another revision."""
+    if not revision or Path(path).is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(path, revision=revision)
 
 
 def _place(config: VllmConfig, device: int) -> None:
@@ -118,12 +132,3 @@ def _nested(spec: ModelSpec) -> dict[str, Any]:
     if isinstance(profiler, dict):
         given["profiler_config"] = ProfilerConfig(**profiler)
     return given
-
-
-def _adapter_path(adapter: AdapterSpec) -> str:
-    """Its folder; vLLM would download it too, but in no certain revision."""
-    if Path(adapter.path).is_dir() or not adapter.revision:
-        return adapter.path
-    from huggingface_hub import snapshot_download
-
-    return snapshot_download(adapter.path, revision=adapter.revision)

@@ -27,11 +27,20 @@ log = logging.getLogger("tokenyard.worker.engines")
 class VllmBackend:
     """See `worker.engines.Backend`. vLLM is imported by `warm_up`, not before."""
 
-    def __init__(self, *, device: int = 0, cores: Sequence[int] = (), threads: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        device: int = 0,
+        cores: Sequence[int] = (),
+        threads: int = 0,
+        log_stats: bool = False,
+    ) -> None:
         """``cores`` are what it computes with, as many as they are or with so many ``threads``.
 
-        Without cores it computes on the GPU ``device``, as vLLM counts them.
+        Without cores it computes on the GPU ``device``, as vLLM counts them. With ``log_stats``
+        its engines count what they do.
         """
+        self._log_stats = log_stats
         self._device = device
         self._is_on_cpu = bool(cores)
         self._cores = cores
@@ -55,9 +64,9 @@ class VllmBackend:
             give_back()
         return stopwatch.phases_s
 
-    def load(self, spec: ModelSpec, group: Group | None = None) -> Engine:
+    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
         """Make an engine; see `worker.engines.Backend.load`."""
-        return self._load(spec, group)
+        return self._load(spec, group, weights, log_stats=self._log_stats)
 
     def attend(self, group: Group) -> None:
         """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
@@ -78,13 +87,26 @@ class VllmBackend:
         device = 0 if self._is_on_cpu else torch.cuda.memory_reserved(self._device)
         return Memory(host=psutil.Process().memory_info().rss, device=device)
 
-    def _load(self, spec: ModelSpec, group: Group | None = None) -> VllmEngine:
+    def _load(
+        self,
+        spec: ModelSpec,
+        group: Group | None = None,
+        weights: str = "",
+        *,
+        log_stats: bool = False,
+    ) -> VllmEngine:
         from worker.engines.vllm_engine import VllmEngine
 
         with held_back(has_kernels=self._has_kernels):
             executor = _executor_for(group) if group else None
             try:
-                engine = VllmEngine(spec, device=self._device, executor=executor)
+                engine = VllmEngine(
+                    spec,
+                    device=self._device,
+                    executor=executor,
+                    weights=weights,
+                    log_stats=log_stats,
+                )
             except BaseException as fault:
                 if executor is not None:
                     executor.release()

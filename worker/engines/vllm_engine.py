@@ -17,6 +17,7 @@ from tokenyard.errors import Code
 from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
+from worker.engines.checkpoints import check_fit
 from worker.engines.prompts import prompt_tokens
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
 from worker.engines.stopwatch import Stopwatch
@@ -29,10 +30,11 @@ from worker.engines.vllm_answers import (
     Streamed,
     Whole,
 )
-from worker.engines.vllm_arguments import engine_config, lora_requests
+from worker.engines.vllm_arguments import engine_config, folder_of, lora_requests
 from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm_params import build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
+from worker.engines.vllm_weights import add_adapters, exchange_weights, remove_adapters
 from worker.engines.warm_base import held_back, let_go
 from worker.models import ModelSpec
 
@@ -53,24 +55,35 @@ class VllmEngine:
     """
 
     def __init__(
-        self, spec: ModelSpec, *, device: int = 0, executor: type[Executor] | None = None
+        self,
+        spec: ModelSpec,
+        *,
+        device: int = 0,
+        executor: type[Executor] | None = None,
+        weights: str = "",
+        log_stats: bool = False,
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
+        With ``log_stats`` vLLM counts what it does, for `worker.engines.vllm_stats`.
         Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
+        And `Unsupported` for weights that do not fit.
         """
+        if weights:
+            check_fit(spec.path, weights)
         self._stopwatch = Stopwatch()
         self._spec = spec
         self._sleep = choose_sleep(spec)
         self._asleep = 0  # the level
+        self._weights = weights
         self._answers: dict[str, Answer] = {}
         self._ready: list[EngineEvent] = []  # answers that need no step
         with self._stopwatch.phase("config"):
-            config = engine_config(spec, device, executor)
+            config = engine_config(spec, device, executor, weights)
             self._adapters = lora_requests(spec)
         with self._stopwatch.phase(EXECUTOR):
             self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
-                config, disable_log_stats=True
+                config, disable_log_stats=not log_stats
             )
         model = config.model_config
         self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
@@ -80,7 +93,7 @@ class VllmEngine:
         self._end_tokens = _end_tokens(model, self._tokenizer)
         if self._adapters:
             with self._stopwatch.phase("adapters"):
-                self._add_adapters(self._engine)
+                add_adapters(self._engine, self._adapters)
         with self._stopwatch.phase("warm-up"):
             self._warm_up(self._engine)
         self._phases_s = with_inner_phases(self._stopwatch.phases_s, self._engine.model_executor)
@@ -99,6 +112,7 @@ class VllmEngine:
             tokenizer="" if self._tokenizer is None else self._spec.path,
             adapters=tuple(self._adapters),
             phases_s=dict(self._phases_s),
+            weights=self._weights,
         )
 
     def add(self, assignment: Assignment) -> None:
@@ -173,8 +187,7 @@ class VllmEngine:
         if self._asleep:
             raise Unsupported(f"the engine sleeps already, at level {self._asleep}")
         if level == max(LEVELS):
-            for request in self._adapters.values():
-                engine.remove_lora(request.lora_int_id)
+            remove_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
         self._sleep.begin(engine, level)
         self._asleep = level
@@ -186,13 +199,23 @@ class VllmEngine:
             return
         self._sleep.end(engine, self._asleep)
         if self._asleep == max(LEVELS):
-            self._add_adapters(engine)
+            add_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
         self._asleep = 0
 
     def reset(self) -> None:
         """Forget the prefix cache."""
         self._open().reset_prefix_cache()
+
+    def reload(self, path: str) -> None:
+        """Take other weights in place; a fault but `Unsupported` means that the engine is lost."""
+        engine = self._open()
+        if self._asleep:
+            raise Unsupported(f"the engine sleeps, at level {self._asleep}; wake it first")
+        if path:
+            check_fit(self._spec.path, path)
+        exchange_weights(engine, self._folder(path), self._folder(self._weights), self._adapters)
+        self._weights = path
 
     def profile(self, *, start: bool) -> None:
         """Start or stop vLLM's profiler; raises `Unsupported` where the model's file names none."""
@@ -355,13 +378,8 @@ class VllmEngine:
         while engine.has_unfinished_requests():
             engine.step()
 
-    def _add_adapters(self, engine: LLMEngine) -> None:
-        """Read all adapters, so that a broken one shows before a request asks for it."""
-        for name, request in self._adapters.items():
-            try:
-                engine.add_lora(request)
-            except Exception as fault:
-                raise ValueError(f"adapter {name} cannot be loaded: {fault}") from fault
+    def _folder(self, weights: str) -> str:
+        return weights or folder_of(self._spec.path, self._spec.revision)
 
     def _open(self) -> LLMEngine:
         if self._engine is None:

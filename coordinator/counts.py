@@ -1,0 +1,70 @@
+"""What the coordinator counts while it works. `coordinator.metrics` shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import product
+from typing import Final
+
+from tokenyard.errors import Code
+from tokenyard.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.metrics import Histogram
+from tokenyard.replies import Status, status_of
+from tokenyard.scripts import Why
+
+#: Why a request is refused; the last by `submit` alone.
+REFUSALS: Final = (
+    *(Code.INVALID_REQUEST, Code.MODEL_UNAVAILABLE, Code.QUEUE_FULL),
+    Code.DEADLINE_EXCEEDED,
+)
+#: Why a dead letter is one; the last names nobody who could be answered.
+DEATHS: Final = (Code.POISONED, Code.INFERENCE_ERROR, Code.WORKER_LOST, "UNANSWERABLE")
+#: What a request can end as that the coordinator answers.
+ENDS: Final[tuple[Status, ...]] = ("failed", "expired")
+WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
+
+
+#: What the end of a lost lease says of that, in ms; any other has run out.
+_WHY_BY_LEASE: Final[dict[float, Why]] = {-1: "left", -2: "crashed"}
+
+
+class Counts:
+    """Counts from the start of the process, whoever leads.
+
+    The coordinator's own thread writes here, once for each request at most and without a lock;
+    whatever can be counted begins at 0.
+    """
+
+    def __init__(self) -> None:
+        #: By model ("" where nobody knows it), priority class and outcome.
+        self.results: Counter[tuple[str, str, str]] = Counter()
+        self.rejected: Counter[str] = Counter(dict.fromkeys(map(str, REFUSALS), 0))
+        self.dead: Counter[str] = Counter(dict.fromkeys(map(str, DEATHS), 0))
+        #: Entries taken back from workers that are gone, by why these are.
+        self.taken_back: Counter[str] = Counter(dict.fromkeys(WHYS, 0))
+        self.swaps = 0
+        self.queue_wait = {name: Histogram() for name in INTAKE_CLASSES}
+        self.assign = Histogram()
+        self.know([""])
+
+    def know(self, models: Iterable[str]) -> None:
+        """Begin the counts of these models."""
+        for key in product(models, INTAKE_CLASSES, ENDS):
+            self.results.setdefault(key, 0)
+
+    def answered(self, model: str, intake: IntakeClass, code: Code, *, is_dead: bool) -> None:
+        """A request has its result without a worker."""
+        self.results[model, intake, status_of(code)] += 1
+        if is_dead:
+            self.dead[str(code)] += 1
+        elif code in REFUSALS and code is not Code.DEADLINE_EXCEEDED:
+            self.rejected[str(code)] += 1
+
+    def took_back(self, lease_ms: float, count: int) -> None:
+        """Requests wait again that a worker had whose lease has ended so."""
+        self.taken_back[_WHY_BY_LEASE.get(lease_ms, "lost")] += count
+
+    def buried(self) -> None:
+        """An entry that names nobody is among the dead letters."""
+        self.dead["UNANSWERABLE"] += 1

@@ -1,0 +1,111 @@
+"""`tokenyard completion`, and what the tabulator proposes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+
+from tests.cli.running import environment, tokenyard
+from tokenyard.program import Exit
+
+Propose = Callable[..., list[str]]
+
+
+@pytest.fixture
+def propose(tmp_path: Path) -> Propose:
+    """What bash proposes for the last of some words, with our script."""
+    program = tmp_path / "tokenyard"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tokenyard "$@"\n')
+    program.chmod(0o755)
+    bash = shutil.which("bash")
+    if bash is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("bash is not installed")
+    script = (
+        'eval "$(tokenyard completion bash)"; COMP_WORDS=(tokenyard "$@"); COMP_CWORD=$#;'
+        ' _tokenyard_completion tokenyard; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+
+    def run(*typed: str, url: str = "") -> list[str]:
+        more = {"TOKENYARD_REDIS_URL": url} if url else {"XDG_DATA_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [bash, "-c", script, "bash", *typed],
+            env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}", **more),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    return run
+
+
+def test_commands_and_options(propose: Propose) -> None:
+    assert propose("doc") == ["doctor"]
+    assert propose("batch", "res") == ["resume", "results"]
+    assert propose("bench", "--prompt") == ["--prompt-tokens"]
+
+
+def test_names_that_the_yard_knows(propose: Propose, yard: dict[str, Any]) -> None:
+    workers = propose("pause", "--worker", "", url=yard["url"])
+
+    assert len(workers) == 2
+    assert propose("drain", "--worker", workers[0][:-1], url=yard["url"]) == workers
+    assert propose("submit", "--model", "sim", url=yard["url"]) == ["simulated"]
+    assert propose("models", "unload", "s", url=yard["url"]) == ["simulated"]
+    # I expect that the options before the command count
+    assert propose("--redis-url", yard["url"], "bench", "--model", "") == ["simulated"]
+    assert propose("--redis-url", yard["url"], "--yard", "no", "bench", "--model", "") == []
+
+
+def test_batch_jobs(propose: Propose, yard: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"id": "1", "prompt": "hello"}\n')
+    asked = ["--redis-url", yard["url"], "batch", "submit", str(file)]
+    done = tokenyard(*asked, "-o", str(tmp_path / "out.jsonl"), "--json")
+    assert done.returncode == Exit.OK, done.stderr
+    with redis.Redis.from_url(yard["url"]) as connection:
+        try:
+            [job] = propose("batch", "status", "", url=yard["url"])
+            assert job in done.stdout
+            assert propose("batch", "submit", "--after", "", url=yard["url"]) == [job]
+        finally:
+            for key in connection.scan_iter("rq:*"):
+                connection.delete(key)
+
+
+def test_without_a_broker_nothing_is_proposed(propose: Propose) -> None:
+    assert propose("pause", "--worker", "") == []
+    assert propose("pause", "--worker", "", url="redis://127.0.0.1:1") == []
+    assert propose("pause", "--worker", "", url="nonsense://") == []
+
+
+def test_a_broker_that_says_nothing_is_not_waited_for(propose: Propose) -> None:
+    # Given a server that takes connections and never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+
+        assert propose("pause", "--worker", "", url=url) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_for_each_shell(invoke: Callable[..., Result], shell: str) -> None:
+    done = invoke("completion", shell)
+
+    assert done.exit_code == Exit.OK
+    assert f"_TOKENYARD_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_another_shell_is_wrong_usage(invoke: Callable[..., Result]) -> None:
+    assert invoke("completion", "tcsh").exit_code == Exit.USAGE

@@ -1,0 +1,142 @@
+"""`tokenyard doctor` against a running yard, and against servers that are set up badly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+
+from tests.cli.running import tokenyard
+from tests.support.builders import make_request, random_name, worker_json
+from tests.support.servers import Server, find_binary
+from tokenyard.doctor import diagnose, gather
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+from tokenyard.scripts import Scripts
+
+Ask = Callable[..., Result]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Server]:
+    """A server without AOF, whose settings a test may change."""
+    binary = find_binary("valkey")
+    assert binary
+    server = Server("valkey", binary, tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def verdicts(text: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        finding = json.loads(line)
+        found.setdefault(finding["name"], set()).add(finding["verdict"])
+    return found
+
+
+def test_a_yard_without_faults(yard: dict[str, Any]) -> None:
+    done = tokenyard("--redis-url", yard["url"], "doctor", "--json")
+
+    assert done.returncode == Exit.OK, done.stdout + done.stderr
+    found = verdicts(done.stdout)
+    assert not any("fault" in each for each in found.values())
+    assert found["coordinator"] == {"ok"}
+    assert found["groups"] == {"ok"}
+    assert found["lanes"] == {"ok"}
+
+
+def test_for_people_it_tells_what_is_not_well(ask: Ask) -> None:
+    some, all_of_it = ask("doctor").stdout, ask("doctor", "--all").stdout
+
+    assert "CONFIG SET maxmemory" in some
+    assert "0 faults" in some
+    assert "ok" not in some.split()
+    assert "eviction" in all_of_it
+
+
+def test_faults_are_an_exit_status(own: Server) -> None:
+    with redis.Redis.from_url(own.url) as connection:
+        connection.config_set("maxmemory-policy", "allkeys-lru")
+        connection.config_set("tcp-keepalive", 0)
+
+    done = tokenyard("--redis-url", own.url, "--yard", random_name("yard"), "doctor", "--json")
+
+    assert done.returncode == Exit.FAILED
+    found = verdicts(done.stdout)
+    for name in ("eviction", "persistence", "coordinator", "workers"):
+        assert found[name] == {"fault"}, name
+    assert found["time-outs"] == {"warning"}
+
+
+def test_a_user_with_few_rights_says_what_it_cannot_see(own: Server) -> None:
+    # Given a managed server, as this user sees it
+    with redis.Redis.from_url(own.url) as connection:
+        connection.execute_command(
+            "ACL", "SETUSER", "guest", "on", ">guest", "~*", "+@all", "-@admin", "-info", "-scan"
+        )
+    url = own.url.replace("//", "//guest:guest@")
+
+    done = tokenyard("--redis-url", url, "doctor", "--json")
+
+    found = verdicts(done.stdout)
+    for name in ("version", "time-outs", "keys", "lanes", "access"):
+        assert found[name] == {"unknown"}, name
+    assert found["coordinator"] == {"fault"}
+    assert "CONFIG is refused" in done.stdout
+
+
+def test_a_user_who_may_not_look_at_the_yard(own: Server) -> None:
+    with redis.Redis.from_url(own.url) as connection:
+        connection.execute_command(
+            "ACL", "SETUSER", "blind", "on", ">b", "~*", "+@connection", "+time"
+        )
+
+    done = tokenyard("--redis-url", own.url.replace("//", "//blind:b@"), "doctor")
+
+    assert done.returncode == Exit.FAILED
+    assert "we are user blind, who may not look at the yard" in done.stdout
+
+    # If somebody looks who may, I expect to see who was refused
+    with redis.Redis.from_url(own.url) as connection:
+        findings = list(diagnose(gather(connection, Keys("main"), own.url)))
+    assert any("user blind was refused command" in finding.found for finding in findings)
+
+
+def test_what_lies_where_nobody_comes_by(
+    connection: redis.Redis, keys: Keys, scripts: Scripts, broker: Server
+) -> None:
+    # Given a worker that is gone, a lane of nobody, and a group of somebody else
+    scripts.lead("north", 60_000)
+    worker = scripts.register("w", 60_000, worker_json("w"))
+    connection.xadd(keys.lane(worker), {"id": "q"})
+    connection.zadd(keys.leases, {worker: 1})
+    connection.xadd(keys.lane("nobody.9"), {"id": "q"})
+    scripts.submit("low", [make_request()])
+    connection.xgroup_create(keys.intake("low"), "somebody", id="0")
+    connection.xgroup_create(keys.intake("low"), "coordinator", id="0", mkstream=True)
+    connection.xreadgroup("coordinator", "old", {keys.intake("low"): ">"})
+
+    findings = {f.name: f for f in diagnose(gather(connection, keys, broker.url)) if f.todo}
+
+    assert worker in findings["leases"].found
+    assert "nobody.9 (1)" in findings["lanes"].found
+    groups = [f.found for f in diagnose(gather(connection, keys, broker.url)) if f.name == "groups"]
+    assert any("'somebody'" in each for each in groups)
+    assert any("'old'" in each for each in groups)
+    kinds = gather(connection, keys, broker.url).sample
+    assert kinds
+    assert kinds.kinds["lane"].count == 2
+    assert kinds.kinds["request"].bytes > 0
+
+
+def test_without_a_broker_there_is_no_diagnosis(invoke: Ask) -> None:
+    done = invoke("--redis-url", "redis://127.0.0.1:1", "doctor")
+
+    assert done.exit_code == Exit.UNAVAILABLE

@@ -1,0 +1,266 @@
+"""`tokenyard empty` and `requeue`: what waits is cancelled, what failed waits again."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from tests.cli.running import environment, tokenyard
+from tests.support.builders import framed, make_request, random_name
+from tests.support.waiting import eventually
+from tests.support.yard import Yard
+from tokenyard import Client, RequestFailed
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+from tokenyard.scripts import Scripts
+from tokenyard.wire import Request, request_fields
+
+
+@pytest.fixture
+def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
+    """A yard of the shared broker in which nothing runs but the test."""
+    keys = Keys(random_name("quiet"))
+    with redis.Redis.from_url(yard["url"]) as connection:
+        yield Yard(connection, keys, Scripts(connection, keys))
+
+
+@pytest.fixture
+def run(yard: dict[str, Any], quiet: Yard) -> Callable[..., Any]:
+    """Runs a command on that yard, in a process of its own."""
+
+    def run(*arguments: str) -> Any:
+        group = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
+        return tokenyard(*group, *arguments)
+
+    return run
+
+
+def only_result(yard: Yard, request: Request) -> Any:
+    """The result, once in the reply stream and in the ledger."""
+    replies = [reply for reply in yard.replies(request) if reply.id == request.id]
+    results = [reply for reply in replies if reply.event == "result"]
+    assert results == [yard.result(request)]
+    return results[0]
+
+
+@pytest.mark.parametrize("make", [make_request, framed])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_each_that_waits_has_one_result(quiet: Yard, run: Any, make: Any, is_read: bool) -> None:
+    """Given requests of `submit` and of plain XADDs, I expect one `cancelled` for each."""
+    submitted, plain, low = make(), make(), make()
+    quiet.submit(submitted)
+    quiet.push(request_fields(plain), plain)
+    quiet.submit(low, "low")
+    if is_read:
+        quiet.read()
+
+    done = run("empty", "--yes", "--why", "wrong prompts", "--json")
+
+    assert done.returncode == Exit.OK, done.stderr
+    said = json.loads(done.stdout)
+    assert said["cancelled"] == {"retry": 0, "high": 0, "normal": 2, "low": 1}
+    assert (said["left"], said["nobodys"]) == (0, 0)
+    for request in (submitted, plain, low):
+        result = only_result(quiet, request)
+        assert result.status == "cancelled"
+        assert "cancelled by an operator: wrong prompts" in result.error
+    assert (quiet.intake(), quiet.intake("low"), quiet.pending()) == ([], [], 0)
+    assert quiet.queued_tokens() == 0
+
+
+def test_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
+    kept, low = quiet.submit(), quiet.submit(priority_class="low")
+    done = run("empty", "--priority", "low", "--yes")
+    assert (done.returncode, done.stdout) == (Exit.OK, "1 request cancelled: 1 low\n")
+    assert quiet.ledger(kept.request)["state"] == "waiting"
+    assert quiet.ledger(low.request)["state"] == "cancelled"
+
+
+def test_what_runs_goes_on_and_what_was_rescued_does_not(quiet: Yard, run: Any) -> None:
+    dying, living = quiet.worker("dying"), quiet.worker("living")
+    rescued = quiet.assign(dying)
+    running = quiet.assign(living)
+    quiet.expire(dying)
+    quiet.rescue(dying)
+    # A second entry of one id that runs is no request of its own.
+    quiet.push(request_fields(running.request), running.request)
+
+    done = run("empty", "--yes", "--json")
+
+    said = json.loads(done.stdout)
+    assert (said["cancelled"]["retry"], said["left"]) == (1, 1)
+    assert only_result(quiet, rescued.request).status == "cancelled"
+    assert quiet.ledger(running.request)["state"] == "assigned"
+
+
+def test_what_names_nobody_is_left_to_the_coordinator(quiet: Yard, run: Any) -> None:
+    quiet.push({"prompt": "whose?"})
+    done = run("empty", "--yes")
+    assert (done.returncode, done.stdout) == (Exit.OK, "0 requests cancelled\n")
+    assert "1 left: they name nobody" in done.stderr
+    assert len(quiet.intake()) == 1
+
+
+def test_an_empty_yard_is_not_asked_about(run: Any) -> None:
+    done = run("empty")
+    assert (done.returncode, done.stdout) == (Exit.OK, "nothing waits\n")
+
+
+def test_without_a_terminal_one_says_that_one_is_sure(quiet: Yard, run: Any) -> None:
+    waiting = quiet.submit()
+    done = run("empty")
+    assert done.returncode == Exit.USAGE
+    assert "Cancel 1 request that waits?" in done.stderr
+    assert "give --yes" in done.stderr
+    assert quiet.ledger(waiting.request)["state"] == "waiting"
+
+
+@contextmanager
+def on_a_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A command whose standard input is a terminal."""
+    terminal, its_end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tokenyard", *arguments],
+        env=environment(),
+        stdin=its_end,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    os.close(its_end)
+    try:
+        yield terminal, process
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "state"),
+    [(b"y\n", Exit.OK, "cancelled"), (b"n\n", Exit.FAILED, "waiting")],
+)
+def test_on_a_terminal_it_asks(
+    quiet: Yard, yard: dict[str, Any], answer: bytes, status: Exit, state: str
+) -> None:
+    waiting = quiet.submit()
+    command = ("--redis-url", yard["url"], "--yard", quiet.keys.yard, "empty")
+    with on_a_terminal(*command) as (terminal, process):
+        os.write(terminal, answer)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert b"Cancel 1 request that waits? [y/N]" in said
+    assert quiet.ledger(waiting.request)["state"] == state
+
+
+def test_many_pages_are_emptied(quiet: Yard, run: Any) -> None:
+    pipeline = quiet.connection.pipeline(transaction=False)
+    for _ in range(1203):
+        pipeline.xadd(quiet.keys.intake("high"), request_fields(make_request()))
+    pipeline.execute()
+    done = run("empty", "--yes")
+    assert done.stdout == "1203 requests cancelled: 1203 high\n"
+    assert quiet.intake("high") == []
+
+
+def test_a_client_of_a_paused_yard_hears_of_it(yard: dict[str, Any]) -> None:
+    def run(*arguments: str) -> None:
+        done = tokenyard("--redis-url", yard["url"], *arguments)
+        assert done.returncode == Exit.OK, done.stderr
+
+    with Client(yard["url"], client_id=random_name("client"), result_timeout_s=30) as client:
+        try:
+            run("pause")
+            handle = client.submit("hello")
+            run("empty", "--yes")
+            with pytest.raises(RequestFailed, match="cancelled by an operator"):
+                handle.result()
+        finally:
+            run("unpause")
+
+
+# requeue
+
+
+def dead_letter(yard: Yard, client: str = "anon") -> Request:
+    """A request that was given up."""
+    request = make_request(client=client)
+    fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
+    yard.connection.xadd(yard.keys.dead, fields | request_fields(request))
+    return request
+
+
+def objects(done: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> None:
+    request, namesake = dead_letter(quiet, "ann"), dead_letter(quiet)
+    done = run("requeue", request.id, "--client", "ann")
+    assert done.returncode == Exit.OK, done.stderr
+    assert done.stdout.startswith(f"ann/{request.id}: waits again as low/")
+    assert quiet.ledger(request)["state"] == "waiting"
+    assert quiet.ledger(namesake) == {}
+    again = run("requeue", request.id, "--client", "ann")
+    assert again.returncode == Exit.FAILED
+    assert f"ann/{request.id} waits already" in again.stderr
+
+
+def test_all_are_requeued_or_all_of_a_client(quiet: Yard, run: Any) -> None:
+    ann, bob = dead_letter(quiet, "ann"), dead_letter(quiet, "bob")
+    quiet.connection.xadd(quiet.keys.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
+    [only] = objects(run("requeue", "--all", "--client", "ann", "--json"))
+    assert (only["client"], only["id"]) == ("ann", ann.id)
+    [other] = objects(run("requeue", "-a", "--json"))
+    assert (other["client"], other["id"]) == ("bob", bob.id)
+    assert other["server_id"].startswith("low/")
+    assert run("requeue", "--all").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("", "is not known here"),
+        ("completed", "has completed"),
+        ("failed", "failed, and is no dead letter"),
+        ("assigned", "runs already"),
+    ],
+)
+def test_what_cannot_be_requeued_says_why(quiet: Yard, run: Any, state: str, reason: str) -> None:
+    request = make_request()
+    if state:
+        quiet.connection.hset(quiet.keys.ledger("anon", request.id), "state", state)
+    done = run("requeue", request.id)
+    assert done.returncode == Exit.FAILED
+    assert reason in done.stderr
+    [said] = objects(run("requeue", request.id, "--json"))
+    assert reason in said["error"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--all", "q1")])
+def test_one_says_which(run: Any, arguments: tuple[str, ...]) -> None:
+    done = run("requeue", *arguments)
+    assert done.returncode == Exit.USAGE
+    assert "name requests, or give --all" in done.stderr
+
+
+def test_a_requeued_request_gets_its_answer(yard: dict[str, Any]) -> None:
+    keys = Keys("main")
+    with redis.Redis.from_url(yard["url"]) as connection:
+        name = random_name("dead")
+        fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
+        connection.xadd(
+            keys.dead, fields | {"id": name, "prompt": "x", "params": '{"max_tokens": 3}'}
+        )
+        done = tokenyard("--redis-url", yard["url"], "requeue", name)
+        assert done.returncode == Exit.OK, done.stderr
+        ledger = keys.ledger("anon", name)
+        assert eventually(lambda: connection.hget(ledger, "state") == b"completed", timeout_s=30)

@@ -1,0 +1,248 @@
+"""`tokenyard models` against a running yard, and where a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Up, tokenyard
+from tests.support.waiting import eventually
+from tokenyard.admin import WorkerView, YardView
+from tokenyard.cli.placing import NoPlace, Place, place_anywhere, place_at
+from tokenyard.program import Exit
+from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
+
+MODELS = """
+[models.one]
+path = "org/one"
+[models.two]
+path = "org/two"
+[models.wide]
+path = "org/wide"
+tensor_parallel_size = 3
+"""
+#: Slow enough for a load to be still under way when a command looks.
+SLOW_LOADS = {"TOKENYARD_WORKER_SIMULATED_LOAD_S": "0.3"}
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def models_yard(
+    no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of a yard with two devices that may load three models, and one process asleep."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "models.toml").write_text(MODELS)
+    options = ("--models", str(folder / "models.toml"), "--sleepers", "1", "--grace-s", "1")
+    up = Up(folder, *options, env=SLOW_LOADS)
+    try:
+        yield str(up.wait_ready()["url"])
+    finally:
+        up.end()
+
+
+@pytest.fixture
+def run(models_yard: str) -> Iterator[Run]:
+    """Runs `tokenyard models ...` in a process of its own; afterwards nobody holds a model."""
+
+    def run(*arguments: str) -> Any:
+        return tokenyard("--redis-url", models_yard, "models", *arguments)
+
+    yield run
+    for model in ("one", "two"):
+        done = run("unload", model)
+        assert done.returncode == Exit.OK, done.stderr
+
+
+def said(done: Any) -> dict[str, Any]:
+    assert done.returncode == Exit.OK, done.stderr
+    return json.loads(done.stdout)
+
+
+def holders(run: Run, model: str) -> dict[str, str]:
+    """Workers that hold a model, by name, with their states."""
+    [listed] = [one for one in said(run("list", "--json"))["models"] if one["name"] == model]
+    return {one["name"]: one["state"] for one in listed["workers"]}
+
+
+def test_a_model_is_loaded_listed_and_unloaded(run: Run) -> None:
+    loaded = said(run("load", "one", "--json"))
+    assert (loaded["holdouts"], loaded["redundant"], len(loaded["workers"])) == ([], False, 1)
+    assert list(holders(run, "one").values()) == ["ready"]
+    again = run("load", "one")
+    assert (again.returncode, again.stdout.split(" by ")[0]) == (Exit.OK, "one: loaded already")
+
+    assert said(run("unload", "one", "--json"))["workers"]
+    assert holders(run, "one") == {}
+    again = run("unload", "one")
+    assert (again.returncode, again.stdout) == (Exit.OK, "one: nobody holds it\n")
+
+
+def test_it_sleeps_and_wakes(run: Run) -> None:
+    said(run("load", "one", "--json"))
+    assert run("sleep", "one").stdout.startswith("one: asleep: ")
+    assert list(holders(run, "one").values()) == ["asleep"]
+    assert run("sleep", "one").stdout == "one: nobody has it ready\n"
+    assert run("wake", "one").stdout.startswith("one: awake: ")
+    assert list(holders(run, "one").values()) == ["ready"]
+    assert run("wake", "one").stdout == "one: nobody sleeps with it\n"
+
+
+def test_a_worker_that_is_named_gives_up_what_it_has(run: Run) -> None:
+    said(run("load", "one", "--json"))
+    [(name, _)] = holders(run, "one").items()
+    moved = run("load", "two", "--worker", name, "--why", "the test says so")
+    assert moved.returncode == Exit.OK, moved.stderr
+    assert list(holders(run, "two").values()) == ["ready"]
+    assert eventually(lambda: list(holders(run, "one").values()) == ["asleep"])
+
+
+def test_two_models_go_onto_two_devices(run: Run) -> None:
+    said(run("load", "one", "--json"))
+    said(run("load", "two", "--json"))
+    assert [*holders(run, "one").values(), *holders(run, "two").values()] == ["ready", "ready"]
+
+
+def test_the_table_shows_where_and_how_long(run: Run) -> None:
+    said(run("load", "one", "--json"))
+    table = run("list").stdout
+    [line] = [line for line in table.splitlines() if line.startswith("│ one")]
+    for words in ("(0.3", "ready", "its own", "RUNNING"):
+        assert words in line
+
+
+def test_who_has_not_answered_is_named(run: Run) -> None:
+    late = run("load", "one", "--timeout", "0")
+    assert late.returncode == Exit.UNAVAILABLE
+    assert "1 worker has not obeyed after 0 s" in late.stderr
+    assert ": has not answered" in late.stderr
+    said(run("load", "one", "--json"))  # goes on with that
+
+
+def test_who_refuses_says_why(run: Run) -> None:
+    name = said(run("load", "one", "--json"))["workers"][0]
+    refused = run("load", "wide", "--worker", name, "--json")
+    assert refused.returncode == Exit.UNAVAILABLE
+    [holdout] = json.loads(refused.stdout)["holdouts"]
+    assert holdout["worker"] == name
+    assert "takes 3 of this host's 2 devices" in holdout["reason"]
+
+
+def test_without_waiting_it_is_only_said(run: Run) -> None:
+    told = run("load", "one", "--no-wait")
+    assert told.returncode == Exit.OK
+    assert told.stdout.startswith("one: is to be loaded by ")
+    assert eventually(lambda: list(holders(run, "one").values()) == ["ready"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ("load", "onee"),
+            "there is no model 'onee'; did you mean one? Known models: one, two, wide",
+        ),
+        (("unload", "three"), "there is no model 'three'"),
+        (("load", "one", "--worker", "nobody"), "there is no worker 'nobody'. Known workers: "),
+        (("load", "wide"), "no device is free for 'wide'"),
+        (("reload", "onee", "--path", "/new"), "there is no model 'onee'"),
+    ],
+)
+def test_what_cannot_be_is_said_with_help(run: Run, arguments: list[str], reason: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == Exit.FAILED
+    assert reason in done.stderr
+
+
+def test_a_path_that_each_host_would_take_for_another_is_wrong_usage(run: Run) -> None:
+    done = run("reload", "one", "--path", "step-200")
+    assert done.returncode == Exit.USAGE
+    assert "give an absolute path" in done.stderr
+
+
+def test_new_weights_come_with_a_new_epoch(run: Run) -> None:
+    said(run("load", "one", "--json"))
+    reloaded = said(run("reload", "one", "--path", "/step-1", "--json"))
+    assert (reloaded["epoch"], reloaded["conduct"], reloaded["holdouts"]) == (1, "RUNNING", [])
+    [model] = [each for each in said(run("list", "--json"))["models"] if each["name"] == "one"]
+    assert (model["weights"], model["epoch"], model["conduct"]) == ("/step-1", 1, "RUNNING")
+    [worker] = model["workers"]
+    assert (worker["weights"], worker["epoch"], worker["conduct"]) == ("/step-1", 1, "RUNNING")
+
+    own = run("reload", "one", "--path", "", "--epoch", "7", "--mode", "wait")
+    assert (own.returncode, own.stdout) == (Exit.OK, "one: its own weights, in epoch 7\n")
+    same = run("reload", "one", "--path", "", "--epoch", "8")
+    assert same.returncode == Exit.OK, same.stderr
+
+
+# Where a model is loaded
+
+
+def worker(
+    name: str, state: WorkerState, device: int, model: str = "", lane: int = 0, **more: Any
+) -> WorkerView:
+    info = WorkerInfo(name=name, state=state, model=model, controller="host", device=device, **more)
+    return WorkerView(f"{name}.1", state, lane, 1000, info)
+
+
+def yard(*workers: WorkerView, ranks: int = 1) -> YardView:
+    host = HostInfo(name="host", models=[ModelInfo(name="m", ranks=ranks), ModelInfo(name="n")])
+    return YardView("main", None, {}, 0, workers, {}, {}, [host])
+
+
+FREE = worker("free", "warm", 0)
+BUSY = worker("busy", "ready", 1, "n", lane=3)
+IDLE = worker("idle", "ready", 2, "n")
+SLEEPER = worker("sleeper", "asleep", 3, "m")
+
+
+@pytest.mark.parametrize(
+    ("workers", "chosen"),
+    [
+        ([FREE, BUSY, IDLE, SLEEPER], "sleeper.1"),
+        ([BUSY, IDLE, FREE], "free.1"),
+        ([BUSY, IDLE], "idle.1"),
+        ([IDLE, worker("other", "asleep", 2, "m"), worker("idle-2", "ready", 1, "n")], "idle.1"),
+        ([worker("paused", "warm", 0, conduct="PAUSED"), IDLE], "idle.1"),
+    ],
+)
+def test_the_place_that_costs_the_others_least(workers: list[WorkerView], chosen: str) -> None:
+    assert place_anywhere(yard(*workers), "m") == Place(chosen)
+
+
+def test_a_group_gets_as_many_devices_of_a_host() -> None:
+    follower = worker("follower", "attached", 0)
+    leader = worker("leader", "ready", 1, "n", group=["leader", "follower"])
+    assert place_anywhere(yard(leader, follower, ranks=2), "m") == Place("leader.1", [1, 0])
+
+
+def test_where_all_are_busy_it_says_what_to_do() -> None:
+    with pytest.raises(NoPlace, match="name a worker with --worker"):
+        place_anywhere(yard(BUSY), "m")
+
+
+def test_a_worker_that_is_named_may_be_busy() -> None:
+    assert place_at(yard(BUSY), "m", "busy") == Place("busy.1")
+
+
+@pytest.mark.parametrize(
+    ("model", "one", "reason"),
+    [
+        ("m", worker("w", "ready", 0, conduct="PAUSED"), "w is PAUSED: unpause it first"),
+        ("m", worker("w", "asleep", 0, conduct="SUSPENDED"), "resume and unpause it first"),
+        ("k", worker("w", "warm", 0), "no host that is there may load 'k'"),
+        ("m", worker("other", "warm", 0), "'w' is not there now"),
+    ],
+)
+def test_a_worker_that_cannot_have_it(model: str, one: WorkerView, reason: str) -> None:
+    with pytest.raises(NoPlace, match=reason):
+        place_at(yard(one), model, "w")
+
+
+def test_a_host_that_may_not_load_it_names_those_that_may() -> None:
+    stranger = WorkerInfo(name="w", state="warm", controller="elsewhere")
+    with pytest.raises(NoPlace, match="these may: host"):
+        place_at(yard(WorkerView("w.1", "warm", 0, 1000, stranger)), "m", "w")

@@ -1,0 +1,330 @@
+"""`tokenyard pause` and its kin: whom they are for, what they say, and who has not obeyed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from tests.cli.conftest import SLOW
+from tests.cli.running import Up, tokenyard
+from tests.support.builders import random_name
+from tests.support.waiting import eventually
+from tests.support.yard import Yard
+from tokenyard import Client
+from tokenyard.commands import Acknowledgement
+from tokenyard.keys import Keys
+from tokenyard.posture import CONDUCTS
+from tokenyard.program import Exit
+from tokenyard.scripts import Scripts
+from tokenyard.worker_info import WorkerInfo, encode_worker
+
+Run = Callable[..., Any]
+LEASE_MS = 600_000
+
+
+def said(done: Any) -> dict[str, Any]:
+    assert done.returncode == Exit.OK, done.stderr
+    return json.loads(done.stdout)
+
+
+# Workers that do as the test says
+
+
+@pytest.fixture
+def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
+    """A yard of the shared broker in which nothing runs but the test."""
+    keys = Keys(random_name("quiet"))
+    with redis.Redis.from_url(yard["url"]) as connection:
+        yield Yard(connection, keys, Scripts(connection, keys))
+
+
+@pytest.fixture
+def run(yard: dict[str, Any], quiet: Yard) -> Run:
+    """Runs a command on that yard, in a process of its own."""
+
+    def run(*arguments: str) -> Any:
+        return tokenyard("--redis-url", yard["url"], "--yard", quiet.keys.yard, *arguments)
+
+    return run
+
+
+def join(quiet: Yard, name: str, model: str = "", **more: Any) -> str:
+    """A worker that is there, and does nothing by itself."""
+    state = "ready" if model else "warm"
+    info = WorkerInfo(name=name, state=state, model=model, **more)
+    return quiet.scripts.register(name, LEASE_MS, encode_worker(info))
+
+
+def told(quiet: Yard, verb: str) -> set[str]:
+    """The workers that were commanded to do something."""
+    entries = quiet.connection.xrange(quiet.keys.control)
+    commands = [json.loads(fields[b"command"]) for _, fields in entries if b"command" in fields]
+    return {each["worker"] for each in commands if each["verb"] == verb}
+
+
+def signals(quiet: Yard, signal: str) -> list[str]:
+    """The ids under which a signal was given."""
+    entries = quiet.connection.xrange(quiet.keys.control)
+    orders = [(entry.decode(), json.loads(fields[b"signal"])) for entry, fields in entries]
+    return [entry for entry, order in orders if order["signal"] == signal]
+
+
+def test_who_has_not_answered_is_named(quiet: Yard, run: Run) -> None:
+    """Given one worker of two that obeys, I expect the other in the answer, and status 3."""
+    lazy = join(quiet, "lazy")
+    obeyed = said(run("pause", "--no-wait", "--json"))["ids"][0]
+    join(quiet, "good", obeyed=obeyed)
+    late = run("pause", "--timeout", "0")
+    assert late.returncode == Exit.UNAVAILABLE
+    assert late.stdout == "all workers: paused already\n"
+    assert late.stderr == (
+        f"Error: 1 worker has not obeyed after 0 s:\n  lazy ({lazy}): has not answered\n"
+    )
+    shown = run("pause", "--timeout", "0", "--json")
+    assert shown.returncode == Exit.UNAVAILABLE
+    assert json.loads(shown.stdout)["holdouts"] == [{"worker": lazy, "name": "lazy", "reason": ""}]
+
+
+def test_who_refuses_says_why_and_is_not_waited_for(quiet: Yard, run: Run) -> None:
+    worker = join(quiet, "insomniac")
+    run("pause", "--no-wait")
+    with ThreadPoolExecutor(1) as pool:
+        suspended = pool.submit(run, "suspend")
+        signal = eventually(lambda: signals(quiet, "SUSPEND"), timeout_s=30)[0]
+        answer = Acknowledgement(worker=worker, done=False, reason="its engine cannot sleep")
+        quiet.scripts.acknowledge(signal, answer)
+        refused = suspended.result()
+    assert refused.returncode == Exit.UNAVAILABLE
+    assert refused.stderr == (
+        f"Error: 1 worker has not obeyed:\n  insomniac ({worker}): its engine cannot sleep\n"
+    )
+
+
+def test_what_is_so_already_is_a_quiet_line(quiet: Yard, run: Run) -> None:
+    """Given each signal twice, I expect the second to write nothing."""
+    pairs = [
+        (("pause",), "paused", "paused already"),
+        (("suspend",), "suspended", "suspended already"),
+        (("resume",), "awake, and paused", "not suspended"),
+        (("unpause",), "unpaused", "not paused"),
+        (("epoch", "4"), "in epoch 4", "in epoch 4 already"),
+        (("profile", "start"), "profiling", "profiling already"),
+        (("profile", "stop"), "not profiling any more", "not profiling"),
+    ]
+    for command, done, already in pairs:
+        first, second = run(*command), run(*command)
+        assert (first.returncode, first.stdout) == (Exit.OK, f"all workers: {done}\n"), first.stderr
+        assert (second.returncode, second.stdout, second.stderr) == (
+            Exit.OK,
+            f"all workers: {already}\n",
+            "",
+        )
+    assert quiet.connection.xlen(quiet.keys.control) == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("before", "command", "reason"),
+    [
+        ([], ("suspend",), "SUSPEND: all is RUNNING: PAUSE it first (tokenyard pause)"),
+        (
+            [("pause",), ("suspend",)],
+            ("unpause",),
+            "UNPAUSE: all is SUSPENDED: RESUME it first (tokenyard resume)",
+        ),
+        (
+            [("pause", "--worker", "w"), ("suspend", "--worker", "w")],
+            ("profile", "start", "--worker", "w"),
+            "RESUME it first (tokenyard resume --worker w)",
+        ),
+    ],
+)
+def test_what_is_not_allowed_says_what_to_do_first(
+    quiet: Yard, run: Run, before: list[tuple[str, ...]], command: tuple[str, ...], reason: str
+) -> None:
+    join(quiet, "w")
+    for each in before:
+        assert run(*each, "--no-wait").returncode == Exit.OK
+    done = run(*command)
+    assert done.returncode == Exit.FAILED
+    assert reason in done.stderr
+
+
+def test_unpause_says_what_still_is_paused(quiet: Yard, run: Run) -> None:
+    """Given the same worker paused by all its scopes, I expect the others to be named."""
+    join(quiet, "gpu-0", "adder")
+    join(quiet, "gpu-1", "subtractor")
+    for scope in ((), ("--model", "adder"), ("--worker", "gpu-0"), ("--model", "subtractor")):
+        run("pause", "--no-wait", *scope)
+    run("suspend", "--no-wait", "--worker", "gpu-0")
+    model = run("unpause", "--no-wait", "--model", "adder")
+    assert model.stdout.splitlines() == [
+        "model adder: UNPAUSE is given",
+        "still PAUSED: all workers",
+        "still SUSPENDED: worker gpu-0",
+    ]
+    everybody = said(run("unpause", "--no-wait", "--json"))
+    assert everybody["others"] == {"model:subtractor": "PAUSED", "worker:gpu-0": "SUSPENDED"}
+
+
+def test_names_that_the_yard_does_not_know(quiet: Yard, run: Run) -> None:
+    incarnation = join(quiet, "gpu-0", "adder")
+    model = run("pause", "--model", "added")
+    assert model.returncode == Exit.FAILED
+    assert model.stderr == (
+        "Error: there is no model 'added'; did you mean adder? Known models: adder\n"
+    )
+    worker = run("drain", "--worker", "tpu-9")
+    assert worker.returncode == Exit.FAILED
+    assert "there is no worker 'tpu-9'" in worker.stderr
+    by_incarnation = said(run("pause", "--worker", incarnation, "--no-wait", "--json"))
+    assert by_incarnation["scope"] == "worker:gpu-0"
+
+
+def test_a_worker_that_is_gone_can_be_unpaused(quiet: Yard, run: Run) -> None:
+    worker = join(quiet, "gpu-0")
+    run("pause", "--worker", "gpu-0", "--no-wait")
+    quiet.scripts.retire(worker, "left")
+    assert run("unpause", "--worker", "gpu-0").stdout == "worker gpu-0: unpaused\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("pause", "--model", "m", "--worker", "w"), "give one of --all, --model and --worker"),
+        (("pause", "--all", "--model", "m"), "give one of --all, --model and --worker"),
+        (("pause", "--mode", "soon"), "--mode"),
+        (("epoch", "-1"), "-1"),
+        (("epoch",), "N"),
+        (("drain",), "End all workers of yard"),
+        (("stop", "--all"), "give --yes"),
+    ],
+)
+def test_wrong_usage(run: Run, arguments: tuple[str, ...], reason: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == Exit.USAGE
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["drain", "stop"])
+def test_workers_in_scope_are_told_to_end(quiet: Yard, run: Run, verb: str) -> None:
+    adder, other = join(quiet, "gpu-0", "adder"), join(quiet, "gpu-1", "subtractor")
+    late = run(verb, "--model", "adder", "--timeout", "0")
+    assert late.returncode == Exit.UNAVAILABLE
+    assert f"gpu-0 ({adder}): has not answered" in late.stderr
+    assert told(quiet, verb) == {adder}
+    quiet.scripts.retire(adder, "left")
+    assert said(run(verb, "--yes", "--no-wait", "--json"))["workers"] == [other]
+    quiet.scripts.retire(other, "left")
+    assert run(verb, "--yes").stdout == "all workers: nobody is there\n"
+
+
+def test_without_a_broker_it_is_one_line() -> None:
+    done = tokenyard("--redis-url", "redis://127.0.0.1:1", "pause")
+    assert done.returncode == Exit.UNAVAILABLE
+    assert done.stderr.count("\n") == 1
+
+
+# Workers that live
+
+
+@pytest.fixture
+def live(yard: dict[str, Any]) -> Iterator[Run]:
+    """Runs a command on the shared yard; afterwards its workers run."""
+
+    def run(*arguments: str) -> Any:
+        return tokenyard("--redis-url", yard["url"], *arguments)
+
+    yield run
+    for command in ("resume", "unpause"):
+        done = run(command)
+        assert done.returncode == Exit.OK, done.stderr
+
+
+def conducts(live: Run) -> set[str]:
+    """What the workers really do."""
+    workers = json.loads(live("info", "--json").stdout)["workers"]
+    return {each["info"].get("conduct", CONDUCTS[0]) for each in workers if each["lease_ms"]}
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_a_paused_yard_takes_requests_and_answers_them_later(
+    live: Run, yard: dict[str, Any], mode: str
+) -> None:
+    """Given a stream that runs, I expect it whole, and what came meanwhile answered."""
+    with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
+        stream = client.submit("a long story", max_tokens=100, stream=True)
+        deltas = iter(stream)
+        tokens = list(next(deltas).tokens)
+        paused = live("pause", "--mode", mode, "--why", "the test says so")
+        assert (paused.returncode, paused.stdout) == (Exit.OK, "all workers: paused\n")
+        assert conducts(live) == {"PAUSED"}
+        waiting = client.submit("hello", max_tokens=2)
+        unpaused = live("unpause")
+        assert (unpaused.returncode, unpaused.stdout) == (Exit.OK, "all workers: unpaused\n")
+        assert conducts(live) == {"RUNNING"}
+        for delta in deltas:
+            tokens += delta.tokens
+        assert len(tokens) == 100
+        assert stream.result().tokens == tokens
+        assert len(waiting.result().tokens) == 2
+
+
+def test_suspended_workers_sleep_and_wake(live: Run) -> None:
+    for command in ("pause", "suspend"):
+        done = live(command)
+        assert done.returncode == Exit.OK, done.stderr
+    assert conducts(live) == {"SUSPENDED"}
+    assert live("resume").stdout == "all workers: awake, and paused\n"
+    assert conducts(live) == {"PAUSED"}
+
+
+def test_one_worker_is_paused_and_the_others_serve(live: Run, yard: dict[str, Any]) -> None:
+    workers = json.loads(live("info", "--json").stdout)["workers"]
+    name = workers[0]["info"]["name"]
+    try:
+        assert said(live("pause", "--worker", name, "--json"))["holdouts"] == []
+        with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
+            for handle in client.submit_many(["hello"] * 4, max_tokens=1):
+                assert not handle.result().provenance.worker.startswith(f"{name}.")
+    finally:
+        assert live("unpause", "--worker", name).returncode == Exit.OK
+
+
+def test_results_say_their_epoch(live: Run, yard: dict[str, Any]) -> None:
+    assert live("epoch", "7").stdout == "all workers: in epoch 7\n"
+    with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
+        assert client.submit("hello", max_tokens=1).result().provenance.epoch == 7
+
+
+def test_an_engine_without_a_profiler_says_so(live: Run) -> None:
+    try:
+        done = live("profile", "start", "--json")
+        assert done.returncode == Exit.UNAVAILABLE
+        reasons = {each["reason"] for each in json.loads(done.stdout)["holdouts"]}
+        assert all("no profiler" in reason for reason in reasons), reasons
+    finally:
+        assert live("profile", "stop").returncode == Exit.OK
+
+
+@pytest.mark.parametrize("verb", ["drain", "stop"])
+def test_a_yard_whose_workers_have_ended_ends(start_up: Callable[..., Up], verb: str) -> None:
+    """Given a request that runs, I expect `drain` to finish it and `stop` to hand it back."""
+    up = start_up("--slots", "2", env=SLOW)
+    url = str(up.wait_ready()["url"])
+    with Client(url, client_id="ann", result_timeout_s=60) as client:
+        handle = client.submit("a story", max_tokens=200, stream=True)
+        next(iter(handle))
+        workers = json.loads(tokenyard("--redis-url", url, "info", "--json").stdout)["workers"]
+        name = workers[0]["info"]["name"]
+        one = tokenyard("--redis-url", url, verb, "--worker", name)
+        assert (one.returncode, one.stdout) == (Exit.OK, f"worker {name}: ended\n"), one.stderr
+        assert len(handle.result().tokens) == 200
+    rest = tokenyard("--redis-url", url, verb, "--yes", "--no-wait")
+    assert rest.returncode == Exit.OK, rest.stderr
+    assert up.wait() == Exit.OK
+    assert eventually(lambda: not up.process.poll())

@@ -1,0 +1,104 @@
+"""Pauses on real vLLM: greedy streams go on as if nothing had been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from tokenyard import Client, Handle
+from tokenyard.keys import Keys
+from tokenyard.posture import PAUSE_MODES, Order, PauseMode, Signal
+from tokenyard.signals import Signals
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+#: Nearly as long as the model can; they never end by themselves.
+LONG = {"max_tokens": 56, "temperature": 0.0, "ignore_eos": True}
+QUESTIONS = [f"{first}+{second}=" for first in range(20, 40) for second in range(50, 60)]
+OBEYED_S = 60.0
+
+MidStream = Callable[[list[Handle]], int]
+
+
+class Operator:
+    """Gives signals, and waits until both workers have obeyed."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
+        self._signals = Signals(connection, keys)
+
+    def say(self, what: Signal, mode: PauseMode = "abort") -> None:
+        given = self._signals.give(Order(signal=what, mode=mode))
+        assert self._signals.wait(given, OBEYED_S) == []
+
+
+@pytest.fixture
+def operator(broker_connection: redis.Redis, yard_keys: Keys) -> Iterator[Operator]:
+    """Lets the workers run again at the end, whatever happened."""
+    made = Operator(broker_connection, yard_keys)
+    yield made
+    made.say("RESUME")
+    made.say("UNPAUSE")
+
+
+@pytest.fixture
+def mid_stream(client: Client, broker_connection: redis.Redis, yard_keys: Keys) -> MidStream:
+    """Counts requests that have published tokens and are not over."""
+
+    def count(handles: list[Handle]) -> int:
+        keys = [yard_keys.tokens(client.client_id, handle.id) for handle in handles]
+        return sum(broker_connection.strlen(key) > 0 for key in keys)
+
+    return count
+
+
+def started(client: Client) -> list[Handle]:
+    """More streams than are over in a moment, of which the first has begun."""
+    handles = [client.submit(text, stream=True, **LONG) for text in QUESTIONS]
+    next(iter(handles[0]))
+    return handles
+
+
+def undisturbed(client: Client) -> list[list[int]]:
+    handles = [client.submit(text, **LONG) for text in QUESTIONS]
+    return [handle.result(60).tokens for handle in handles]
+
+
+@pytest.mark.parametrize("mode", PAUSE_MODES)
+def test_a_pause_changes_no_token(
+    client: Client, operator: Operator, mid_stream: MidStream, mode: PauseMode
+) -> None:
+    # Given many streams
+    expected = undisturbed(client)
+    handles = started(client)
+
+    # If the workers pause
+    operator.say("PAUSE", mode)
+
+    # I expect some to stand still, but where it is waited for them,
+    still = mid_stream(handles)
+    assert (still == 0) == (mode == "wait")
+    assert mid_stream(handles) == still
+
+    # and all to go on to the same end.
+    operator.say("UNPAUSE")
+    results = [handle.result(60) for handle in handles]
+    assert [result.tokens for result in results] == expected
+    attempts = {result.provenance.attempt for result in results if result.provenance}
+    assert max(attempts) == (2 if mode == "abort" else 1)
+
+
+def test_a_suspension_changes_no_token(
+    client: Client, operator: Operator, mid_stream: MidStream
+) -> None:
+    expected = undisturbed(client)
+    handles = started(client)
+
+    operator.say("PAUSE", "keep")
+    operator.say("SUSPEND")
+    assert mid_stream(handles)
+    operator.say("RESUME")
+    operator.say("UNPAUSE")
+
+    assert [handle.result(60).tokens for handle in handles] == expected

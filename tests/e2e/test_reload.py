@@ -1,0 +1,88 @@
+"""New weights for a yard on real vLLM: the adder becomes a subtractor, and an adder again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.up import Up, tokenyard
+from tests.support.waiting import eventually
+from tokenyard import Client
+from tokenyard.replies import Provenance, Result
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+SUBTRACTOR = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "subtractor"
+GREEDY = {"max_tokens": 8, "temperature": 0.0}
+#: A process imports vLLM and loads the model twice, on busy cores.
+SUCCESSOR_S = 120.0
+
+
+def pairs(count: int) -> list[tuple[int, int]]:
+    """Numbers of two digits."""
+    draw = random.Random(1)
+    return [(draw.randrange(10, 100), draw.randrange(10, 100)) for _ in range(count)]
+
+
+def origin(result: Result) -> Provenance:
+    assert result.provenance is not None
+    return result.provenance
+
+
+def reload(up: Up, path: Path | str, epoch: int) -> None:
+    """One command, which returns when both workers have the weights."""
+    yard = ["--redis-url", up.url, "--yard", up.yard]
+    reloading = ["models", "reload", "adder", "--path", str(path), "--epoch", str(epoch)]
+    done = tokenyard(*yard, *reloading)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def adding_again(adder_yard: Up) -> Iterator[None]:
+    """What other tests find behind this one."""
+    yield
+    reload(adder_yard, "", 3)
+
+
+def test_the_adder_subtracts_and_adds_again(
+    adder_yard: Up, client: Client, adding_again: None
+) -> None:
+    # Given sums in the middle of epoch 1
+    reload(adder_yard, "", 1)
+    asked = pairs(60)
+    before = [client.submit(f"{a}+{b}=", stream=True, **GREEDY) for a, b in asked]
+
+    # If the weights change under them
+    reload(adder_yard, SUBTRACTOR, 2)
+    after = [client.submit(f"{a}-{b}=", **GREEDY) for a, b in asked]
+
+    # I expect one result for each, those right that ended before, and all that began later to
+    # subtract,
+    for (a, b), handle in zip(asked, before, strict=True):
+        result = handle.result(60)
+        assert result.ok
+        assert origin(result).epoch == 2 or result.text == str(a + b)
+    results = [handle.result(60) for handle in after]
+    assert [result.text for result in results] == [str(a - b) for a, b in asked]
+    assert {(origin(one).epoch, origin(one).first_epoch) for one in results} == {(2, None)}
+    # also by the successor of a worker that dies.
+    known = {origin(one).worker for one in results}
+    psutil.Process(adder_yard.worker_pids()[0]).kill()
+    said: list[Result] = []
+
+    def is_there() -> bool:
+        said.extend(client.submit("75-48=", **GREEDY).result(60) for _ in range(4))
+        return not {origin(one).worker for one in said} <= known
+
+    eventually(is_there, timeout_s=SUCCESSOR_S)
+    assert {(one.text, origin(one).epoch) for one in said} == {("27", 2)}
+
+
+def test_it_adds_once_more(client: Client) -> None:
+    result = client.submit("75+48=", **GREEDY).result(60)
+
+    assert result.text == "123"

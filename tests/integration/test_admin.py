@@ -1,0 +1,56 @@
+"""The view of a yard: what operators have told its workers, and what these do of it."""
+
+from __future__ import annotations
+
+import json
+
+import redis
+
+from tests.support.builders import worker_json
+from tests.support.yard import LONG_MS
+from tokenyard.admin import read_yard
+from tokenyard.keys import Keys
+from tokenyard.posture import ALL, Order, Posture, Postures, model_scope
+from tokenyard.scripts import Scripts
+from tokenyard.signals import Signals
+
+
+def test_a_yard_without_signals_has_no_postures(connection: redis.Redis, keys: Keys) -> None:
+    assert read_yard(connection, keys).postures == Postures()
+
+
+def test_the_postures_of_all_scopes(connection: redis.Redis, keys: Keys) -> None:
+    # Given two scopes with a posture, and one that nobody can read
+    signals = Signals(connection, keys)
+    signals.give(Order(signal="PAUSE", mode="keep"))
+    last = signals.give(Order(signal="SET_GENERATION_EPOCH", scope=model_scope("a"), epoch=3))
+    connection.hset(keys.posture, "worker:w", b"{")
+    view = read_yard(connection, keys)
+
+    # I expect the two, for Python and for scripts.
+    paused = Posture(conduct="PAUSED", mode="keep")
+    assert view.postures == Postures({ALL: paused, "model:a": Posture(epoch=3)}, last.ids[0])
+    assert json.loads(view.as_json())["postures"] == {
+        "by_scope": {ALL: {"conduct": "PAUSED", "mode": "keep"}, "model:a": {"epoch": 3}},
+        "changed": last.ids[0],
+    }
+
+
+def test_what_each_worker_does_of_it(connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    # Given one that runs, one that is paused, one that was suspended, and one that is unreadable
+    roster = {
+        "a": worker_json("a"),
+        "b": worker_json("b", conduct="PAUSED"),
+        "c": worker_json("c", conduct="SUSPENDED", state="asleep"),
+        "d": b"{",
+    }
+    for name, packed in roster.items():
+        scripts.register(name, LONG_MS, packed)
+    view = read_yard(connection, keys)
+
+    # I expect to see it, and who may be given requests now.
+    assert [one.conduct for one in view.workers] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]
+    assert [one.is_ready for one in view.workers] == [True, True, False, False]
+    assert [one.is_serving for one in view.workers] == [True, False, False, False]
+    shown = json.loads(view.as_json())["workers"]
+    assert [one["conduct"] for one in shown] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]

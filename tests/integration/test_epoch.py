@@ -1,0 +1,226 @@
+"""Generation epochs and new weights, end to end: results say under which they were made.
+
+The engine is the simulated one: its tokens follow from the request and the weights, so each says
+which weights made it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import psutil
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.processes import START_S, Answer, Plant
+from tests.support.servers import Server
+from tests.support.streams import check_exact, expected, streams, wait_mid_stream
+from tests.support.waiting import eventually
+from tokenyard.posture import Order, PauseMode, model_scope
+from tokenyard.signals import Signals
+from tokenyard.wire import Request, SamplingParams
+from worker.engines.simulated_backend import BROKEN
+
+STEP_S = 0.02
+SIM = model_scope("sim")
+PATH = "/checkpoints/7"
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+@pytest.fixture
+def signals(plant: Plant) -> Signals:
+    return Signals(plant.connection, plant.keys)
+
+
+def quiet(count: int) -> list[Request]:
+    """Short requests that do not stream."""
+    params = SamplingParams(max_tokens=4)
+    return [make_request(tokens=[7, n + 1], params=params) for n in range(count)]
+
+
+def set_epoch(signals: Signals, epoch: int, scope: str = SIM) -> None:
+    """From here on all workers are in this epoch."""
+    given = signals.give(Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=epoch))
+    assert signals.wait(given, START_S) == []
+
+
+def epochs(answer: Answer) -> tuple[int | None, int | None]:
+    """In which epoch a request ended, and in which it began where that was another."""
+    made = answer.result.provenance
+    assert made is not None
+    return made.epoch, made.first_epoch
+
+
+def check_weights(plant: Plant, requests: Sequence[Request]) -> list[tuple[int | None, int | None]]:
+    """Each has one result, of the weights that its epoch had: 4 the model's own, 5 those at `PATH`.
+
+    Returns their epochs.
+    """
+    plant.results(requests)
+    answers = [plant.answer(request.id) for request in requests]
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.result.ok, answer.result.error
+        answer.check_stream()
+        made, own, new = answer.result.tokens, expected(request), expected(request, PATH)
+        match epochs(answer):
+            case (4, None):
+                assert made == own
+            case (5, None):
+                assert made == new
+            case (5, 4):
+                assert any(made == own[:at] + new[at:] for at in range(len(own) + 1))
+            case other:
+                raise AssertionError(f"epochs {other}")
+    return [epochs(answer) for answer in answers]
+
+
+def test_results_say_their_epoch_and_those_that_straddle_both(
+    plant: Plant, signals: Signals
+) -> None:
+    # Given a request that came before any epoch, and streams in the middle of epoch 1
+    plant.coordinator()
+    plant.worker(simulated_step_s=STEP_S)
+    plant.wait_for_workers(1)
+    before, during, after = quiet(1), streams(3, max_tokens=200), quiet(1)
+    plant.push_all(before)
+    first = check_exact(plant, before)
+    set_epoch(signals, 1)
+    plant.push_all(during)
+    wait_mid_stream(plant, during)
+
+    # If epoch 2 begins
+    set_epoch(signals, 2)
+    plant.push_all(after)
+
+    # I expect each result to say so, and no token of the streams twice or missing.
+    last = check_exact(plant, after)
+    assert [epochs(answer) for answer in first + last] == [(None, None), (2, None)]
+    across = check_exact(plant, during)
+    assert [epochs(answer) for answer in across] == [(2, 1)] * 3
+    assert all(answer.deltas for answer in across)
+    (info,) = plant.wait_for_workers(1).values()
+    assert info.epoch == 2
+
+
+def test_epoch_of_the_worker_is_that_of_the_narrowest_scope(plant: Plant, signals: Signals) -> None:
+    plant.coordinator()
+    plant.worker(name="one")
+    plant.worker(name="two")
+    plant.wait_for_workers(2)
+
+    set_epoch(signals, 3, "all")
+    set_epoch(signals, 8, "worker:two")
+
+    plant.wait_for_turns("one", "two")
+    requests = quiet(20)
+    plant.push_all(requests)
+    found = {
+        (answer.result.provenance.worker.partition(".")[0], *epochs(answer))
+        for answer in check_exact(plant, requests)
+        if answer.result.provenance
+    }
+    assert found == {("one", 3, None), ("two", 8, None)}
+
+
+def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> None:
+    # Given a worker in the middle of epoch 1, with streams and a request that shows nothing yet
+    plant.coordinator()
+    plant.worker(simulated_step_s=STEP_S)
+    plant.wait_for_workers(1)
+    set_epoch(signals, 1)
+    shown, unseen = streams(3, max_tokens=60), make_request(params=SamplingParams(max_tokens=60))
+    plant.push_all([*shown, unseen])
+    wait_mid_stream(plant, shown)
+    (info,) = plant.wait_for_workers(1).values()
+
+    # If it hears no more of epoch 2, and is killed
+    psutil.Process(info.pid).suspend()
+    signals.give(Order(signal="SET_GENERATION_EPOCH", scope=SIM, epoch=2))
+    os.kill(info.pid, signal.SIGKILL)
+
+    # I expect its successor to know in which epoch the streams began; what had not been begun for
+    # anybody to see begins anew.
+    answers = check_exact(plant, [*shown, unseen])
+    assert [epochs(answer) for answer in answers] == [*[(2, 1)] * 3, (2, None)]
+    assert {answer.result.provenance.attempt for answer in answers if answer.result.provenance} == {
+        2
+    }
+
+
+@pytest.mark.parametrize("mode", get_args(PauseMode))
+def test_new_weights_for_a_yard_at_work(plant: Plant, signals: Signals, mode: PauseMode) -> None:
+    # Given two workers in epoch 4 with streams and more requests than run at once
+    plant.coordinator()
+    programs = [
+        plant.worker(name=name, simulated_step_s=STEP_S, max_num_seqs=4) for name in ("one", "two")
+    ]
+    plant.wait_for_workers(2)
+    set_epoch(signals, 4)
+    running, waiting = streams(8, max_tokens=120), streams(12)
+    during, after = quiet(30), quiet(20)
+    plant.push_all(running)
+    wait_mid_stream(plant, running)
+    plant.push_all(waiting)
+
+    # If new weights come, while more and more is asked
+    asking = threading.Thread(target=lambda: [plant.push_all([one]) for one in during])
+    asking.start()
+    assert signals.reload("sim", PATH, 5, mode, START_S) == []
+    plant.push_all(after)
+    asking.join(START_S)
+
+    # I expect one result for each, made of the weights of its epochs,
+    said = check_weights(plant, running)
+    assert set(said) == ({(4, None)} if mode == "wait" else {(5, 4)})
+    check_weights(plant, [*waiting, *during])
+    assert set(check_weights(plant, after)) == {(5, None)}
+    # and whoever joins later to have them as well.
+    plant.worker(name="late", simulated_step_s=STEP_S)
+    plant.wait_for_workers(3)
+    eventually(lambda: {(one.weights, one.epoch) for one in plant.roster().values()} == {(PATH, 5)})
+    for program in programs:
+        assert program.stop() == 0
+    last = quiet(10)
+    plant.push_all(last)
+    assert set(check_weights(plant, last)) == {(5, None)}
+
+
+def test_weights_that_cannot_be_had(plant: Plant, signals: Signals) -> None:
+    # Given a yard in epoch 4 that runs
+    plant.coordinator()
+    plant.worker()
+    plant.wait_for_workers(1)
+    set_epoch(signals, 4)
+
+    # If its worker cannot load the weights
+    (holdout,) = signals.reload("sim", f"/checkpoints/{BROKEN}", 5, "abort", START_S)
+
+    # I expect it to say why, and nothing to be made of any weights until it has some.
+    assert "broken weights" in holdout.reason
+    requests = quiet(5)
+    plant.push_all(requests)
+    assert signals.reload("sim", PATH, 5, "abort", START_S) == []
+    assert set(check_weights(plant, requests)) == {(5, None)}
+
+
+def test_the_models_own_weights_come_back(plant: Plant, signals: Signals) -> None:
+    plant.coordinator()
+    plant.worker()
+    plant.wait_for_workers(1)
+
+    assert signals.reload("sim", PATH, 5, "wait", START_S) == []
+    assert signals.reload("sim", "", 4, "wait", START_S) == []
+
+    requests = quiet(5)
+    plant.push_all(requests)
+    assert set(check_weights(plant, requests)) == {(4, None)}
+    eventually(lambda: {info.weights for info in plant.roster().values()} == {""})

@@ -1,0 +1,128 @@
+"""A replica that lacks the last writes becomes the master: what was accepted still ends once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.brokers import Cluster
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server, ServerName
+from tests.support.streams import expected, streams
+from tests.support.waiting import eventually
+from tests.support.watched import Keep, Watched
+from tokenyard import Client, Handle
+from tokenyard.connection import open_connection
+from tokenyard.keys import INTAKE_CLASSES
+from tokenyard.scripts import Submitted
+from tokenyard.wire import Request, SamplingParams
+
+AWAY_S = 60.0
+#: As many as run at once, and as many as wait.
+RUNNING, WAITING = 8, 16
+#: Prompts of streams that a client hears.
+HEARD = [[20 + n, 30 + n] for n in range(4)]
+
+
+@pytest.fixture
+def keep() -> Iterator[Keep]:
+    """Starts servers and ends them after the test."""
+    kept: list[Server | Cluster] = []
+
+    def start(server: Server | Cluster) -> None:
+        kept.append(server)
+        server.start()
+
+    yield start
+    for server in reversed(kept):
+        server.stop()
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def watched(request: pytest.FixtureRequest, keep: Keep, tmp_path: Path) -> Watched:
+    name: ServerName = request.param
+    return Watched(name, tmp_path, keep)
+
+
+def submit(plant: Plant, requests: Sequence[Request]) -> None:
+    accepted = plant.scripts.submit("normal", requests)
+    assert all(one.code is Submitted.ACCEPTED for one in accepted)
+
+
+def ended(plant: Plant, requests: Sequence[Request]) -> list[str]:
+    """The states of those that have ended."""
+    states = [plant.ledger(one.id).get("state", "") for one in requests]
+    return [state for state in states if state not in ("", "waiting", "assigned")]
+
+
+@pytest.fixture
+def plant(watched: Watched) -> Iterator[Plant]:
+    """A coordinator and a worker that find the server by its Sentinel."""
+    with Plant(watched.master.url_of("default")) as started:
+        started.coordinator(redis_url=watched.url("coordinator"))
+        options = {"simulated_step_s": 0.02, "max_num_seqs": RUNNING, "lease_ms": 3000}
+        started.worker(redis_url=watched.url("worker"), **options)
+        started.wait_for_workers(1)
+        yield started
+
+
+def test_what_the_replica_knows_ends_exactly_once(watched: Watched, plant: Plant) -> None:
+    # Given streams that run, some of them nearly done, others that wait, and a single answer
+    short, long = streams(RUNNING - 1, 40), streams(WAITING, 150)
+    whole = make_request(tokens=[7, 8], params=long[0].params)
+    requests = [*short, whole, *long]
+    with Client(watched.url("client"), plant.keys.yard, client_id="client") as client:
+        submit(plant, requests)
+        handles = client.submit_many(HEARD, priority_class="high", max_tokens=150, stream=True)
+        eventually(lambda: all(plant.published(one.id) >= 3 for one in short))
+
+        # If the replica gets nothing from then on, while some of them end, others begin and go
+        # on, and one more is accepted,
+        watched.part()
+        eventually(lambda: len(ended(plant, requests)) >= len(short))
+        eventually(lambda: sum(plant.published(one.id) >= 3 for one in long) >= 3)
+        unknown = make_request(params=long[0].params)
+        submit(plant, [unknown])
+        seen = ended(plant, requests)
+        # and then becomes the master,
+        watched.fail_over()
+        plant.connection.close()
+        plant.connection = open_connection(watched.replica.url_of("default"), timeout_s=30.0)
+        assert len(ended(plant, requests)) < len(seen), "nothing was lost: no gap"
+
+        # I expect each that it knew of to end once, with every token, without a person's help,
+        check_all(plant, requests)
+        # clients that have read what was lost to read on without a gap or a repetition,
+        check_heard(handles)
+        # nothing to be left behind,
+        eventually(lambda: not left_behind(plant), timeout_s=AWAY_S)
+        # and the one that only the old master knew to be unknown.
+        assert plant.ledger(unknown.id) == {}
+        assert all(program.is_running for program in plant.programs)
+
+
+def check_all(plant: Plant, requests: Sequence[Request]) -> None:
+    plant.results(requests, timeout_s=AWAY_S)
+    for request in requests:
+        answer = plant.answer(request.id)
+        assert answer.result.ok, answer.result.error
+        assert answer.result.tokens == expected(request)
+        answer.check_stream()
+
+
+def check_heard(handles: Sequence[Handle]) -> None:
+    params = SamplingParams(max_tokens=150)
+    for prompt, handle in zip(HEARD, handles, strict=True):
+        tokens = handle.result(AWAY_S).tokens
+        assert tokens == expected(make_request(tokens=prompt, params=params))
+        assert [token for delta in handle for token in delta.tokens] == tokens
+
+
+def left_behind(plant: Plant) -> list[str]:
+    """The lanes and intakes that hold something."""
+    lanes = [key.decode() for key in plant.connection.scan_iter(plant.keys.lane("*"), count=1000)]
+    streams = (*lanes, *(plant.keys.intake(name) for name in INTAKE_CLASSES))
+    return [stream for stream in streams if plant.connection.xlen(stream)]

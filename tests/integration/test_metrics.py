@@ -1,0 +1,366 @@
+"""What Prometheus reads of a live yard, and the page that explains it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import coordinator.metrics
+import worker.metrics
+from coordinator.counts import Counts as LeaderCounts
+from tests.support.builders import make_request
+from tests.support.processes import START_S, Plant
+from tests.support.servers import Server, free_port
+from tests.support.waiting import eventually
+from tokenyard import Client
+from tokenyard.errors import QueueFull, SettingsError
+from tokenyard.metrics import BUCKETS_S, Endpoint, Metric
+from tokenyard.wire import SamplingParams
+from worker.counts import Counts
+from worker.engines.crash_points import FAULTY
+from worker.messages import EngineStats, Measured
+from worker.metrics import EngineMetrics
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Watched(Plant):
+    """A yard whose endpoints are read."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.ports: list[int] = []
+
+    def lead(self, **options: object) -> int:
+        self.ports.append(free_port())
+        self.coordinator(metrics_port=self.ports[-1], **options)
+        return self.ports[-1]
+
+    def serve(self, **options: object) -> int:
+        self.ports.append(free_port())
+        self.worker(metrics_port=self.ports[-1], **options)
+        return self.ports[-1]
+
+
+def text_of(port: int) -> str:
+    def page() -> str | None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return answer.read().decode()
+        except OSError:  # it does not listen yet
+            return None
+
+    return eventually(page, timeout_s=START_S)
+
+
+def samples(port: int) -> Samples:
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in text_string_to_metric_families(text_of(port))
+        for one in family.samples
+    }
+
+
+def value(port: int, name: str, **labels: str) -> float | None:
+    return samples(port).get((name, frozenset(labels.items())))
+
+
+def reaches(port: int, count: float, name: str, **labels: str) -> bool:
+    """Wait until a value is there; workers tell theirs once a second."""
+    return eventually(lambda: value(port, name, **labels) == count, timeout_s=START_S)
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Watched]:
+    with Watched(valkey_broker.url) as plant:
+        yield plant
+
+
+def test_what_is_known_at_the_start_is_there_at_zero(plant: Watched) -> None:
+    # Given a yard that nobody has asked anything yet
+    leader, host = plant.lead(), plant.serve(slots=2)
+    plant.wait_for_leader()
+    plant.wait_for_workers(2)
+
+    # I expect all counters of both at 0, for all that can happen
+    found = {**samples(leader), **samples(host)}
+    for name, labels in (
+        ("tokenyard_requests_total", {"model": "sim", "priority": "low", "outcome": "completed"}),
+        ("tokenyard_requests_total", {"model": "", "priority": "high", "outcome": "cancelled"}),
+        ("tokenyard_requests_rejected_total", {"reason": "QUEUE_FULL"}),
+        ("tokenyard_retries_total", {"reason": "fault"}),
+        ("tokenyard_retries_total", {"reason": "crashed"}),
+        ("tokenyard_dead_total", {"reason": "POISONED"}),
+        ("tokenyard_tokens_total", {"model": "sim", "direction": "output"}),
+        ("tokenyard_ttft_seconds_count", {"model": "sim"}),
+        ("tokenyard_queue_wait_seconds_count", {"priority": "retry"}),
+        ("tokenyard_inflight", {"worker": "w-1", "model": "sim"}),
+        ("tokenyard_worker_restarts_total", {"worker": "w-0", "reason": "lost"}),
+        ("tokenyard_queue_depth", {"queue": "high", "priority": "high"}),
+    ):
+        assert found[name, frozenset(labels.items())] == 0, (name, labels)
+
+    # and who leads, and who is there.
+    assert value(leader, "tokenyard_leader") == 1
+    assert value(leader, "tokenyard_worker_up", worker="w-0") == 1
+    assert value(leader, "tokenyard_worker_state", worker="w-1", state="ready") == 1
+    assert value(leader, "tokenyard_worker_state", worker="w-1", state="failed") == 0
+    assert 0 <= value(leader, "tokenyard_worker_lease_age_seconds", worker="w-0") < 11
+    assert 0 < value(leader, "tokenyard_redis_memory_ratio") < 1
+
+
+def test_what_runs_and_ends_is_counted(plant: Watched) -> None:
+    leader, host = plant.lead(), plant.serve()
+    plant.wait_for_workers(1)
+    # Given a stream and a whole answer, and what ends otherwise
+    params = SamplingParams(max_tokens=20)
+    stream = make_request(params=params, stream=True, model="sim")
+    plain = make_request(params=params)
+    wrong = make_request(tokens=[1] * 9000)
+    strange = make_request(model="no such")
+    late = make_request(deadline_ms=1)
+    asked = [stream, plain, wrong, strange, late]
+    plant.push_all(asked)
+    plant.results(asked)
+
+    # I expect each counted once, by who has answered it,
+    ends = "tokenyard_requests_total"
+    assert reaches(host, 2, ends, model="sim", priority="normal", outcome="completed")
+    assert reaches(host, 1, ends, model="sim", priority="normal", outcome="failed")
+    assert reaches(leader, 1, ends, model="", priority="normal", outcome="failed")
+    expired = [value(leader, ends, model=one, priority="normal", outcome="expired") or 0
+               for one in ("", "sim")]  # fmt: skip
+    assert sum(expired) == 1
+    assert value(leader, "tokenyard_requests_rejected_total", reason="MODEL_UNAVAILABLE") == 1
+    # with its tokens and times.
+    assert value(host, "tokenyard_tokens_total", model="sim", direction="output") == 40
+    assert value(host, "tokenyard_tokens_total", model="sim", direction="input") == 6
+    assert value(host, "tokenyard_e2e_seconds_count", model="sim") == 3
+    assert value(host, "tokenyard_ttft_seconds_count", model="sim") == 1
+    assert value(leader, "tokenyard_queue_wait_seconds_count", priority="normal") == 3
+    assert value(leader, "tokenyard_assign_seconds_count") >= 1
+    # A name that a client made up is in no label.
+    assert "no such" not in text_of(leader)
+
+
+def test_what_waits_is_shown(plant: Watched) -> None:
+    # Given requests and nobody who serves
+    leader = plant.lead()
+    plant.wait_for_leader()
+    with Client(plant.url, plant.keys.yard) as client:
+        client.submit_many([[1] * 10] * 3, priority_class="low")
+        client.submit([1] * 5)
+
+    assert value(leader, "tokenyard_queue_depth", queue="low", priority="low") == 3
+    assert value(leader, "tokenyard_queue_depth", queue="normal", priority="normal") == 1
+    assert value(leader, "tokenyard_queue_tokens", queue="all") == 35
+    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="low") > 0
+    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="high") == 0
+
+
+def test_what_scripts_answer_is_counted_once(plant: Watched) -> None:
+    # Given a yard with room for two, and one coordinator behind the other
+    leader = plant.lead(max_num_queued_reqs=2)
+    plant.wait_for_leader()
+    other = plant.lead(max_num_queued_reqs=2)
+    with Client(plant.url, plant.keys.yard) as client:
+        handles = client.submit_many([[1], [2]])
+        for _ in range(3):
+            with pytest.raises(QueueFull):
+                client.submit([3])
+        handles[0].cancel()
+
+    # I expect refusals and cancels, however often somebody looks, of the leader alone.
+    for _ in range(2):
+        full = "tokenyard_requests_rejected_total"
+        assert value(leader, full, reason="QUEUE_FULL") == 3
+        cancelled = {"model": "", "priority": "normal", "outcome": "cancelled"}
+        assert value(leader, "tokenyard_requests_total", **cancelled) == 1
+        assert value(other, full, reason="QUEUE_FULL") == 0
+    assert value(other, "tokenyard_leader") == 0
+    assert value(other, "tokenyard_redis_up") == 1
+    assert "tokenyard_queue_depth{" not in text_of(other)
+
+
+def test_counts_outlive_their_process(plant: Watched) -> None:
+    # Given a worker that has told its counts, and has begun another request
+    leader, host = plant.lead(), plant.serve(simulated_step_s=0.01)
+    plant.wait_for_workers(1)
+    params = SamplingParams(max_tokens=10)
+    done = [make_request(params=params) for _ in range(3)]
+    plant.push_all(done)
+    plant.results(done)
+    labels = {"model": "sim", "priority": "normal", "outcome": "completed"}
+    assert reaches(host, 3, "tokenyard_requests_total", **labels)
+    running = make_request(params=SamplingParams(max_tokens=200), stream=True)
+    plant.push(running)
+    eventually(lambda: plant.published(running.id))
+
+    # If it is killed,
+    (info,) = plant.roster().values()
+    psutil.Process(info.pid).kill()
+    assert plant.result(running.id).ok
+
+    # I expect what it counted and what its successor counts together,
+    assert reaches(host, 4, "tokenyard_requests_total", **labels)
+    assert value(host, "tokenyard_worker_restarts_total", worker="w", reason="lost") == 1
+    assert value(host, "tokenyard_model_swap_seconds_count", phase="load") == 2
+    # and the request among those that were taken back.
+    assert value(leader, "tokenyard_redeliveries_total") == 1
+    assert value(leader, "tokenyard_retries_total", reason="lost") == 1
+    assert value(leader, "tokenyard_queue_wait_seconds_count", priority="retry") == 1
+
+
+def test_faults_and_dead_letters_are_counted(plant: Watched) -> None:
+    leader = plant.lead(max_faults=2)
+    host = plant.serve(crash_point="fault:9", slots=2, backoff_s=0.05)
+    plant.wait_for_workers(2)
+    faulty = make_request(tokens=[*FAULTY, 1])
+    plant.push(faulty)
+    assert plant.result(faulty.id).error.code == "INFERENCE_ERROR"
+    plant.connection.xadd(plant.keys.intake("normal"), {"nobody": "1"})
+
+    assert reaches(host, 2, "tokenyard_retries_total", reason="fault")
+    assert reaches(leader, 1, "tokenyard_dead_total", reason="INFERENCE_ERROR")
+    assert reaches(leader, 1, "tokenyard_dead_total", reason="UNANSWERABLE")
+
+
+def test_models_that_are_loaded_are_counted(plant: Watched) -> None:
+    # Given a host that holds none of its models
+    models = plant.write("models.toml", '[models.a]\npath = "org/a"\n[models.b]\npath = "org/b"\n')
+    leader, port = plant.lead(), free_port()
+    plant.host(models, metrics_port=port)
+    eventually(lambda: b"a" in (plant.connection.hget(plant.keys.info, "models") or b""))
+
+    # If one after the other is asked for,
+    for model in ("a", "b"):
+        request = make_request(model=model)
+        plant.push(request)
+        assert plant.result(request.id).ok
+
+    # I expect two loads, and that one gave way.
+    assert reaches(leader, 2, "tokenyard_model_swaps_total")
+    assert reaches(port, 2, "tokenyard_model_swap_seconds_count", phase="load")
+    assert value(port, "tokenyard_model_swap_seconds_count", phase="unload") == 1
+
+
+def test_without_redis_the_rest_is_shown(plant: Watched) -> None:
+    port = free_port()
+    nowhere = free_port()
+    plant.coordinator(redis_url=f"redis://127.0.0.1:{nowhere}", metrics_port=port)
+
+    assert value(port, "tokenyard_redis_up") == 0
+    assert value(port, "tokenyard_requests_rejected_total", reason="QUEUE_FULL") == 0
+
+
+def test_a_port_that_is_taken_is_said(plant: Watched) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        program = plant.coordinator(metrics_port=port)
+        assert program.wait() == 2
+    assert f"Error: metrics_port: cannot listen at 127.0.0.1:{port}: " in program.log
+
+
+def test_an_endpoint_ends() -> None:
+    class Nothing:
+        def collect(self) -> list[object]:
+            return []
+
+    endpoint = Endpoint(Nothing(), "127.0.0.1", free_port())
+    endpoint.stop()
+    endpoint.start()
+    endpoint.stop()
+    endpoint.stop()
+    with pytest.raises(SettingsError, match="cannot listen"):
+        Endpoint(Nothing(), "256.0.0.1", 1).start()
+
+
+def measured(count: float) -> EngineStats:
+    labels = (("model_name", "/a/path"),)
+    total = Measured("vllm:steps", "counter", "Steps.", [("vllm:steps_total", labels, count)])
+    running = Measured("vllm:running", "gauge", "Runs.", [("vllm:running", labels, count)])
+    return EngineStats(1, [total, running])
+
+
+def test_an_engine_goes_on_where_the_last_one_ended() -> None:
+    def shown() -> dict[str, list[tuple[dict[str, str], float]]]:
+        found = {one.name: one.samples for one in engines.collect()}
+        return {name: [(one.labels, one.value) for one in each] for name, each in found.items()}
+
+    # Given what an engine has told last
+    engines = EngineMetrics()
+    engines.hear("w", "small", measured(5))
+    engines.hear("w", "small", measured(7))
+    labels = {"model_name": "small", "worker": "w"}
+    assert shown() == {"vllm:steps": [(labels, 7)], "vllm:running": [(labels, 7)]}
+
+    # If its process ends, I expect what grows to stay,
+    engines.hear("w", "", None)
+    assert shown() == {"vllm:steps": [(labels, 7)], "vllm:running": []}
+    # and its successor to go on from there, in a process of its own or not.
+    engines.hear("w", "small", measured(9))
+    assert shown()["vllm:steps"] == [(labels, 16)]
+    engines.hear("w", "small", EngineStats(2, measured(1).metrics))
+    assert shown()["vllm:steps"] == [(labels, 17)]
+    assert shown()["vllm:running"] == [(labels, 1)]
+
+
+def test_sums_leave_their_parts_alone() -> None:
+    part, whole = Counts(), Counts()
+    part.results["m", "high", "failed"] = 1
+    part.ttft["m"].observe(0.3)
+    whole.add(part)
+    whole.add(part)
+
+    assert whole.results["m", "high", "failed"] == 2
+    assert (sum(whole.ttft["m"].counts), whole.ttft["m"].sum_s) == (2, 0.6)
+    assert sum(part.copy().ttft["m"].counts) == 1
+
+
+def test_a_value_at_a_bound_is_within() -> None:
+    counts = LeaderCounts()
+    for seconds in (0.0, 0.001, 240.0, 241.0):
+        counts.assign.observe(seconds)
+
+    assert counts.assign.counts == [2, *[0] * (len(BUCKETS_S) - 2), 1, 1]
+
+
+def rows(heading: str) -> dict[str, tuple[str, ...]]:
+    text = PAGE.read_text().partition(f"### {heading}\n")[2].partition("\n### ")[0]
+    found = re.findall(r"^\| `(tokenyard_\w+)` \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)
+    return {name: (kind, labels, meaning) for name, kind, labels, meaning in found}
+
+
+@pytest.mark.parametrize(
+    ("heading", "metrics"),
+    [("Coordinator", coordinator.metrics.METRICS), ("Controller", worker.metrics.METRICS)],
+)
+def test_the_page_has_all_of_them(heading: str, metrics: tuple[Metric, ...]) -> None:
+    assert rows(heading) == {
+        one.name: (one.kind, " ".join(f"`{label}`" for label in one.labels), one.help)
+        for one in metrics
+    }
+    assert ", ".join(f"{bound:g}" for bound in BUCKETS_S) in PAGE.read_text()
+
+
+def test_what_is_shown_is_what_the_code_declares(plant: Watched) -> None:
+    ports = plant.lead(), plant.serve()
+    plant.wait_for_leader()
+    plant.wait_for_workers(1)
+    for port, metrics in zip(ports, (coordinator.metrics.METRICS, worker.metrics.METRICS),
+                             strict=True):  # fmt: skip
+        families = list(text_string_to_metric_families(text_of(port)))
+        shown = {
+            (one.name + "_total" * (one.type == "counter"), one.type, one.documentation,
+             frozenset(one.samples[0].labels.keys() - {"le"}))
+            for one in families
+        }  # fmt: skip
+        assert shown == {(m.name, m.kind, m.help, frozenset(m.labels)) for m in metrics}

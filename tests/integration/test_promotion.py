@@ -1,0 +1,86 @@
+"""How the leader notices that its server is another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from coordinator.promotion import Promotion
+from tests.support.builders import random_name
+from tests.support.lanes import LONG_MS, Lanes
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+def became_master(lanes: Lanes, before: str) -> None:
+    """As it is where the yard was on another server, whose replica this one was."""
+    lanes.connection.hset(lanes.keys.info, "server", before)
+
+
+@pytest.fixture
+def was_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server says of itself that it was one before."""
+    original = redis.Redis.info
+
+    def info(self: redis.Redis, section: str) -> Any:
+        return {**original(self, section), "total_net_repl_input_bytes": 1}
+
+    monkeypatch.setattr(redis.Redis, "info", info)
+
+
+def test_workers_are_fenced_before_anything_is_given_to_them(
+    lanes: Lanes, was_a_replica: None
+) -> None:
+    # Given a worker of before, and a request that waits
+    worker = lanes.worker()
+    lanes.push_raw({"id": "r", "tokens": "[1]", "model": "sim"})
+    became_master(lanes, "another")
+
+    # If a coordinator takes over, I expect it to give the worker nothing,
+    lanes.coordinator()
+    eventually(lambda: not lanes.connection.zscore(lanes.keys.leases, worker))
+    assert lanes.load(worker) == 0
+    # and the next incarnation to be served.
+    assert lanes.wait_for_load(lanes.worker(), 1) == ["r"]
+
+
+def test_a_leader_notices_it_without_an_error(lanes: Lanes, was_a_replica: None) -> None:
+    """Given a connection that was made anew and nobody saw it."""
+    worker = lanes.worker()
+    token = lanes.scripts.lead("leader", LONG_MS)
+    promotion = Promotion(lanes.connection, lanes.scripts)
+    assert promotion.check(token) == 0
+
+    became_master(lanes, "another")
+    assert promotion.check(token) == 0, "the server is the same as before"
+    assert Promotion(lanes.connection, lanes.scripts).check(token) == 1
+    assert lanes.connection.zscore(lanes.keys.leases, worker) == -1
+
+
+def test_a_deposed_leader_is_told(lanes: Lanes) -> None:
+    assert Promotion(lanes.connection, lanes.scripts).check("9:nobody") == -1
+
+
+def test_a_user_that_may_not_look_is_warned_once(
+    lanes: Lanes, broker: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = random_name("user")
+    rights = ("on", ">secret", "~*", "+@all", "-info")
+    lanes.connection.execute_command("ACL", "SETUSER", user, *rights)
+    with redis.Redis(port=broker.port, username=user, password="secret") as connection:
+        promotion = Promotion(connection, lanes.scripts)
+        with caplog.at_level(logging.WARNING):
+            assert [promotion.check("1:leader") for _ in range(3)] == [0, 0, 0]
+    lanes.connection.execute_command("ACL", "DELUSER", user)
+    assert len(caplog.records) == 1

@@ -1,0 +1,649 @@
+"""`Signals`: what an operator gives, to whom it goes, and who has yet to obey.
+
+No controller runs here: the tests write what one would write to the roster, so that every answer
+comes when the test wants it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Self
+
+import pytest
+import redis
+
+from tests.support.builders import make_worker_info
+from tests.support.waiting import eventually
+from tests.support.yard import LONG_MS
+from tokenyard.commands import Acknowledgement, Command, parse_command
+from tokenyard.errors import BrokerUnavailable
+from tokenyard.keys import Keys
+from tokenyard.posture import (
+    ALL,
+    SIGNALS,
+    Invalid,
+    Order,
+    Posture,
+    encode_posture,
+    model_scope,
+    parse_order,
+    worker_scope,
+)
+from tokenyard.scripts import Renewed, Scripts
+from tokenyard.signals import Given, Holdout, Signals
+from tokenyard.worker_info import WorkerInfo, encode_worker
+
+ADDER = model_scope("adder")
+PAUSE = Order(signal="PAUSE")
+SOON_S = 0.3
+BOUND_S = 30.0
+
+
+class Host:
+    """Workers that do what the test says, as the roster shows it."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._infos: dict[str, WorkerInfo] = {}
+
+    def join(self, name: str, lease_ms: int = LONG_MS, **fields: object) -> str:
+        info = make_worker_info(name, **fields)
+        worker = self._scripts.register(name, lease_ms, encode_worker(info))
+        self._infos[worker] = info
+        return worker
+
+    def show(self, worker: str, **fields: object) -> None:
+        values = {name: getattr(self._infos[worker], name) for name in WorkerInfo.__struct_fields__}
+        self._infos[worker] = info = WorkerInfo(**(values | fields))
+        assert self._scripts.renew(LONG_MS, [(worker, encode_worker(info))]) == [Renewed.HELD]
+
+    def obey(self, worker: str, given: Given) -> None:
+        self.show(worker, obeyed=given.ids[-1])
+
+    def answer(self, worker: str, entry: str, reason: str = "") -> None:
+        what = Acknowledgement(worker=worker, done=not reason, reason=reason)
+        self._scripts.acknowledge(entry, what)
+
+    def leave(self, worker: str) -> None:
+        self._scripts.retire(worker, "left", "the test says so")
+
+
+@pytest.fixture
+def host(scripts: Scripts) -> Host:
+    return Host(scripts)
+
+
+@pytest.fixture
+def signals(connection: redis.Redis, keys: Keys) -> Signals:
+    return Signals(connection, keys)
+
+
+def names(holdouts: list[Holdout]) -> list[str]:
+    return [one.worker for one in holdouts]
+
+
+def entries(connection: redis.Redis, keys: Keys) -> int:
+    return int(connection.xlen(keys.control))
+
+
+# Giving
+
+
+def test_a_signal_leaves_its_posture(signals: Signals, connection: redis.Redis, keys: Keys) -> None:
+    # Given a yard without signals, if the model is paused,
+    order = Order(signal="PAUSE", scope=ADDER, mode="keep", why="night")
+    given = signals.give(order)
+
+    # I expect the posture of its scope, and the order for the controllers.
+    assert signals.postures().by_scope == {ADDER: Posture(conduct="PAUSED", mode="keep")}
+    assert given == Given(order, (signals.postures().changed,))
+    [(entry, fields)] = connection.xrange(keys.control)
+    assert (entry.decode(), parse_order(fields)) == (given.ids[0], order)
+
+
+def test_a_redundant_signal_writes_nothing_and_can_be_waited_for(
+    signals: Signals, connection: redis.Redis, keys: Keys, host: Host
+) -> None:
+    # Given a paused yard with a worker that has not obeyed yet
+    first = signals.give(PAUSE)
+    worker = host.join("w")
+    events = connection.xlen(keys.events)
+
+    # If it is paused again,
+    again = signals.give(replace_order(PAUSE, mode="wait"))
+
+    # I expect nothing new but the id of the last change to wait for.
+    assert (again.is_redundant, again.ids) == (True, first.ids)
+    assert entries(connection, keys) == 1
+    assert connection.xlen(keys.events) == events
+    assert signals.postures().by_scope[ALL].mode == "abort"
+    assert names(signals.holdouts(again)) == [worker]
+    host.obey(worker, first)
+    assert signals.holdouts(again) == []
+
+
+def replace_order(order: Order, **fields: object) -> Order:
+    values = {name: getattr(order, name) for name in Order.__struct_fields__}
+    return Order(**(values | fields))
+
+
+def test_where_nothing_was_ever_given_nobody_holds_out(
+    signals: Signals, connection: redis.Redis, keys: Keys, host: Host
+) -> None:
+    host.join("w")
+    given = signals.give(Order(signal="UNPAUSE"))
+
+    assert given.is_redundant
+    assert signals.wait(given, BOUND_S) == []
+    assert not connection.exists(keys.posture, keys.control)
+
+
+@pytest.mark.parametrize(
+    ("order", "hint"),
+    [
+        (Order(signal="SUSPEND"), "all is RUNNING: PAUSE it first"),
+        (Order(signal="SET_GENERATION_EPOCH"), "give the epoch"),
+        (Order(signal="PAUSE", scope="adder"), "use all, model:<name> or worker:<name>"),
+        (Order(signal="DRAIN", scope="worker:"), "use all, model:<name> or worker:<name>"),
+        (Order(signal="RELOAD_WEIGHTS", scope=ALL, weights="/x"), "all is RUNNING"),
+    ],
+)
+def test_what_is_not_allowed_changes_nothing(
+    signals: Signals, connection: redis.Redis, keys: Keys, order: Order, hint: str
+) -> None:
+    with pytest.raises(Invalid, match=hint):
+        signals.give(order)
+
+    assert not connection.exists(keys.posture, keys.control, keys.events)
+
+
+def test_a_posture_that_cannot_be_read_is_overwritten(
+    signals: Signals, connection: redis.Redis, keys: Keys
+) -> None:
+    # Given nonsense where the posture should be, which all take for the first posture
+    for nonsense in (b"{", b"\xff", b'{"conduct":"DANCING"}'):
+        connection.hset(keys.posture, ALL, nonsense)
+        with pytest.raises(Invalid):
+            signals.give(Order(signal="SUSPEND"))
+
+        # I expect that a pause puts that right.
+        assert not signals.give(PAUSE).is_redundant
+        assert signals.postures().by_scope == {ALL: Posture(conduct="PAUSED")}
+
+
+def test_a_posture_of_another_version_is_changed_as_far_as_we_know_it(
+    signals: Signals, connection: redis.Redis, keys: Keys
+) -> None:
+    connection.hset(keys.posture, ALL, b'{"conduct":"PAUSED","epoch":4,"tempo":"allegro"}')
+
+    assert signals.give(PAUSE).is_redundant
+    assert not signals.give(Order(signal="SUSPEND")).is_redundant
+    assert signals.postures().by_scope == {ALL: Posture(conduct="SUSPENDED", epoch=4)}
+
+
+def test_operators_who_race_all_succeed(
+    connection: redis.Redis, keys: Keys, signals: Signals
+) -> None:
+    # Given many operators, each of whom wants something else of the same scope
+    orders = [
+        Order(signal="START_PROFILE"),
+        Order(signal="PAUSE", mode="keep"),
+        *(Order(signal="SET_GENERATION_EPOCH", epoch=epoch) for epoch in range(1, 7)),
+    ]
+    begin = threading.Barrier(len(orders))
+    found: list[Given] = []
+
+    def give(order: Order) -> None:
+        begin.wait(timeout=BOUND_S)
+        found.append(Signals(connection, keys).give(order))
+
+    # If all give their signals at once,
+    threads = [threading.Thread(target=give, args=(order,)) for order in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=BOUND_S)
+
+    # I expect that none was lost, and that the last one stands.
+    assert len(found) == len(orders)
+    assert sorted(one.ids[0] for one in found) == [
+        entry.decode() for entry, _ in connection.xrange(keys.control)
+    ]
+    postures = signals.postures()
+    (last,) = (one.order for one in found if one.ids == (postures.changed,))
+    if last.epoch is not None:
+        assert postures.by_scope[ALL].epoch == last.epoch
+    assert postures.by_scope[ALL].conduct == "PAUSED"
+    assert postures.by_scope[ALL].mode == "keep"
+    assert postures.by_scope[ALL].profiling
+
+
+def test_of_two_operators_who_pause_at_once_one_is_redundant(
+    connection: redis.Redis, keys: Keys, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given somebody who pauses between this operator's look and change
+    def interrupted(self: Scripts, order: Order, seen: bytes, now: Posture) -> str | None:
+        monkeypatch.undo()
+        Signals(connection, keys).give(PAUSE)
+        return self.signal(order, seen, now)
+
+    monkeypatch.setattr(Scripts, "signal", interrupted)
+    given = signals.give(Order(signal="PAUSE", mode="wait"))
+
+    # I expect that this one finds it done.
+    assert given.is_redundant
+    assert given.ids == (signals.postures().changed,)
+    assert entries(connection, keys) == 1
+
+
+def test_what_became_invalid_meanwhile_is_refused(
+    connection: redis.Redis, keys: Keys, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals.give(PAUSE)
+
+    def interrupted(self: Scripts, order: Order, seen: bytes, now: Posture) -> str | None:
+        monkeypatch.undo()
+        Signals(connection, keys).give(Order(signal="UNPAUSE"))
+        return self.signal(order, seen, now)
+
+    monkeypatch.setattr(Scripts, "signal", interrupted)
+    with pytest.raises(Invalid, match="all is RUNNING: PAUSE it first"):
+        signals.give(Order(signal="SUSPEND"))
+
+
+def test_races_have_an_end(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripts, "signal", lambda *_: None)
+
+    with pytest.raises(BrokerUnavailable, match="others change the posture of all"):
+        signals.give(PAUSE)
+
+
+# Who has yet to obey
+
+
+def test_each_worker_in_scope_has_to_obey(signals: Signals, host: Host) -> None:
+    # Given workers of two models, and one without any
+    adder, other, warm = (
+        host.join("a"),
+        host.join("b", model="other"),
+        host.join("c", state="warm", model=""),
+    )
+    by_scope = {
+        ALL: {adder, other, warm},
+        ADDER: {adder},
+        worker_scope("c"): {warm},
+        model_scope("nobody"): set(),
+    }
+    for scope, expected in by_scope.items():
+        # If a scope is paused, I expect that its workers are named, and no others,
+        given = signals.give(Order(signal="PAUSE", scope=scope))
+        assert set(names(signals.holdouts(given))) == expected
+        # until they obey.
+        for worker in expected:
+            host.obey(worker, given)
+        assert signals.holdouts(given) == []
+
+
+def test_who_has_obeyed_a_later_signal_has_obeyed_this_one(signals: Signals, host: Host) -> None:
+    # Given that ids of entries are no decimal numbers
+    worker = host.join("w")
+    given = signals.give(PAUSE)
+    ms, _, count = given.ids[0].partition("-")
+    for obeyed, holds_out in [
+        ("", True),
+        ("nonsense", True),
+        ("9-9", True),
+        (f"{int(ms) - 1}-99", True),
+        (f"{ms}-{count}", False),
+        (f"{ms}-{int(count) + 10}", False),
+        (f"{int(ms) * 10}-0", False),
+    ]:
+        host.show(worker, obeyed=obeyed)
+        assert bool(signals.holdouts(given)) is holds_out, obeyed
+
+
+def test_an_acknowledgement_counts_too(signals: Signals, host: Host) -> None:
+    worker, mute = host.join("a"), host.join("b")
+    given = signals.give(PAUSE)
+    host.answer(worker, given.ids[0])
+
+    assert signals.holdouts(given) == [Holdout(mute, "b")]
+
+
+def test_who_refuses_is_named_with_the_reason(signals: Signals, host: Host) -> None:
+    # Given two workers that cannot, one of which does not say why
+    first, second = host.join("a"), host.join("b")
+    given = signals.give(PAUSE)
+    host.answer(first, given.ids[0], "this engine cannot sleep")
+    host.answer(second, given.ids[0], " ")
+
+    # I expect that to wait for them has an end.
+    assert signals.wait(given, BOUND_S) == [
+        Holdout(first, "a", "this engine cannot sleep"),
+        Holdout(second, "b", " "),
+    ]
+
+
+def test_where_one_refuses_the_others_are_waited_for(signals: Signals, host: Host) -> None:
+    refusing, slow = host.join("a"), host.join("b")
+    given = signals.give(PAUSE)
+    host.answer(refusing, given.ids[0], "no")
+
+    assert names(signals.wait(given, SOON_S)) == [refusing, slow]
+    host.obey(slow, given)
+    assert names(signals.wait(given, BOUND_S)) == [refusing]
+
+
+def test_who_could_not_at_first_and_then_could_has_obeyed(signals: Signals, host: Host) -> None:
+    worker = host.join("a")
+    given = signals.give(PAUSE)
+    host.answer(worker, given.ids[0], "not yet")
+    host.obey(worker, given)
+
+    assert signals.wait(given, BOUND_S) == []
+
+
+def test_who_refused_is_told_again_when_the_same_is_ordered(signals: Signals, host: Host) -> None:
+    # Given a worker that could not obey, for a reason that is gone by now
+    worker = host.join("a")
+    first = signals.give(PAUSE)
+    host.answer(worker, first.ids[0], "no room on the disk")
+
+    # If it is ordered once more, I expect another signal, which it has yet to answer,
+    again = signals.give(PAUSE)
+    assert not again.is_redundant
+    assert signals.postures().changed == again.ids[0] != first.ids[0]
+    assert signals.holdouts(again) == [Holdout(worker, "a")]
+    # and silence where it has obeyed.
+    host.obey(worker, again)
+    assert signals.give(PAUSE).is_redundant
+
+
+def test_answers_that_cannot_be_read_are_none(
+    signals: Signals, host: Host, connection: redis.Redis, keys: Keys
+) -> None:
+    worker = host.join("a")
+    given = signals.give(PAUSE)
+    connection.hset(keys.acks(given.ids[0]), mapping={worker: b"{", b"\xff": b"{}"})
+
+    assert signals.holdouts(given) == [Holdout(worker, "a")]
+
+
+def test_the_wait_ends_when_all_have_obeyed(signals: Signals, host: Host) -> None:
+    workers = [host.join(name) for name in "abcd"]
+    given = signals.give(PAUSE)
+    found: list[list[Holdout]] = []
+    waiting = threading.Thread(target=lambda: found.append(signals.wait(given, BOUND_S)))
+    waiting.start()
+    for worker in workers:
+        assert waiting.is_alive()
+        host.obey(worker, given)
+    waiting.join(timeout=BOUND_S)
+
+    assert found == [[]]
+
+
+def test_a_dead_worker_is_named_until_its_lease_is_over(
+    signals: Signals, host: Host, connection: redis.Redis, keys: Keys
+) -> None:
+    # Given a worker that has died without anybody seeing it
+    dead = host.join("a")
+    given = signals.give(PAUSE)
+    assert names(signals.wait(given, 0.0)) == [dead]
+
+    # If its lease runs out, I expect that nobody waits for it any longer.
+    connection.zadd(keys.leases, {dead: 1})
+    assert signals.wait(given, BOUND_S) == []
+
+
+def test_a_dead_worker_is_named_until_its_successor_obeys(signals: Signals, host: Host) -> None:
+    # Given ten incarnations, so that their numbers do not sort as text, and leases that all run
+    given = signals.give(PAUSE)
+    for _ in range(10):
+        latest = host.join("a")
+        # I expect that it is always the latest who has to obey.
+        assert signals.holdouts(given) == [Holdout(latest, "a")]
+    host.obey(latest, given)
+    assert signals.holdouts(given) == []
+
+
+def test_who_has_failed_or_left_or_cannot_be_read_is_not_waited_for(
+    signals: Signals, host: Host, scripts: Scripts
+) -> None:
+    host.join("a", state="failed")
+    host.leave(host.join("b"))
+    scripts.register("c", LONG_MS, b"{")
+    given = signals.give(PAUSE)
+
+    assert signals.wait(given, BOUND_S) == []
+
+
+# DRAIN and STOP
+
+
+@pytest.mark.parametrize(("signal", "verb"), [("DRAIN", "drain"), ("STOP", "stop")])
+def test_workers_are_commanded_to_go(
+    signals: Signals, host: Host, connection: redis.Redis, keys: Keys, signal: str, verb: str
+) -> None:
+    # Given two workers of a model, one of another, and one whose lease is over
+    first, second = host.join("a", pid=1), host.join("b", pid=2)
+    host.join("c", model="other")
+    connection.zadd(keys.leases, {host.join("d"): 1})
+
+    # If the model's are to go,
+    order = replace_order(Order(signal="DRAIN", scope=ADDER, why="new host"), signal=signal)
+    given = signals.give(order)
+
+    # I expect a command for each of the two, and no posture;
+    assert given.workers == (first, second)
+    sent = [
+        (entry.decode(), parse_command(fields)) for entry, fields in connection.xrange(keys.control)
+    ]
+    assert sent == [
+        (entry, Command(verb=verb, worker=worker, why="new host"))  # type: ignore[arg-type]
+        for entry, worker in zip(given.ids, given.workers, strict=True)
+    ]
+    assert signals.postures().by_scope == {}
+    # that they are waited for until they have left, whatever they answer,
+    host.answer(first, given.ids[0])
+    host.show(second, state="draining")
+    assert names(signals.holdouts(given)) == [first, second]
+    host.leave(first)
+    assert names(signals.wait(given, SOON_S)) == [second]
+    # and that successors are not meant.
+    host.join("b", pid=3)
+    host.leave(second)
+    assert signals.wait(given, BOUND_S) == []
+
+
+def test_who_becomes_another_incarnation_has_to_go_still(signals: Signals, host: Host) -> None:
+    # Given a worker that is told to go at the moment in which it leaves and joins anew
+    before = host.join("a", host="h", pid=5)
+    given = signals.give(Order(signal="DRAIN"))
+    latest = host.join("a", host="h", pid=5)
+    host.leave(before)
+
+    # I expect it to be waited for until its process is gone.
+    assert signals.wait(given, 0.0) == [Holdout(latest, "a")]
+    host.leave(latest)
+    assert signals.wait(given, BOUND_S) == []
+
+
+def test_who_refuses_to_go_is_named_with_the_reason(signals: Signals, host: Host) -> None:
+    worker = host.join("a")
+    given = signals.give(Order(signal="DRAIN", scope=worker_scope("a")))
+    host.answer(worker, given.ids[0], "no such verb")
+
+    assert signals.wait(given, BOUND_S) == [Holdout(worker, "a", "no such verb")]
+
+
+@pytest.mark.parametrize("signal", ["DRAIN", "STOP"])
+def test_where_nobody_is_nobody_is_told(
+    signals: Signals, connection: redis.Redis, keys: Keys, signal: str
+) -> None:
+    order = replace_order(Order(signal="DRAIN", scope=worker_scope("ghost")), signal=signal)
+    given = signals.give(order)
+
+    assert given == Given(order, is_redundant=True)
+    assert signals.wait(given, BOUND_S) == []
+    assert not connection.exists(keys.control)
+
+
+# New weights
+
+
+class Obedient:
+    """A worker that obeys everything as soon as it is given, or refuses it."""
+
+    def __init__(self, signals: Signals, host: Host, refuses: str = "") -> None:
+        self.seen: list[Posture] = []
+        self._signals, self._host, self._refuses = signals, host, refuses
+        self.worker = host.join("w")
+        self._obeyed = signals.postures().changed
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=BOUND_S)
+
+    def _run(self) -> None:
+        while not self._over.wait(0.005):
+            postures = self._signals.postures()
+            if postures.changed != self._obeyed:
+                self._obeyed = postures.changed
+                self._do(postures.of("w", "adder"))
+
+    def _do(self, posture: Posture) -> None:
+        self.seen.append(posture)
+        if self._refuses and posture.weights == self._refuses:
+            self._host.answer(self.worker, self._obeyed, "no such folder")
+        else:
+            self._host.show(self.worker, obeyed=self._obeyed)
+
+
+def test_new_weights_are_one_call(signals: Signals, host: Host) -> None:
+    with Obedient(signals, host) as worker:
+        left = signals.reload("adder", "/step-2", 2, "wait", BOUND_S)
+
+    # I expect the worker to have been through all steps, one after the other.
+    assert left == []
+    assert worker.seen == [
+        Posture(conduct="PAUSED", mode="wait"),
+        Posture(conduct="PAUSED", mode="wait", weights="/step-2"),
+        Posture(conduct="PAUSED", mode="wait", weights="/step-2", epoch=2),
+        Posture(weights="/step-2", epoch=2),
+    ]
+    assert signals.postures().by_scope == {ADDER: Posture(weights="/step-2", epoch=2)}
+
+
+def test_weights_that_a_worker_refuses_are_not_counted_on(signals: Signals, host: Host) -> None:
+    # Given a worker that cannot load what it should
+    with Obedient(signals, host, refuses="/bad") as worker:
+        left = signals.reload("adder", "/bad", 2, "abort", BOUND_S)
+
+        # I expect to be told, and the model to wait, in its old epoch.
+        assert left == [Holdout(worker.worker, "w", "no such folder")]
+        assert signals.postures().by_scope == {ADDER: Posture(conduct="PAUSED", weights="/bad")}
+
+        # If it is asked once more, I expect it to try again,
+        seen = len(worker.seen)
+        assert names(signals.reload("adder", "/bad", 2, "abort", BOUND_S)) == [worker.worker]
+        assert worker.seen[seen:] == [Posture(conduct="PAUSED", weights="/bad")]
+        # and if the right ones are given then, to go on from there.
+        assert signals.reload("adder", "/good", 2, "abort", BOUND_S) == []
+    assert signals.postures().by_scope == {ADDER: Posture(weights="/good", epoch=2)}
+
+
+def test_who_does_not_pause_gets_no_new_weights(signals: Signals, host: Host) -> None:
+    worker = host.join("w")
+
+    assert names(signals.reload("adder", "/step-2", 2, "abort", SOON_S)) == [worker]
+    assert signals.postures().by_scope == {ADDER: Posture(conduct="PAUSED")}
+
+
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_reload_that_was_cut_off_goes_on(signals: Signals, host: Host, done: int) -> None:
+    # Given a reload whose caller died after so many of its steps
+    orders = [
+        Order(signal="PAUSE", scope=ADDER),
+        Order(signal="RELOAD_WEIGHTS", scope=ADDER, weights="/step-2"),
+        Order(signal="SET_GENERATION_EPOCH", scope=ADDER, epoch=2),
+    ]
+    with Obedient(signals, host) as worker:
+        for order in orders[:done]:
+            assert signals.wait(signals.give(order), BOUND_S) == []
+
+        # I expect that the next one does the rest, and nothing twice.
+        assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
+    assert len(worker.seen) == 4
+    assert signals.postures().by_scope == {ADDER: Posture(weights="/step-2", epoch=2)}
+
+
+@pytest.mark.parametrize(
+    ("begin", "epoch", "hint"),
+    [
+        (Posture(conduct="SUSPENDED"), 2, "is SUSPENDED: PAUSE it first"),
+        (Posture(), -1, "give the epoch"),
+        (Posture(weights="/step-2", epoch=1), 2, "a path of its own"),
+    ],
+)
+def test_a_reload_that_cannot_succeed_does_not_begin(
+    signals: Signals, connection: redis.Redis, keys: Keys, begin: Posture, epoch: int, hint: str
+) -> None:
+    packed = encode_posture(begin)
+    if packed:
+        connection.hset(keys.posture, ADDER, packed)
+    with pytest.raises(Invalid, match=hint):
+        signals.reload("adder", "/step-2", epoch, "abort", BOUND_S)
+
+    assert connection.hget(keys.posture, ADDER) == (packed or None)
+    assert not connection.exists(keys.control)
+
+
+def test_a_reload_that_is_done_already_changes_nothing_in_the_end(
+    signals: Signals, host: Host
+) -> None:
+    with Obedient(signals, host):
+        for _ in range(2):
+            assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
+    assert signals.postures().by_scope == {ADDER: Posture(weights="/step-2", epoch=2)}
+
+
+# All of them
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_every_signal_can_be_given_and_waited_for(
+    signals: Signals, host: Host, signal: str
+) -> None:
+    # Given a worker in the posture that the signal needs
+    needs: dict[str, list[Callable[[], Given]]] = {
+        "UNPAUSE": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
+        "SUSPEND": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
+        "RESUME": [
+            lambda: signals.give(Order(signal="PAUSE", scope=ADDER)),
+            lambda: signals.give(Order(signal="SUSPEND", scope=ADDER)),
+        ],
+        "STOP_PROFILE": [lambda: signals.give(Order(signal="START_PROFILE", scope=ADDER))],
+        "RELOAD_WEIGHTS": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
+    }
+    for step in needs.get(signal, []):
+        step()
+    worker = host.join("w")
+    order = Order(signal="PAUSE", scope=ADDER, epoch=1, weights="/x")
+    given = signals.give(replace_order(order, signal=signal))
+
+    # I expect it to be waited for until it has obeyed, or gone.
+    assert not given.is_redundant
+    assert names(signals.wait(given, 0.0)) == [worker]
+    if signal in {"DRAIN", "STOP"}:
+        host.leave(worker)
+    else:
+        host.obey(worker, given)
+    assert eventually(lambda: signals.holdouts(given) == [])

@@ -1,0 +1,169 @@
+"""The leader cancels what clients wish that have no right to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator import wishes
+from coordinator.wishes import Wishes
+from tests.support.builders import make_request
+from tests.support.lanes import Lanes
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.keys import GROUP
+from tokenyard.posture import ALL, Order
+from tokenyard.scripts import Cancelled, wish
+from tokenyard.signals import Signals
+
+
+class Yard(Lanes):
+    """One whose clients wish."""
+
+    def submit(self, *names: str, client: str = "ann") -> None:
+        self.scripts.submit("normal", [make_request(name, client=client) for name in names])
+
+    def wish(self, *names: str, client: str = "ann") -> None:
+        for name in names:
+            self.scripts.call(wish(self.keys, client, name))
+
+    def status(self, name: str, client: str = "ann") -> str:
+        return self.result(name, client).status or ""
+
+    def state(self, name: str, client: str = "ann") -> str:
+        return (self.connection.hget(self.keys.ledger(client, name), "state") or b"").decode()
+
+    def is_granted(self) -> bool:
+        """Whether nothing is wished any more."""
+        return not self.connection.xlen(self.keys.wishers)
+
+
+@pytest.fixture
+def yard(broker: Server) -> Iterator[Yard]:
+    opened = Yard(broker.url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def looks_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what happens happens by the wish itself."""
+    monkeypatch.setattr(wishes, "EVERY_S", 3_600.0)
+
+
+def test_a_wish_is_granted_at_once(yard: Yard, looks_never: None) -> None:
+    # Given a request that runs, one that waits, and one of another client
+    worker = yard.worker(lane_limit=1)
+    yard.coordinator()
+    yard.submit("runs")
+    yard.wait_for_load(worker, 1)
+    yard.submit("waits")
+    yard.submit("runs", "waits", client="bob")
+    entry = yard.lane(worker)[0].entry
+
+    # If a client wishes, I expect its requests to end,
+    yard.wish("runs", "waits", "later")
+    assert [yard.status(name) for name in ("runs", "waits", "later")] == ["cancelled"] * 3
+    # the worker to be told,
+    told = [fields for _, fields in yard.connection.xrange(yard.keys.lane(worker))]
+    assert {b"cancel": entry.encode()} in told
+    # others' requests to stay, and nothing to be left of the wish.
+    assert yard.state("waits", "bob") == "waiting"
+    eventually(yard.is_granted)
+    assert not yard.connection.exists(yard.keys.wishes("ann"))
+
+
+def test_while_paused_too(yard: Yard, looks_never: None) -> None:
+    yard.worker()
+    yard.coordinator()
+    Signals(yard.connection, yard.keys).give(Order(signal="PAUSE", scope=ALL))
+    yard.submit("waits")
+
+    yard.wish("waits")
+
+    assert yard.status("waits") == "cancelled"
+
+
+def test_what_an_earlier_leader_was_told_is_found(yard: Yard) -> None:
+    # Given a wish that a leader has heard of, and died
+    yard.coordinator().stop()
+    eventually(lambda: not yard.connection.exists(yard.keys.leader))
+    yard.submit("waits")
+    yard.wish("waits")
+    yard.connection.xreadgroup(GROUP, "leader", {yard.keys.wishers: ">"}, noack=True)
+
+    # If another takes over, I expect it to be granted.
+    yard.coordinator(name="second")
+    assert yard.status("waits") == "cancelled"
+    eventually(yard.is_granted)
+
+
+def test_a_group_that_is_gone_is_made_again(yard: Yard) -> None:
+    yard.coordinator()
+    yard.connection.delete(yard.keys.wishers)
+
+    yard.submit("waits")
+    yard.wish("waits")
+
+    assert yard.status("waits") == "cancelled"
+
+
+class TestOneTurn:
+    @pytest.fixture
+    def granting(self, yard: Yard) -> Wishes:
+        return Wishes(yard.connection, yard.scripts, yard.keys)
+
+    def test_is_bounded_and_says_whether_there_is_more(
+        self, yard: Yard, granting: Wishes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(wishes, "MOST_CANCELLED", 4)
+        names = [f"r{n}" for n in range(6)]
+        for client in ("ann", "bob"):
+            yard.submit(*names, client=client)
+            yard.wish(*names, client=client)
+
+        cancelled = []
+        for _ in range(4):
+            granting.run_once()
+            states = [yard.state(name, client) for client in ("ann", "bob") for name in names]
+            cancelled.append((states.count("cancelled"), granting.has_more))
+
+        assert cancelled == [(4, True), (8, True), (12, True), (12, False)]
+        assert yard.is_granted()
+
+    def test_looks_only_when_woken_or_due(self, yard: Yard, granting: Wishes) -> None:
+        granting.run_once()
+        yard.submit("a")
+        yard.wish("a")
+
+        granting.run_once()
+        assert yard.state("a") == "waiting"
+
+        granting.run_once(is_woken=True)
+        assert yard.state("a") == "cancelled"
+
+    def test_what_nobody_can_have_written_is_deleted(self, yard: Yard, granting: Wishes) -> None:
+        for fields in ({"x": "y"}, {"client": "no name"}, {"client": b"\xff"}, {"client": "idle"}):
+            yard.connection.xadd(yard.keys.wishers, fields)
+        yard.connection.sadd(yard.keys.wishes("ann"), b"\xff")
+        yard.connection.xadd(yard.keys.wishers, {"client": "ann"})
+
+        granting.run_once()
+
+        assert yard.is_granted()
+
+    def test_what_moves_all_the_time_is_tried_again(
+        self, yard: Yard, granting: Wishes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        yard.submit("a")
+        yard.wish("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(yard.scripts, "cancel", lambda *_: Cancelled.MOVED)
+            granting.run_once()
+        assert (granting.has_more, yard.is_granted()) == (True, False)
+
+        granting.run_once()
+
+        assert yard.state("a") == "cancelled"
+        assert yard.is_granted()

@@ -1,0 +1,613 @@
+"""Workers and the control signals: real processes, which are killed, and a real coordinator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.hosts import Host
+from tests.support.processes import START_S, Plant
+from tests.support.servers import Server
+from tests.support.streams import attempts, check_beginning, check_exact, streams, wait_mid_stream
+from tests.support.waiting import eventually
+from tokenyard.posture import (
+    ALL,
+    PAUSE_MODES,
+    Order,
+    PauseMode,
+    Posture,
+    Signal,
+    encode_posture,
+    model_scope,
+    worker_scope,
+)
+from tokenyard.scripts import Dispatched, Move
+from tokenyard.signals import Given, Signals
+from tokenyard.wire import Request
+from worker.engines.simulated_backend import BROKEN
+
+ADDER = model_scope("adder")
+
+
+class Operator:
+    """Gives signals to a yard, and waits until all workers have obeyed."""
+
+    def __init__(self, plant: Plant) -> None:
+        self.signals = Signals(plant.connection, plant.keys)
+
+    def give(self, what: Signal, scope: str = ALL, **fields: Any) -> Given:
+        return self.signals.give(Order(signal=what, scope=scope, **fields))
+
+    def say(self, what: Signal, scope: str = ALL, **fields: Any) -> None:
+        assert self.signals.wait(self.give(what, scope, **fields), START_S) == []
+
+    def reasons(self, what: Signal, scope: str = ALL, **fields: Any) -> dict[str, str]:
+        """By worker, why it does not obey."""
+        left = self.signals.wait(self.give(what, scope, **fields), START_S)
+        return {one.name: one.reason for one in left}
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+@pytest.fixture
+def operator(plant: Plant) -> Operator:
+    return Operator(plant)
+
+
+NewHost = Callable[..., Host]
+
+
+@pytest.fixture
+def new_host(plant: Plant, tmp_path: Path) -> NewHost:
+    """Starts a host of slow engines, and a coordinator that commands nothing by itself."""
+
+    def start(*, is_led: bool = True, **options: object) -> Host:
+        if is_led:
+            plant.coordinator(static=True)
+        host = Host(plant, tmp_path, **{"simulated_step_s": 0.02, **options})
+        slots = int(str(options.get("slots", 1))) + int(str(options.get("spares", 0)))
+        names = [f"host-{number}" for number in range(slots)] if slots > 1 else ["host"]
+        host.wait("warm", *names)
+        return host
+
+    return start
+
+
+def running(plant: Plant, count: int = 3, max_tokens: int = 60, **fields: object) -> list[Request]:
+    """Streams of the adder that are on their way."""
+    requests = streams(count, max_tokens, model="adder", **fields)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    return requests
+
+
+def published(plant: Plant, requests: list[Request]) -> list[int]:
+    return [plant.published(one.id) for one in requests]
+
+
+def count_nothing(plant: Plant, requests: list[Request]) -> None:
+    """Nothing of what has happened speaks against these requests."""
+    for request in requests:
+        ledger = plant.ledger(request.id)
+        counted = {ledger.get(name, "0") for name in ("crashes", "faults", "suspected")}
+        assert counted == {"0"}, ledger
+
+
+def conduct(host: Host, name: str = "host") -> str:
+    found = host.find(name)
+    return found[1].conduct if found else ""
+
+
+class TestPause:
+    @pytest.mark.parametrize("mode", PAUSE_MODES)
+    def test_running_streams(
+        self, plant: Plant, new_host: NewHost, operator: Operator, mode: PauseMode
+    ) -> None:
+        # Given a worker with running streams
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant)
+        before = host.find("host")
+        assert before
+
+        # If it is paused
+        operator.say("PAUSE", mode=mode)
+
+        # I expect them to be back in the queue, done, or where they were,
+        after = host.find("host")
+        assert after
+        assert (after[1].conduct, after[1].state) == ("PAUSED", "ready")
+        assert (after[0] == before[0]) == (mode != "abort")
+        lane = plant.connection.xlen(plant.keys.lane(after[0]))
+        assert lane == (len(requests) if mode == "keep" else 0)
+        stands = published(plant, requests)
+        if mode == "wait":
+            assert attempts(check_exact(plant, requests)) == [1] * 3
+
+        # nothing to be given to it,
+        late = streams(2, 5, model="adder")
+        plant.push_all(late)
+
+        # and all to go on behind the last token when it runs again, in the same process.
+        assert published(plant, requests) == stands
+        operator.say("UNPAUSE")
+        answers = check_exact(plant, [*requests, *late])
+        assert attempts(answers) == [2 if mode == "abort" else 1] * 3 + [1] * 2
+        count_nothing(plant, [*requests, *late])
+        assert conduct(host) == "RUNNING"
+        assert host.wait("ready", "host", model="adder").pid == before[1].pid
+
+    def test_a_kept_request_that_is_too_late_ends(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        # Given a kept stream with a deadline, and a worker that is thought to hang before that
+        host = new_host(hang_timeout_s=1.0, lease_ms=3000)
+        host.obey("load", "host", model="adder")
+        deadline_ms = int(time.time() * 1000) + 3000
+        (late,) = streams(1, 1000, model="adder", deadline_ms=deadline_ms)
+        plant.push(late)
+        wait_mid_stream(plant, [late])
+        others = running(plant)
+        pid = host.process("host").pid
+
+        operator.say("PAUSE", mode="keep")
+
+        # I expect it to expire where it is, and the others to be kept all the same.
+        assert plant.result(late.id).status == "expired"
+        check_beginning(plant, late)
+        operator.say("UNPAUSE")
+        assert attempts(check_exact(plant, others)) == [1] * 3
+        assert host.process("host").pid == pid
+
+    def test_what_slips_through_goes_back(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        # Given a paused worker, and a leader that does not know, which gives it something
+        host = new_host(is_led=False)
+        host.obey("load", "host", model="adder")
+        operator.say("PAUSE")
+        first = host.find("host")
+        assert first
+        (request,) = streams(1, 5, model="adder")
+        dispatch(plant, first[0], request)
+
+        # I expect it to leave that behind, and to come back as paused as it was.
+        eventually(lambda: (found := host.find("host")) and found[0] != first[0])
+        eventually(lambda: conduct(host) == "PAUSED")
+
+        # The request costs that nothing, and it is answered later.
+        plant.coordinator(static=True)
+        operator.say("UNPAUSE")
+        assert attempts(check_exact(plant, [request])) == [2]
+        count_nothing(plant, [request])
+
+    def test_modes_may_follow_each_other(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        # Given streams that are kept
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant)
+        operator.say("PAUSE", ALL, mode="keep")
+        kept = host.find("host")
+
+        # If another scope wants them back
+        operator.say("PAUSE", ADDER, mode="abort")
+
+        # I expect them to be back, and to go on when nobody wants a pause any more.
+        assert host.find("host") != kept
+        operator.say("UNPAUSE", ADDER)
+        assert conduct(host) == "PAUSED"
+        operator.say("UNPAUSE", ALL)
+        assert attempts(check_exact(plant, requests)) == [2] * 3
+
+    def test_a_pause_that_takes_long_may_be_taken_back(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant, max_tokens=400)
+
+        given = operator.give("PAUSE", mode="wait")
+        eventually(lambda: "Pause(mode='wait')" in host.program.log)
+        assert operator.signals.holdouts(given), "they still run"
+        operator.say("UNPAUSE")
+
+        assert conduct(host) == "RUNNING"
+        assert attempts(check_exact(plant, requests)) == [1] * 3
+
+    def test_only_who_is_meant(self, plant: Plant, new_host: NewHost, operator: Operator) -> None:
+        host = new_host(slots=2)
+        for name in ("host-0", "host-1"):
+            host.obey("load", name, model="adder")
+        plant.wait_for_turns("host-0", "host-1", model="adder")
+        requests = running(plant, 4)
+
+        operator.say("PAUSE", worker_scope("host-0"))
+
+        assert (conduct(host, "host-0"), conduct(host, "host-1")) == ("PAUSED", "RUNNING")
+        answers = check_exact(plant, requests)
+        assert sorted(attempts(answers)) == [1, 1, 2, 2]
+
+
+def dispatch(plant: Plant, worker: str, request: Request) -> None:
+    """Move a request onto a lane, as a leader does that has not heard of a pause."""
+    plant.connection.set(plant.keys.leader, "1:deaf")
+    plant.push(request)
+    ((entry, _),) = plant.connection.xrange(plant.keys.intake("normal"))
+    move = Move("normal", entry.decode(), request.client, request.id, worker, lane_limit=4)
+    assert plant.scripts.dispatch("1:deaf", [move]) == [Dispatched.DISPATCHED]
+    plant.connection.delete(plant.keys.leader)
+
+
+class TestDeath:
+    @pytest.mark.parametrize("mode", PAUSE_MODES)
+    def test_a_process_that_dies_comes_back_paused(
+        self, plant: Plant, new_host: NewHost, operator: Operator, mode: PauseMode
+    ) -> None:
+        # Given a paused worker
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant)
+        operator.say("PAUSE", mode=mode)
+        process = host.process("host")
+
+        # If its process is killed, and the model is loaded again
+        process.kill()
+        process.wait(10.0)
+        eventually(lambda: host.program.log.count("is up with adder") == 2, timeout_s=START_S)
+
+        # I expect it to be paused as before, and the streams to go on afterwards.
+        eventually(lambda: host.state("host") == "ready")
+        assert conduct(host) == "PAUSED"
+        stands = published(plant, requests)
+        assert "PAUSED" in {info.conduct for info in plant.roster().values()}
+        operator.say("UNPAUSE")
+        check_exact(plant, requests)
+        assert len(stands) == 3
+
+    def test_a_controller_that_dies_finds_the_posture(
+        self, plant: Plant, new_host: NewHost, operator: Operator, tmp_path: Path
+    ) -> None:
+        host = new_host()
+        operator.say("PAUSE", mode="keep")
+        first = host.find("host")
+        assert first
+        host.program.end()
+
+        again = Host(plant, tmp_path)
+
+        eventually(lambda: (found := again.find("host")) and found[0] != first[0])
+        assert again.wait("warm", "host").conduct == "PAUSED"
+        again.obey("load", "host", model="adder")
+        operator.say("UNPAUSE")
+        assert conduct(again) == "RUNNING"
+
+
+class TestLate:
+    def test_a_worker_joins_a_paused_yard(self, plant: Plant, operator: Operator) -> None:
+        # Given a yard that was paused when nobody was there
+        plant.coordinator()
+        operator.say("PAUSE")
+        operator.say("SET_GENERATION_EPOCH", epoch=7)
+
+        # If a controller starts
+        plant.worker(name="late")
+        plant.wait_for_workers(1)
+
+        # I expect its worker to load its model and to do nothing with it,
+        eventually(lambda: _obedient(plant, "late"))
+        eventually(lambda: {info.epoch for info in plant.roster().values()} == {7})
+        (info,) = plant.roster().values()
+        assert info.conduct == "PAUSED"
+        request = make_request()
+        plant.push(request)
+
+        # until it may.
+        operator.say("UNPAUSE")
+        result = plant.result(request.id)
+        assert result.ok
+        assert result.provenance
+        assert (result.provenance.attempt, result.provenance.epoch) == (1, 7)
+
+    def test_a_suspended_yard_loads_nothing(self, plant: Plant, operator: Operator) -> None:
+        plant.coordinator()
+        operator.say("PAUSE")
+        operator.say("SUSPEND")
+
+        controller = plant.worker(name="late")
+        eventually(lambda: _is_warm(plant), timeout_s=START_S)
+        assert _obedient(plant, "late")
+        (info,) = plant.roster().values()
+        assert info.conduct == "SUSPENDED"
+        assert "is up" not in controller.log
+
+        operator.say("RESUME")
+        (info,) = plant.wait_for_workers(1).values()
+        assert info.conduct == "PAUSED"
+        operator.say("UNPAUSE")
+        request = make_request()
+        plant.push(request)
+        assert plant.result(request.id).ok
+
+    def test_who_was_cut_off_finds_the_posture(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        # Given a posture of which no signal tells
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        paused = encode_posture(Posture(conduct="PAUSED"))
+        plant.connection.hset(plant.keys.posture, ALL, paused)
+
+        # If the connections are lost, so that signals may have been missed
+        plant.connection.client_kill_filter(_type="normal", skipme=True)
+
+        eventually(lambda: conduct(host) == "PAUSED")
+
+
+def _is_warm(plant: Plant) -> bool:
+    return {info.state for info in plant.roster().values()} == {"warm"}
+
+
+def _obedient(plant: Plant, name: str) -> bool:
+    changed = plant.connection.hget(plant.keys.posture, "changed")
+    found = [info for info in plant.roster().values() if info.name == name]
+    return bool(found) and all(info.obeyed == changed.decode() for info in found)
+
+
+class TestSuspend:
+    @pytest.mark.parametrize("mode", ["abort", "keep"])
+    def test_engines_let_go_of_their_devices(
+        self, plant: Plant, new_host: NewHost, operator: Operator, mode: PauseMode
+    ) -> None:
+        # Given a worker that is paused mid-stream
+        host = new_host(spares=1)
+        host.obey("load", "host-0", model="adder")
+        requests = running(plant)
+        pid = host.process("host-0").pid
+        operator.say("PAUSE", mode=mode)
+
+        # If it is suspended
+        operator.say("SUSPEND")
+
+        # I expect its engine to sleep, its streams to wait, and nobody to take its device,
+        info = host.wait("asleep", "host-0", model="adder")
+        assert info.conduct == "SUSPENDED"
+        assert conduct(host, "host-1") == "SUSPENDED"
+        eventually(lambda: {plant.ledger(one.id)["state"] for one in requests} == {"waiting"})
+        assert "suspended" in host.refuse("wake", "host-0")
+        assert host.state("host-1") == "warm"
+
+        # and all to go on in the same process when it is woken and may run.
+        operator.say("RESUME")
+        info = host.wait("ready", "host-0", model="adder")
+        assert (info.conduct, info.pid) == ("PAUSED", pid)
+        operator.say("UNPAUSE")
+        assert attempts(check_exact(plant, requests)) == [2] * 3
+        count_nothing(plant, requests)
+
+    def test_who_dies_asleep_comes_back_without_a_model(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        operator.say("PAUSE")
+        operator.say("SUSPEND")
+
+        process = host.process("host")
+        process.kill()
+        process.wait(10.0)
+        info = host.wait("warm", "host")
+        assert info.conduct == "SUSPENDED"
+
+        operator.say("RESUME")
+        assert host.wait("ready", "host", model="adder").conduct == "PAUSED"
+
+    def test_one_that_cannot_sleep_is_unloaded(self, new_host: NewHost, operator: Operator) -> None:
+        host = new_host()
+        host.obey("load", "host", model="wakeful")
+        operator.say("PAUSE")
+
+        operator.say("SUSPEND")
+
+        assert host.wait("warm", "host").conduct == "SUSPENDED"
+        operator.say("RESUME")
+        host.wait("ready", "host", model="wakeful")
+
+    def test_a_group(self, plant: Plant, new_host: NewHost, operator: Operator) -> None:
+        host = new_host(slots=2)
+        host.obey("load", "host-0", model="pair")
+        requests = streams(2, 60, model="pair")
+        plant.push_all(requests)
+        wait_mid_stream(plant, requests)
+
+        operator.say("PAUSE", model_scope("pair"), mode="keep")
+        operator.say("SUSPEND", model_scope("pair"))
+        host.wait("warm", "host-0", "host-1")
+        operator.say("RESUME", model_scope("pair"))
+        host.wait("ready", "host-0", model="pair")
+        operator.say("UNPAUSE", model_scope("pair"))
+
+        assert attempts(check_exact(plant, requests)) == [2] * 2
+
+
+class TestOthers:
+    def test_what_an_engine_cannot_do_is_said_and_hinders_nothing_else(
+        self, new_host: NewHost, operator: Operator
+    ) -> None:
+        host = new_host()
+        host.obey("load", "host", model="adder")
+
+        (reason,) = operator.reasons("START_PROFILE").values()
+        assert "no profiler" in reason
+        operator.say("PAUSE")
+        assert conduct(host) == "PAUSED"
+
+        operator.say("STOP_PROFILE")
+        operator.say("UNPAUSE")
+
+    def test_weights_that_cannot_be_loaded_keep_a_worker_paused(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        # Given a model whose weights are exchanged for some that are broken
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        operator.say("PAUSE", ADDER)
+        reasons = operator.reasons("RELOAD_WEIGHTS", ADDER, weights=f"/w/{BROKEN}")
+        assert "broken weights" in reasons["host"]
+
+        # I expect it to answer nothing with others than it should have,
+        reasons = operator.reasons("UNPAUSE", ADDER)
+        assert "broken weights" in reasons["host"]
+        assert conduct(host) == "PAUSED"
+
+        # and to run as soon as it has some.
+        operator.say("PAUSE", ADDER)
+        operator.say("RELOAD_WEIGHTS", ADDER, weights="/w/2")
+        operator.say("UNPAUSE", ADDER)
+        found = host.find("host")
+        assert found
+        assert (found[1].conduct, found[1].weights) == ("RUNNING", "/w/2")
+
+    def test_who_loads_later_has_the_weights_from_the_start(
+        self, new_host: NewHost, operator: Operator
+    ) -> None:
+        host = new_host(slots=2)
+        host.obey("load", "host-0", model="adder")
+        assert operator.signals.reload("adder", "/w/2", 2, "wait", START_S) == []
+
+        host.obey("load", "host-1", model="adder")
+
+        eventually(lambda: (found := host.find("host-1")) and found[1].epoch == 2)
+        info = host.wait("ready", "host-1", model="adder")
+        assert info.weights == "/w/2"
+        assert "Reload" not in host.program.log.rpartition("is up with adder")[2]
+
+    @pytest.mark.parametrize("given", ["DRAIN", "STOP"])
+    def test_controllers_end_with_their_workers(
+        self, plant: Plant, new_host: NewHost, operator: Operator, given: Signal
+    ) -> None:
+        # Given a host of several processes, with running streams
+        host = new_host(slots=2, spares=1)
+        host.obey("load", "host-0", model="adder")
+        requests = running(plant)
+
+        # If all are drained or stopped
+        operator.say(given)
+
+        # I expect the controller to end in order, the streams to be done, or to wait.
+        assert host.program.wait() == 0
+        assert not plant.roster()
+        if given == "DRAIN":
+            assert attempts(check_exact(plant, requests)) == [1] * 3
+        else:
+            waiting = [one for one in requests if plant.ledger(one.id)["state"] == "waiting"]
+            assert waiting
+        count_nothing(plant, requests)
+
+    def test_a_paused_worker_may_be_drained(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant)
+        operator.say("PAUSE", mode="keep")
+
+        operator.say("DRAIN")
+
+        assert host.program.wait() == 0
+        eventually(lambda: {plant.ledger(one.id)["state"] for one in requests} == {"waiting"})
+        count_nothing(plant, requests)
+
+    def test_sigterm_ends_a_paused_controller(
+        self, plant: Plant, new_host: NewHost, operator: Operator, tmp_path: Path
+    ) -> None:
+        host = new_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant)
+        operator.say("PAUSE", mode="keep")
+
+        assert host.program.stop() == 0
+        count_nothing(plant, requests)
+
+        again = Host(plant, tmp_path)
+        again.wait("warm", "host")
+        again.obey("load", "host", model="adder")
+        operator.say("UNPAUSE")
+        assert attempts(check_exact(plant, requests)) == [2] * 3
+
+
+#: The signals in an order in which each is allowed, from each posture from which it is.
+STEPS = (
+    Order(signal="SET_GENERATION_EPOCH", epoch=1),
+    Order(signal="PAUSE", mode="wait"),
+    Order(signal="UNPAUSE"),
+    Order(signal="PAUSE", mode="keep"),
+    Order(signal="UNPAUSE"),
+    Order(signal="PAUSE", mode="abort"),
+    Order(signal="SET_GENERATION_EPOCH", epoch=2),
+    Order(signal="PAUSE", scope=ADDER),
+    Order(signal="RELOAD_WEIGHTS", scope=ADDER, weights="/w/2"),
+    Order(signal="UNPAUSE", scope=ADDER),
+    Order(signal="SUSPEND"),
+    Order(signal="SET_GENERATION_EPOCH", epoch=3),
+    Order(signal="RESUME"),
+    Order(signal="UNPAUSE"),
+)
+
+
+class TestTransitions:
+    def test_with_one_who_joins_late_and_one_who_dies(
+        self, plant: Plant, operator: Operator
+    ) -> None:
+        # Given three workers, and streams
+        plant.coordinator(static=True)
+        options = {"model_name": "adder", "simulated_step_s": 0.02, "max_backoff_s": 0.2}
+        workers = plant.worker(name="w", slots=3, **options)
+        plant.wait_for_workers(3)
+        requests = running(plant, 6, 100)
+
+        for order in STEPS:
+            # If a signal is given while one of them dies, and a fourth joins
+            victim = next(info.pid for info in plant.roster().values() if info.name == "w-0")
+            given = operator.signals.give(order)
+            os.kill(victim, signal.SIGKILL)
+            late = plant.worker(name="late", **options)
+
+            # I expect all four to do what is wanted,
+            assert operator.signals.wait(given, START_S) == []
+            eventually(lambda: _do_as_wanted(plant, operator, 4), timeout_s=START_S)
+            assert operator.signals.wait(given, START_S) == []
+            assert late.stop() == 0
+
+        # no request to be lost, and the controller to end with its workers.
+        plant.results(requests)
+        for request in requests:
+            plant.answer(request.id).check_stream()
+        operator.say("STOP")
+        assert workers.wait() == 0
+
+
+def _do_as_wanted(plant: Plant, operator: Operator, count: int) -> bool:
+    """Whether so many workers do what their postures say."""
+    postures = operator.signals.postures()
+    seen = {info.name: info for info in plant.roster().values()}
+    for name, info in seen.items():
+        wanted = postures.of(name, "adder")
+        assert (name, info.conduct, info.obeyed) == (name, wanted.conduct, postures.changed)
+        if wanted.conduct != "SUSPENDED":
+            shown = (name, info.state, info.epoch, info.weights)
+            assert shown == (name, "ready", wanted.epoch, wanted.weights)
+    assert len(seen) == count
+    return True

@@ -1,0 +1,309 @@
+"""What the doctor says of what it has seen: pure functions, without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.looks import make_look, make_view_worker
+from tokenyard.admin import WorkerView
+from tokenyard.dead_letters import DeadLetter
+from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
+from tokenyard.doctor.evidence import Disk, Group, Refusal
+from tokenyard.doctor.sampling import KeySample, Kind
+from tokenyard.keys import Keys
+from tokenyard.posture import Posture, Postures
+from tokenyard.wire import WIRE_VERSION
+from tokenyard.worker_info import HostInfo, ModelInfo
+
+KEYS = Keys("main")
+MIB = 2**20
+INFO: dict[str, Any] = {
+    "redis_version": "7.2.4",
+    "maxmemory_policy": "noeviction",
+    "maxmemory": 1000 * MIB,
+    "used_memory": 100 * MIB,
+    "evicted_keys": 0,
+    "aof_enabled": 1,
+    "aof_last_write_status": "ok",
+    "role": "master",
+    "connected_slaves": 0,
+    "connected_clients": 10,
+    "maxclients": 10_000,
+    "rejected_connections": 0,
+}
+CONFIG = {
+    "appendfsync": "everysec",
+    "bind": "127.0.0.1",
+    "protected-mode": "yes",
+    "tcp-keepalive": "300",
+    "timeout": "0",
+}
+SAMPLE = KeySample({"request": Kind(3, 3000)}, {"w.1": 0}, is_whole=True)
+HANDSHAKE = {"protocol": str(WIRE_VERSION)}
+
+
+def sound(**changes: Any) -> Evidence:
+    """What is seen of a yard where all is well, but for some changes."""
+    look = make_look(60_000, [make_view_worker("w.1")], handshake=HANDSHAKE)
+    values: dict[str, Any] = {
+        "info": INFO,
+        "config": CONFIG,
+        "user": "admin",
+        "default_is_open": False,
+        "refusals": [],
+        "look": look,
+        "groups": [Group(KEYS.intake("low"), "coordinator", 2, {"leader": 2})],
+        "sample": SAMPLE,
+        "disk": Disk("/data", 900 * MIB, 1000 * MIB),
+    }
+    return Evidence(**(values | changes))
+
+
+def found(evidence: Evidence, name: str) -> list[Finding]:
+    return [finding for finding in diagnose(evidence) if finding.name == name]
+
+
+def looked(*workers: WorkerView, **fields: Any) -> Evidence:
+    seen = workers or (make_view_worker("w.1"),)
+    return sound(look=make_look(60_000, seen, **({"handshake": HANDSHAKE} | fields)))
+
+
+def test_where_all_is_well_nothing_is_to_be_done() -> None:
+    findings = list(diagnose(sound()))
+
+    assert {finding.verdict for finding in findings} == {"ok"}, findings
+    assert len(findings) >= 19
+    assert not any(finding.todo for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "words", "changes"),
+    [
+        ("version", "fault", "6.2.1", {"redis_version": "6.2.1"}),
+        ("eviction", "fault", "allkeys-lru", {"maxmemory_policy": "allkeys-lru"}),
+        ("eviction", "fault", "7 keys were deleted", {"evicted_keys": 7}),
+        ("persistence", "fault", "appendonly is off", {"aof_enabled": 0}),
+        ("persistence", "fault", "last write", {"aof_last_write_status": "err"}),
+        ("persistence", "fault", "last rewrite", {"aof_last_bgrewrite_status": "err"}),
+        ("persistence", "fault", "last snapshot", {"rdb_last_bgsave_status": "err"}),
+        ("memory", "warning", "maxmemory is not set", {"maxmemory": 0}),
+        ("memory", "warning", "85%", {"used_memory": 850 * MIB}),
+        ("memory", "fault", "97%", {"used_memory": 970 * MIB}),
+        ("replication", "fault", "replica", {"role": "slave"}),
+        (
+            "replication",
+            "warning",
+            "1 of 1",
+            {"connected_slaves": 1, "slave0": {"state": "wait_bgsave"}},
+        ),
+        ("connections", "warning", "refused", {"rejected_connections": 3}),
+        ("connections", "warning", "9500 of 10000", {"connected_clients": 9500}),
+        ("disk", "warning", "900.0 MiB free", {"used_memory": 600 * MIB}),
+    ],
+)
+def test_what_info_says(name: str, verdict: Verdict, words: str, changes: dict[str, Any]) -> None:
+    findings = found(sound(info=INFO | changes), name)
+
+    [finding] = [one for one in findings if one.verdict == verdict]
+    assert words in finding.found
+    assert finding.todo
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "changes"),
+    [
+        ("persistence", "appendfsync no", {"appendfsync": "no"}),
+        ("time-outs", "timeout 5", {"timeout": "5"}),
+        ("time-outs", "tcp-keepalive 0", {"tcp-keepalive": "0"}),
+    ],
+)
+def test_what_the_settings_say(name: str, words: str, changes: dict[str, str]) -> None:
+    [finding] = found(sound(config=CONFIG | changes), name)
+
+    assert finding.verdict == "warning"
+    assert words in finding.found
+
+
+def test_valkey_is_called_by_its_name() -> None:
+    [finding] = found(sound(info=INFO | {"valkey_version": "9.1.2"}), "version")
+
+    assert finding.found == "Valkey 9.1.2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"default_is_open": True}, "ok"),  # on loopback
+        ({"default_is_open": True, "host": "broker"}, "warning"),
+        ({"default_is_open": True, "config": CONFIG | {"bind": "*", "protected-mode": "no"}},
+         "warning"),
+        ({"default_is_open": True, "config": CONFIG | {"bind": "*"}}, "ok"),
+        ({"default_is_open": None, "host": "broker", "user": "default"}, "warning"),
+        ({"default_is_open": None, "user": "default"}, "ok"),
+        ({"default_is_open": None, "host": "broker", "user": "default", "has_password": True},
+         "unknown"),
+        ({"default_is_open": None, "host": "broker", "user": "admin"}, "unknown"),
+        ({"refusals": [Refusal("worker", "command xadd", 12, 60.0)]}, "warning"),
+        ({"refusals": [Refusal("worker", "command xadd", 12, 99_999.0)]}, "ok"),
+        ({"look": None}, "fault"),
+    ],
+)  # fmt: skip
+def test_who_may_come_in(changes: dict[str, Any], verdict: Verdict) -> None:
+    verdicts = {finding.verdict for finding in found(sound(**changes), "access")}
+
+    assert verdicts - {"ok"} == {verdict} - {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("clock_ms", "round_trip_ms", "verdict"),
+    [
+        (-1500.0, 2.0, "warning"),
+        (1500.0, 2.0, "warning"),
+        (900.0, 0.0, "ok"),
+        (1500.0, 1200.0, "ok"),
+    ],
+)
+def test_the_servers_clock(clock_ms: float, round_trip_ms: float, verdict: Verdict) -> None:
+    [finding] = found(sound(clock_ms=clock_ms, round_trip_ms=round_trip_ms), "clock")
+
+    assert finding.verdict == verdict
+
+
+def test_what_is_refused_is_unknown_and_no_fault() -> None:
+    evidence = Evidence(look=sound().look, unseen={"CONFIG": "unknown command"})
+
+    findings = list(diagnose(evidence))
+
+    assert {one.verdict for one in findings} == {"ok", "unknown"}
+    unseen = {one.name for one in findings if one.verdict == "unknown"}
+    assert unseen >= {"version", "eviction", "persistence", "keys", "disk", "time-outs", "groups"}
+
+
+# The yard
+
+
+def test_nobody_leads() -> None:
+    [finding] = found(looked(leader=None), "coordinator")
+
+    assert (finding.verdict, finding.found) == ("fault", "nobody leads: nothing is dispatched")
+
+
+@pytest.mark.parametrize("handshake", [{}, {"protocol": "99"}])
+def test_another_version_of_the_protocol(handshake: dict[str, str]) -> None:
+    [finding] = found(looked(handshake=handshake), "coordinator")
+
+    assert finding.verdict == "fault"
+
+
+def test_nobody_is_ready() -> None:
+    asleep = make_view_worker("w.1", state="warm", model="")
+    host = HostInfo(name="gpu", models=[ModelInfo(name="adder")])
+
+    assert found(looked(asleep), "workers")[0].verdict == "fault"
+    # If its host may load what is asked for, I expect that it is well until something waits
+    assert found(looked(asleep, hosts=[host]), "workers")[0].verdict == "ok"
+    assert found(looked(asleep, hosts=[host], waiting=3), "workers")[0].verdict == "warning"
+
+
+def test_workers_in_trouble() -> None:
+    evidence = looked(
+        make_view_worker("a.1"),
+        make_view_worker("b.2", state="failed", last_error="ended by SIGSEGV"),
+        make_view_worker("c.3", last_error="no memory", last_error_ms=50_000),
+        WorkerView("d.4", "unreadable", 0, 20_000),
+    )
+
+    _, failed, recent, unreadable = found(evidence, "workers")
+
+    assert (failed.verdict, recent.verdict, unreadable.verdict) == ("fault", "warning", "warning")
+    assert "ended by SIGSEGV" in failed.found
+    assert "c, 10 s ago: no memory" in recent.found
+
+
+def test_a_worker_from_the_future() -> None:
+    [finding] = found(
+        looked(make_view_worker("a.1", since_ms=63_000, host="gpu-1")), "clocks of workers"
+    )
+
+    assert finding.found == "the clock of gpu-1 is 3.0 s ahead of the server's"
+
+
+def test_versions_that_differ() -> None:
+    evidence = looked(
+        make_view_worker("a.1", engine_version="0.26"),
+        make_view_worker("b.2", engine_version="0.32"),
+        make_view_worker("c.3", engine_version="0.32", model="other"),
+    )
+
+    [finding] = found(evidence, "versions")
+
+    assert finding.verdict == "warning"
+    assert "0.26" in finding.found
+    assert "other" not in finding.found
+
+
+@pytest.mark.parametrize(("models", "verdict"), [({}, "fault"), ({"big": 1}, "warning")])
+def test_a_model_that_cannot_be_loaded(models: dict[str, int], verdict: Verdict) -> None:
+    host = HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faults=3)])
+
+    [finding] = found(looked(hosts=[host], models=models), "models")
+
+    assert finding.verdict == verdict
+    assert "big could not be loaded on gpu, 3 times: no file" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("scope", "conduct", "todo"),
+    [
+        ("all", "PAUSED", "tokenyard unpause"),
+        ("model:adder", "PAUSED", "tokenyard unpause --model adder"),
+        ("worker:w-1", "SUSPENDED", "tokenyard resume and then tokenyard unpause --worker w-1"),
+    ],
+)
+def test_a_paused_scope(scope: str, conduct: Any, todo: str) -> None:
+    [finding] = found(looked(postures=Postures({scope: Posture(conduct=conduct)})), "postures")
+
+    assert finding.verdict == "warning"
+    assert finding.todo.endswith(todo)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_requests_of_a_worker_that_is_gone(leads: bool) -> None:
+    gone = WorkerView("w.1", "lost", 4, 0)
+    evidence = looked(gone) if leads else looked(gone, leader=None)
+
+    [finding] = found(evidence, "leases")
+
+    assert finding.verdict == "warning"
+    assert ("start one" in finding.todo) != leads
+
+
+def test_a_lane_without_a_worker() -> None:
+    stray = KeySample({}, {"w.1": 1, "old.7": 3, "older.2": 0}, is_whole=True)
+
+    [finding] = found(sound(sample=stray), "lanes")
+
+    assert finding.verdict == "fault"
+    assert finding.found.endswith("old.7 (3)")
+
+
+def test_groups_and_consumers_that_are_not_ours() -> None:
+    groups = [
+        Group(KEYS.intake("low"), "coordinator", 3, {"leader": 1, "old": 2}),
+        Group(KEYS.events, "somebody", 5),
+    ]
+
+    old, somebody = found(sound(groups=groups), "groups")
+
+    assert "2 entries of intake:low" in old.found
+    assert somebody.todo == f"XGROUP DESTROY {KEYS.events} somebody"
+
+
+def test_dead_letters() -> None:
+    letter = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
+
+    [finding] = found(looked(dead=1, letters=[letter]), "dead letters")
+
+    assert (finding.verdict, finding.found) == ("warning", "1, the last: it killed its worker")

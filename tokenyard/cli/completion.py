@@ -1,0 +1,38 @@
+"""`tokenyard completion`: what makes the tabulator complete our commands."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+from click.shell_completion import get_completion_class
+
+from tokenyard.program import PlainCommand
+
+ABOUT: Final = """Print a script that makes the tabulator complete commands, options, and names.
+
+Names of models, workers and batch jobs are asked of the broker, where it answers within half a
+second. Options before the command count: `tokenyard --yard test pause --model <TAB>`.
+
+\b
+Examples:
+  eval "$(tokenyard completion bash)"                        now
+  tokenyard completion bash > ~/.local/share/bash-completion/completions/tokenyard
+  tokenyard completion zsh > ~/.zfunc/_tokenyard             with fpath+=~/.zfunc
+  tokenyard completion fish > ~/.config/fish/completions/tokenyard.fish
+"""
+_PROGRAM: Final = "tokenyard"
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Complete commands by the tabulator.")
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script for a shell: SHELL is bash (4.4 or newer), zsh or fish."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"click knows no completion for {shell}")
+    from tokenyard.cli import COMPLETION
+
+    root = ctx.find_root().command
+    click.echo(kind(root, {}, _PROGRAM, COMPLETION).source())

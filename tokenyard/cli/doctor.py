@@ -1,0 +1,79 @@
+"""`tokenyard doctor`: what is wrong with a yard and its broker, and what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from tokenyard.cli.console import plain_console
+from tokenyard.cli.reach import opened, url_of
+from tokenyard.doctor import Finding, Verdict, diagnose, gather
+from tokenyard.program import Exit, PlainCommand, YardChoice
+
+ABOUT: Final = """Look for what is wrong with a yard and its broker, and say what to do about it.
+
+It reads and changes nothing: version, eviction, AOF, memory by kind of key, disk, replicas,
+users, time-outs, clocks; coordinator, workers, versions, models, what is paused, leases, lanes,
+consumer groups, dead letters. What the broker or our user does not let it see is "unknown", which
+is no fault: managed servers refuse CONFIG.
+
+\b
+Examples:
+  tokenyard doctor
+  tokenyard doctor --all
+  tokenyard --redis-url redis://admin:secret@broker:6379 doctor --json | jq -r .name
+
+\b
+Exit statuses:
+  0  no fault; there may be warnings      1  at least one fault
+  3  no broker
+"""
+_STYLES: Final[dict[Verdict, str]] = {
+    "ok": "green",
+    "warning": "yellow",
+    "fault": "bold red",
+    "unknown": "dim",
+}
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Say what is wrong, and what to do.")
+@click.option("--all", "shows_all", is_flag=True, help="Show also what is well.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding.")
+@click.pass_context
+def doctor(ctx: click.Context, shows_all: bool, as_json: bool) -> None:
+    """Look once and say what was found."""
+    choice: YardChoice = ctx.obj
+    with opened(choice) as (connection, keys):
+        findings = list(diagnose(gather(connection, keys, url_of(choice))))
+    if as_json:
+        for finding in findings:
+            click.echo(msgspec.json.encode(finding))
+    else:
+        _print(findings, shows_all=shows_all)
+    has_fault = any(finding.verdict == "fault" for finding in findings)
+    ctx.exit(Exit.FAILED if has_fault else Exit.OK)
+
+
+def _print(findings: Sequence[Finding], *, shows_all: bool) -> None:
+    shown = [one for one in findings if shows_all or one.verdict != "ok"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for one in shown:
+        table.add_row(Text(one.verdict, style=_STYLES[one.verdict]), one.name, one.found)
+        if one.todo:
+            table.add_row("", "", Text(f"> {one.todo}", style="italic"))
+    if shown:
+        plain_console().print(table)
+    counts = Counter(one.verdict for one in findings)
+    click.echo(
+        f"{counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} are well,"
+        f" {counts['unknown']} could not be seen"
+    )

@@ -1,0 +1,266 @@
+"""Whether the broker is set up so that it loses nothing, and has room."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tokenyard.broker_check import OLDEST
+from tokenyard.doctor.evidence import Evidence
+from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
+
+Check = Callable[[Evidence], Iterator[Finding]]
+
+#: Parts of what there is, from which on it is tight, or too tight.
+_TIGHT: Final = 0.8
+_TOO_TIGHT: Final = 0.95
+#: Seconds that a connection may rest between two renewals of a lease, with a margin.
+_LEAST_IDLE_S: Final = 30
+_SKEW_MS: Final = 1000.0
+_RECENT_S: Final = 3600.0
+_MANY_KINDS: Final = 4
+_RIGHTS: Final = "deploy/users.acl has users with the rights that each program needs"
+
+
+def check_version(evidence: Evidence) -> Iterator[Finding]:
+    """Redis or Valkey, and which."""
+    info = evidence.info
+    if info is None:
+        yield unknown("version", f"INFO is refused: {evidence.unseen.get('INFO', '')}")
+        return
+    kind, version = _kind(info)
+    compatible = tuple(int(part) for part in re.findall(r"\d+", _word(info, "redis_version"))[:2])
+    if compatible < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        yield fault("version", f"{kind} {version}", f"Use Redis {oldest} or newer, or Valkey.")
+    else:
+        yield ok("version", f"{kind} {version}")
+
+
+def _kind(info: Any) -> tuple[str, str]:
+    if "valkey_version" in info:
+        return "Valkey", _word(info, "valkey_version")
+    return "Redis", _word(info, "redis_version")
+
+
+def check_eviction(evidence: Evidence) -> Iterator[Finding]:
+    """Whether the server may delete what it has accepted."""
+    info = evidence.info
+    if info is None:
+        yield unknown("eviction", "without INFO it cannot be seen whether keys are evicted")
+        return
+    policy, evicted = _word(info, "maxmemory_policy", "noeviction"), _number(info, "evicted_keys")
+    todo = "CONFIG SET maxmemory-policy noeviction, and the same in the server's file."
+    if evicted:
+        found = f"{evicted:,} keys were deleted for want of memory, under {policy}"
+        yield fault("eviction", found, f"Requests may be lost. {todo}")
+    elif policy != "noeviction":
+        found = f"maxmemory-policy is {policy}: short of memory, it deletes accepted requests"
+        yield fault("eviction", found, todo)
+    else:
+        yield ok("eviction", "maxmemory-policy noeviction")
+
+
+def check_persistence(evidence: Evidence) -> Iterator[Finding]:
+    """Whether accepted requests survive a restart."""
+    info = evidence.info
+    if info is None:
+        yield unknown("persistence", "without INFO it cannot be seen whether AOF is on")
+        return
+    if not _number(info, "aof_enabled"):
+        todo = "CONFIG SET appendonly yes, and the same in the server's file."
+        yield fault("persistence", "appendonly is off: a restart loses requests", todo)
+        return
+    for name, what in (
+        ("aof_last_write_status", "the last write of the append-only file"),
+        ("aof_last_bgrewrite_status", "the last rewrite of the append-only file"),
+        ("rdb_last_bgsave_status", "the last snapshot"),
+    ):
+        if _word(info, name, "ok") != "ok":
+            todo = "Look into the server's log: a full disk, or no memory for its fork."
+            yield fault("persistence", f"{what} failed", todo)
+    yield _fsync(evidence)
+
+
+def _fsync(evidence: Evidence) -> Finding:
+    how = (evidence.config or {}).get("appendfsync")
+    if how is None:
+        return unknown("persistence", "appendonly yes; appendfsync cannot be seen without CONFIG")
+    if how == "no":
+        todo = "CONFIG SET appendfsync everysec, or always."
+        return warning("persistence", "appendfsync no: a crash of the host loses requests", todo)
+    risk = "" if how == "always" else ": a power failure can take the last second"
+    return ok("persistence", f"appendonly yes, appendfsync {how}{risk}")
+
+
+def check_memory(evidence: Evidence) -> Iterator[Finding]:
+    """How much there is, and what takes it up."""
+    info = evidence.info
+    if info is not None:
+        yield _memory_of(info)
+    sample = evidence.sample
+    if sample is None:
+        why = evidence.unseen.get("SCAN and MEMORY USAGE", "")
+        yield unknown("keys", f"the keys of the yard cannot be looked at: {why}")
+        return
+    heaviest = sorted(sample.kinds.items(), key=lambda item: -item[1].bytes)[:_MANY_KINDS]
+    listed = ", ".join(f"{name} {kind.count:,} ({_size(kind.bytes)})" for name, kind in heaviest)
+    whole = "" if sample.is_whole else " (of those looked at)"
+    yield ok("keys", f"{listed or 'none'}{whole}")
+
+
+def _memory_of(info: Any) -> Finding:
+    used, most = _number(info, "used_memory"), _number(info, "maxmemory")
+    if not most:
+        todo = "CONFIG SET maxmemory, to less than the host has: its fork needs room, too."
+        return warning("memory", f"{_size(used)} used, maxmemory is not set", todo)
+    found = f"{_size(used)} of {_size(most)} used ({used / most:.0%})"
+    if used > _TIGHT * most:
+        todo = "Raise maxmemory, or lower max_num_queued_reqs or the clients' result_ttl."
+        say = fault if used > _TOO_TIGHT * most else warning
+        return say("memory", found, todo)
+    return ok("memory", found)
+
+
+def check_disk(evidence: Evidence) -> Iterator[Finding]:
+    """Whether the append-only file has room, where the server is on this host."""
+    disk = evidence.disk
+    if disk is None:
+        yield unknown("disk", "the server's disk cannot be seen from here")
+        return
+    part = 1 - disk.free_bytes / max(1, disk.total_bytes)
+    found = f"{_size(disk.free_bytes)} free in {disk.folder}"
+    need = 2 * _number(evidence.info or {}, "used_memory")
+    if disk.free_bytes < need or part > _TOO_TIGHT:
+        yield warning("disk", found, "Make room: a rewrite of the append-only file needs it.")
+    else:
+        yield ok("disk", found)
+
+
+def check_replication(evidence: Evidence) -> Iterator[Finding]:
+    """Whether this is a master, and whether its replicas follow."""
+    info = evidence.info
+    if info is None:
+        return
+    if _word(info, "role", "master") != "master":
+        todo = "Give the URL of its master, or one with Sentinels."
+        yield fault("replication", "this is a replica, which takes no writes", todo)
+        return
+    count = _number(info, "connected_slaves")
+    states = [info.get(f"slave{number}") for number in range(count)]
+    away = sum(isinstance(one, dict) and one.get("state") != "online" for one in states)
+    if away:
+        found = f"{away} of {count} replicas do not follow"
+        yield warning("replication", found, "Look into their logs.")
+    else:
+        yield ok("replication", f"master, {count} replicas")
+
+
+def check_access(evidence: Evidence) -> Iterator[Finding]:
+    """Who may come in, and who was refused something."""
+    me = f"we are user {evidence.user}"
+    if evidence.look is None:
+        found = f"{me}, who may not look at the yard: {evidence.unseen.get('the yard', '')}"
+        yield fault("access", found, f"Use the user `admin`: {_RIGHTS}.")
+    came_in = evidence.user == "default" and not evidence.has_password
+    open_door = came_in if evidence.default_is_open is None else evidence.default_is_open
+    if evidence.default_is_open is None and not open_door:
+        yield unknown("access", f"{me}; without ACL GETUSER the others cannot be seen")
+    elif open_door and _is_reachable(evidence):
+        found = "anybody who reaches the server comes in as `default`, without a password"
+        yield warning("access", found, f"Give it a password, or switch it off: {_RIGHTS}.")
+    else:
+        yield ok("access", f"{me}{', on loopback' if open_door else ''}")
+    for refusal in evidence.refusals or ():
+        if refusal.age_s <= _RECENT_S:
+            found = f"user {refusal.user} was refused {refusal.what}, {refusal.count} times"
+            yield warning("access", found, f"Compare its rights: {_RIGHTS}.")
+
+
+def _is_reachable(evidence: Evidence) -> bool:
+    """Whether others than this host reach the server."""
+    if not evidence.is_local:
+        return True
+    config = evidence.config
+    if config is None or config.get("protected-mode") == "yes":
+        return False
+    bound = {word.removeprefix("-") for word in config.get("bind", "").split()}
+    return not bound or bool(bound - {"127.0.0.1", "::1"})
+
+
+def check_time_outs(evidence: Evidence) -> Iterator[Finding]:
+    """The server's time-outs, against how long the programs wait."""
+    config = evidence.config
+    if config is None:
+        why = evidence.unseen.get("CONFIG", "")
+        yield unknown("time-outs", f"CONFIG is refused, as managed servers do: {why}")
+        return
+    idle_s = int(config.get("timeout", "0") or 0)
+    alive_s = int(config.get("tcp-keepalive", "0") or 0)
+    if 0 < idle_s < _LEAST_IDLE_S:
+        found = f"timeout {idle_s}: connections are closed that rest between two renewals"
+        yield warning("time-outs", found, f"CONFIG SET timeout 0, or at least {_LEAST_IDLE_S}.")
+    elif not alive_s:
+        found = "tcp-keepalive 0: connections of hosts that have vanished stay for ever"
+        yield warning("time-outs", found, "CONFIG SET tcp-keepalive 300.")
+    else:
+        # Blocked reads (BLOCK 1000) are exempt from `timeout`.
+        yield ok("time-outs", f"timeout {idle_s}, tcp-keepalive {alive_s}")
+
+
+def check_connections(evidence: Evidence) -> Iterator[Finding]:
+    """Whether there is room for more."""
+    info = evidence.info
+    if info is None:
+        return
+    now, most = _number(info, "connected_clients"), _number(info, "maxclients")
+    refused = _number(info, "rejected_connections")
+    found = f"{now} of {most} connections"
+    if refused:
+        found = f"{found}, {refused} were refused since the server's start"
+        yield warning("connections", found, "Raise maxclients, and the limit of open files.")
+    elif most and now > _TIGHT * most:
+        yield warning("connections", found, "Raise maxclients.")
+    else:
+        yield ok("connections", found)
+
+
+def check_clock(evidence: Evidence) -> Iterator[Finding]:
+    """The server's clock, against ours; deadlines go by the server's."""
+    skew = abs(evidence.clock_ms) - evidence.round_trip_ms / 2
+    ahead = "ahead of" if evidence.clock_ms > 0 else "behind"
+    found = f"the server is {abs(evidence.clock_ms):,.0f} ms {ahead} this host"
+    if skew > _SKEW_MS:
+        yield warning("clock", found, "Let NTP set both clocks.")
+    else:
+        yield ok("clock", found)
+
+
+def _word(info: Any, name: str, default: str = "") -> str:
+    return str(info.get(name, default))
+
+
+def _number(info: Any, name: str) -> int:
+    value = info.get(name, 0)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _size(count: int) -> str:
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
+
+
+BROKER_CHECKS: Final[tuple[Check, ...]] = (
+    check_version,
+    check_eviction,
+    check_persistence,
+    check_memory,
+    check_disk,
+    check_replication,
+    check_access,
+    check_time_outs,
+    check_connections,
+    check_clock,
+)

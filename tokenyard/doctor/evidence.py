@@ -1,0 +1,190 @@
+"""What the doctor looks at: read once, within bounds, and as far as broker and user allow."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
+
+import redis
+
+from tokenyard.doctor.sampling import KeySample, sample_keys
+from tokenyard.keys import INTAKE_CLASSES, Keys
+from tokenyard.look import Look, read_look
+
+T = TypeVar("T")
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+#: Settings of the server that say something about a yard.
+_SETTINGS: Final = ("appendfsync", "bind", "dir", "protected-mode", "tcp-keepalive", "timeout")
+_REFUSALS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group of one of the yard's streams."""
+
+    stream: str
+    name: str
+    pending: int
+    consumers: Mapping[str, int] = field(default_factory=dict)  # pending entries by consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What the server has refused a user, from its ACL LOG."""
+
+    user: str
+    what: str  # "command xadd", "key ..."
+    count: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system that the server writes to."""
+
+    folder: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that the checks go by. None stands for what cannot be seen; ``unseen`` says why."""
+
+    host: str = "127.0.0.1"
+    info: Mapping[str, Any] | None = None  # INFO
+    config: Mapping[str, str] | None = None
+    user: str = "default"  # that we are
+    has_password: bool = False  # whether we gave one
+    default_is_open: bool | None = None  # the user `default` may come in without a password
+    refusals: Sequence[Refusal] | None = None
+    clock_ms: float = 0.0  # the server's clock less ours
+    round_trip_ms: float = 0.0  # how far that can be wrong, twice
+    look: Look | None = None
+    groups: Sequence[Group] | None = None
+    sample: KeySample | None = None
+    disk: Disk | None = None
+    unseen: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is on this host."""
+        return self.host in LOOPBACK or self.host.startswith("/")
+
+
+class _Reader:
+    """Asks, and notes what is refused."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self.run: Any = connection  # redis-py gives no types for what it answers
+        self.unseen: dict[str, str] = {}
+
+    def __call__(self, what: str, ask: Callable[[], T]) -> T | None:
+        """The answer; None where this user may not ask, or the server does not know of it."""
+        try:
+            return ask()
+        except (redis.exceptions.NoPermissionError, redis.exceptions.ResponseError) as refused:
+            self.unseen[what] = str(refused)
+            return None
+
+
+def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
+    """Look at broker and yard. Errors of redis-py pass, but for rights that this user lacks."""
+    read = _Reader(connection)
+    info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
+    config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
+    clock_ms, round_trip_ms = _clock(connection)
+    return Evidence(
+        host=_host(url),
+        info=info,
+        config=config,
+        user=urlsplit(url).username or "default",
+        has_password=bool(urlsplit(url).password),
+        default_is_open=read("ACL GETUSER", lambda: _is_open(read.run.acl_getuser("default"))),
+        refusals=read("ACL LOG", lambda: _refusals(read.run.acl_log(_REFUSALS))),
+        clock_ms=clock_ms,
+        round_trip_ms=round_trip_ms,
+        look=read("the yard", lambda: read_look(connection, keys)),
+        groups=read("XINFO GROUPS", lambda: _groups(read.run, keys)),
+        sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
+        disk=_disk(url, config),
+        unseen=read.unseen,
+    )
+
+
+def _host(url: str) -> str:
+    """Of the broker; the path of its socket, or "" where there are several."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    return "" if "," in parts.netloc else parts.hostname or "localhost"
+
+
+def _clock(connection: redis.Redis) -> tuple[float, float]:
+    """The server's clock less ours, and the time that asking took, both in ms."""
+    connection.ping()  # so that connecting is not part of it
+    before, began = time.time(), time.perf_counter()
+    seconds, micros = connection.time()
+    took = time.perf_counter() - began
+    return (seconds + micros / 1e6 - before - took / 2) * 1000, took * 1000
+
+
+def _is_open(user: Mapping[str, Any] | None) -> bool:
+    flags = {_text(flag) for flag in (user or {}).get("flags", ())}
+    return "on" in flags and "nopass" in flags
+
+
+def _refusals(log: Sequence[Mapping[str, Any]]) -> list[Refusal]:
+    return [
+        Refusal(
+            user=_text(entry["username"]),
+            what=f"{_text(entry['reason'])} {_text(entry['object'])}",
+            count=int(entry["count"]),
+            age_s=float(entry["age-seconds"]),
+        )
+        for entry in log
+    ]
+
+
+def _groups(run: Any, keys: Keys) -> list[Group]:
+    found = []
+    for stream in (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events):
+        for group in _groups_of(run, stream):
+            name = _text(group["name"])
+            waiting = run.xpending(stream, name)["consumers"] if group["pending"] else ()
+            consumers = {_text(one["name"]): int(one["pending"]) for one in waiting}
+            found.append(Group(stream, name, int(group["pending"]), consumers))
+    return found
+
+
+def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        groups: Sequence[Mapping[str, Any]] = run.xinfo_groups(stream)
+    except redis.exceptions.ResponseError as fault:
+        if "no such key" in str(fault):
+            return ()
+        raise
+    return groups
+
+
+def _disk(url: str, config: Mapping[str, str] | None) -> Disk | None:
+    """Only of a server on this host: nobody else's disk can be seen."""
+    folder = (config or {}).get("dir", "")
+    if _host(url) not in LOOPBACK or not folder or not Path(folder).is_dir():
+        return None
+    usage = shutil.disk_usage(folder)
+    return Disk(folder, usage.free, usage.total)
+
+
+def _texts(fields: Mapping[Any, Any]) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in fields.items()}
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

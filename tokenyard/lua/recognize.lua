@@ -1,0 +1,36 @@
+#!lua flags=allow-oom
+-- The leader looks whether the yard lies on another server than before: on a replica that took the
+-- master's place and may lack its last writes. Then every worker loses its lease, and joins anew.
+--
+-- KEYS[1] leader (string): "<epoch>:<coordinator>"
+-- KEYS[2] info (hash): holds the server seen last, and the counter of incarnations
+-- KEYS[3] leases (zset): lease expiry in ms by worker; -1 left
+-- KEYS[4] departed (hash): why a worker is gone, by worker
+-- KEYS[5] events (stream)
+-- ARGV[1] the caller's leader token
+-- ARGV[2] the server, by the id of its process
+-- ARGV[3] 1 if that process has been a replica, else 0
+-- Returns -1 NOT_LEADER, or the number of workers that were fenced
+-- Atomic, because no worker of before may be given anything on the new server.
+
+-- @include has_lease
+
+local NOT_LEADER = -1
+-- More incarnations than can have joined in what was lost: none may be given out twice.
+local SKIPPED = 1000
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
+local known = redis.call('HMGET', KEYS[2], 'server')[1]
+redis.call('HSET', KEYS[2], 'server', ARGV[2])
+if not known or known == ARGV[2] or ARGV[3] ~= '1' then return 0 end
+
+local fenced = 0
+for _, worker in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  if has_lease(KEYS[3], worker) then
+    redis.call('ZADD', KEYS[3], -1, worker)
+    redis.call('HSET', KEYS[4], worker, 'a replica took the place of the server')
+    fenced = fenced + 1
+  end
+end
+redis.call('HINCRBY', KEYS[2], 'incarnation', SKIPPED)
+redis.call('XADD', KEYS[5], 'MAXLEN', '~', 1000, '*', 'event', 'gone', 'worker', '')
+return fenced
