@@ -159,6 +159,23 @@ def test_full_lane_takes_no_more_also_within_one_round(yard: Yard) -> None:
     assert [entry for entry, _ in yard.intake()] == [waiting[2].entry]
 
 
+def test_entries_that_do_not_stand_in_a_row_are_found(yard: Yard) -> None:
+    """Given others between those to move, and some in another intake, I expect each on its lane."""
+    one, two = yard.worker("one"), yard.worker("two")
+    normal = [yard.submit() for _ in range(9)]
+    high = [yard.submit(priority_class="high") for _ in range(3)]
+    chosen = [high[2], normal[0], normal[8], high[0], normal[4]]
+    lanes = [one, two, one, two, two]
+
+    moves = [item.to(worker) for item, worker in zip(chosen, lanes, strict=True)]
+    assert yard.scripts.dispatch(yard.token, moves) == [Dispatched.DISPATCHED] * 5
+
+    for worker in (one, two):
+        meant = [item.request for item, lane in zip(chosen, lanes, strict=True) if lane == worker]
+        assert [item.request for item in yard.lane(worker)] == meant
+    assert len(yard.intake()) + len(yard.intake("high")) == 7
+
+
 def test_codes_follow_the_order_of_the_moves(yard: Yard) -> None:
     worker = yard.worker()
     good, full, closed = (yard.submit() for _ in range(3))
