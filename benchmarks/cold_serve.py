@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -36,24 +36,24 @@ _MILESTONES: Final = {
 
 def measure_serve(task: Task) -> Timed:
     """From the start of the process to the first token of a streamed completion."""
-    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
-        began = time.monotonic()
-        with _server(task.model, Path(folder)) as server:
-            server.wait_until_healthy()
-            up = time.monotonic()
-            tokens = _stream(server.port, task)
-            first = next(tokens)
-            end = time.monotonic()
-            task.check("vllm serve", "".join([first, *tokens]))
+    began = time.monotonic()
+    with served(task.model) as server:
+        server.wait_until_healthy()
+        up = time.monotonic()
+        tokens = _stream(server.port, task)
+        first = next(tokens)
+        end = time.monotonic()
+        task.check("vllm serve", "".join([first, *tokens]))
     phases_s = phases(began, {**server.seen, "http server": up, "first token": end})
     return Timed(end - began, phases_s)
 
 
-class _Server:
+class Server:
     """A server that starts, and what it has logged so far."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
         self.port = port
+        self.pid = process.pid
         self.seen: dict[str, float] = {}  # monotonic times of the milestones
         self._process = process
         self._log = log
@@ -83,31 +83,49 @@ class _Server:
 
 
 @contextmanager
-def _server(model: ModelSpec, folder: Path) -> Iterator[_Server]:
+def served(model: ModelSpec, more_options: Sequence[str] = ()) -> Iterator[Server]:
+    """Start a server; it is up when `Server.wait_until_healthy` says so."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder,
+        _started(model, Path(folder), more_options) as server,
+    ):
+        yield server
+
+
+@contextmanager
+def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Iterator[Server]:
     port, log = _free_port(), folder / "serve.log"
     command = [str(Path(sys.executable).parent / "vllm"), "serve", model.path]
-    command += ["--host", HOST, "--port", str(port), *_options(model)]
+    command += ["--host", HOST, "--port", str(port), *_options(model), *more_options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
     paths = [*_named_vllm(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     process = start_tethered(command, log, env=environment)
     try:
-        yield _Server(process, log, port)
+        yield Server(process, log, port)
     finally:
         stop_tethered(process, _STOP_S)
 
 
 def _options(model: ModelSpec) -> list[str]:
     """The settings of the models file as options of `vllm serve`."""
-    values = {
+    values: dict[str, object] = {
         "--served-model-name": model.name,
         "--dtype": model.dtype,
         "--max-model-len": model.max_model_len,
         "--max-num-seqs": model.max_num_seqs,
         "--kv-cache-memory-bytes": int(model.kv_cache_gib * 1024**3),
     }
-    options = [str(each) for option in values.items() for each in option]
+    for name, value in model.engine_args.items():
+        values[f"--{name.replace('_', '-')}"] = value
+    options = [word for name, value in values.items() for word in _option(name, value)]
     return [*options, "--enforce-eager", "--disable-log-stats"]
+
+
+def _option(name: str, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return [name if value else name.replace("--", "--no-", 1)]
+    return [name, str(value)]
 
 
 def _named_vllm(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from tokenyard.commands import Command, parse_command
 from tokenyard.keys import Keys
 from tokenyard.tether import start_tethered, stop_tethered
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_S = 20.0
 _POLL_S = 0.05
 _LOG_LINES = 20
@@ -93,6 +93,21 @@ def models_yard(
         ["--max-model-wait-s", str(max_model_wait_s)],
         ["--models", str(models), "--slots", "1", "--sleepers", str(sleepers)],
         lambda view: view.leader is not None and _count(view, "warm") > sleepers,
+    ) as yard:
+        yield yard
+
+
+@contextmanager
+def serving_yard(
+    broker: EmbeddedBroker, name: str, workers: int, worker_options: Sequence[str]
+) -> Iterator[Yard]:
+    """A coordinator and so many workers, which hold the model that their options name."""
+    with _yard(
+        broker,
+        name,
+        [],
+        ["--slots", str(workers), *worker_options],
+        lambda view: view.leader is not None and view.ready_workers >= workers,
     ) as yard:
         yield yard
 

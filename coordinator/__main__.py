@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from tokenyard.program import program
+from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import CoordinatorSettings
 
 TEXTS: Final = {
@@ -49,7 +51,7 @@ def run(settings: CoordinatorSettings) -> int:
     # Late, so that `tokenyard --help`, which shows this command too, stays quick.
     from coordinator.coordinator import Coordinator
 
-    return Coordinator(settings).run()
+    return Coordinator(settings, ServiceManager.of(os.environ)).run()
 
 
 main = program("coordinator", CoordinatorSettings, run, about=ABOUT, texts=TEXTS)

@@ -36,6 +36,7 @@ from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
+from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.tracing import Tracer
 from tokenyard.wire import WIRE_VERSION
@@ -56,8 +57,12 @@ class Coordinator:
     takeover. One thread does everything, one bounded turn at a time.
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, manager: ServiceManager | None = None
+    ) -> None:
+        """``manager`` hears how it gets on, if there is one."""
         self._settings = settings
+        self._manager = manager or ServiceManager()
         self._is_stopped = False
         self._ready = threading.Event()
         self._keys = Keys(settings.yard)
@@ -170,6 +175,7 @@ class Coordinator:
             self._endpoint.start()
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while not self._is_stopped:
+            self._manager.alive()
             try:
                 self.run_once()
                 failures = 0
@@ -181,6 +187,7 @@ class Coordinator:
                 log.warning("%s; again in %.1f s", fault, pause)
                 self._recover()
                 self._bell.wait(pause)
+        self._manager.stopping()
         self._close()
         return 0
 

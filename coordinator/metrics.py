@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
@@ -19,7 +19,7 @@ from coordinator.counts import Counts
 from coordinator.roster import Member, Roster
 from tokenyard.connection import open_connection
 from tokenyard.keys import COUNTED, INTAKE_CLASSES, PRIORITY_CLASSES, Keys
-from tokenyard.metrics import Metric, Numbers, histograms, numbers
+from tokenyard.metrics import Metric, histograms, numbers
 from tokenyard.worker_info import WORKER_STATES
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ METRICS: Final = (
 class CoordinatorMetrics:
     """Collects them; see `tokenyard.metrics.Collector`."""
 
-    def __init__(self, counts: Counts, redis_url: str, keys: Keys, leads: Any) -> None:
+    def __init__(
+        self, counts: Counts, redis_url: str, keys: Keys, leads: Callable[[], object]
+    ) -> None:
         """``leads`` says whether this coordinator leads now."""
         self._counts = counts
         self._url = redis_url
@@ -175,7 +177,7 @@ class CoordinatorMetrics:
         yield histograms(ASSIGN, {(): counts.assign})
 
 
-def _by_one(counter: Mapping[str, int]) -> Numbers:
+def _by_one(counter: Mapping[str, int]) -> dict[tuple[str], int]:
     return {(name,): count for name, count in counter.items()}
 
 

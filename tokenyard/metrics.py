@@ -1,7 +1,7 @@
 """What coordinator and controller measure, and the endpoint where Prometheus reads it.
 
-Counting needs no library and costs next to nothing, so it is always on. The text of the endpoint
-is made by `prometheus_client` (the extra ``metrics``), which is loaded only where there is one.
+Counting needs no library. The text of the endpoint is made by `prometheus_client` (the extra
+``metrics``), which is loaded only where there is one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from tokenyard.errors import SettingsError
 
@@ -64,12 +64,11 @@ class Metric:
     help: str
 
 
-#: Values of one metric by its labels' values, in their order.
-Numbers = Mapping[tuple[str, ...], float]
-Histograms = Mapping[tuple[str, ...], Histogram]
+#: The values of a metric's labels, in their order.
+Labels = TypeVar("Labels", bound=tuple[str, ...])
 
 
-def numbers(metric: Metric, values: Numbers) -> Family:
+def numbers(metric: Metric, values: Mapping[Labels, float]) -> Family:
     """A counter or a gauge as the endpoint shows it."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -80,7 +79,7 @@ def numbers(metric: Metric, values: Numbers) -> Family:
     return family
 
 
-def histograms(metric: Metric, values: Histograms) -> Family:
+def histograms(metric: Metric, values: Mapping[Labels, Histogram]) -> Family:
     """A histogram as the endpoint shows it."""
     from prometheus_client.core import HistogramMetricFamily
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from tokenyard.program import program
+from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import WorkerSettings
 
 TEXTS: Final = {
@@ -59,7 +61,7 @@ def run(settings: WorkerSettings) -> int:
     # Late, so that `tokenyard --help`, which shows this command too, stays quick.
     from worker.controller import Controller
 
-    return Controller(settings).run()
+    return Controller(settings, ServiceManager.of(os.environ)).run()
 
 
 main = program("worker", WorkerSettings, run, about=ABOUT, texts=TEXTS)

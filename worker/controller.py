@@ -22,6 +22,7 @@ from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
 from tokenyard.posture import Order, Postures, decode_postures
 from tokenyard.scripts import Scripts, Why
+from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
 from tokenyard.worker_info import WorkerInfo
@@ -43,8 +44,10 @@ log = logging.getLogger("tokenyard.worker.controller")
 class Controller:
     """Keeps this host's pool, and its workers registered in the yard."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, manager: ServiceManager | None = None) -> None:
+        """``manager`` hears how it gets on, if there is one."""
         self._settings = settings
+        self._manager = manager or ServiceManager()
         self._catalog = read_catalog(settings)
         self._connection = open_connection(settings.redis_url, retries=0)
         self._keys = keys = Keys(settings.yard)
@@ -81,7 +84,9 @@ class Controller:
                 signal.signal(number, lambda *_: self.stop())
         self._start()
         while not self._signals and not self._pool.is_closed:
+            self._manager.alive()
             self.run_once()
+        self._manager.stopping()
         self._pool.drain(lambda: self._signals > 1)
         self._reader.stop()
         self._pool.stop()

@@ -175,7 +175,7 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self._stats: dict[str, tuple[str, EngineStats]] = {}  # by worker, with its model
-        self._before: Counter[tuple[str, _Labels]] = Counter()  # by name and labels
+        self._before: dict[tuple[str, _Labels], float] = {}  # by name and labels
         self._about: dict[str, tuple[str, str]] = {}  # kind and help of each metric
         self._metric_of: dict[str, str] = {}  # by the name of a value
 
@@ -194,7 +194,8 @@ class EngineMetrics:
         for metric in stats.metrics:
             if metric.kind in _GROWING:
                 for name, labels, value in metric.samples:
-                    self._before[name, _labels(worker, model, labels)] += value
+                    key = (name, _labels(worker, model, labels))
+                    self._before[key] = self._before.get(key, 0.0) + value
 
     def collect(self) -> Iterator[Family]:
         """All of them as they are now."""

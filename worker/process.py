@@ -79,7 +79,7 @@ class WorkerProcess:
         self._pipe_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
-        self._tally = RunningTally()
+        self._tally = RunningTally(has_readers=bool(settings.metrics_port))
         self._loads = 0  # engines made, also in vain
         name = f"{settings.name}/{device}"
         self._tracer = Tracer("tokenyard-worker", name, settings.otlp_endpoint)

@@ -20,12 +20,15 @@ from worker.outcomes import Expired, Outcome, Run
 #: The median is of first tokens that are no older, and of so many at most.
 WINDOW_S: Final = 60.0
 MOST_KEPT: Final = 1000
+_OUTCOMES: Final = {Finished: "completed", Faulted: "failed", Expired: "expired"}
 
 
 class RunningTally:
     """Counts; written and read by different threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_readers: bool = True) -> None:
+        """Without readers of the metrics nothing is counted for them."""
+        self._has_readers = has_readers
         self.error = ""  # what the engine could not do the last time
         self._lock = threading.Lock()
         self._counts = Counts()
@@ -52,7 +55,8 @@ class RunningTally:
             self._finished += 1
             made = _made(outcome)
             self._note_tokens(max(0, made - run.seq))
-            self._note_end(run, outcome, made)
+            if self._has_readers:
+                self._note_end(run, outcome, made)
 
     def _note_tokens(self, count: int) -> None:
         self._tokens += count
@@ -61,7 +65,7 @@ class RunningTally:
     def _note_end(self, run: Run, end: Finished | Faulted | Expired, made: int) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment
         priority = assignment.sid.partition("/")[0]
-        counts.results[model, priority, _outcome(end)] += 1
+        counts.results[model, priority, _OUTCOMES[type(end)]] += 1
         now = time.monotonic()
         whole_s = assignment.waited_ms / 1000 + now - run.began
         counts.e2e[model].observe(whole_s)
@@ -112,14 +116,6 @@ def _made(end: Finished | Faulted | Expired) -> int:
     made = end.made if isinstance(end, Expired) else end
     if not isinstance(made, Finished):
         return 0
+    if len(made.choices) == 1:  # nearly always, and there is one for each request
+        return len(made.choices[0].tokens)
     return sum(len(choice.tokens) for choice in made.choices)
-
-
-def _outcome(end: Finished | Faulted | Expired) -> str:
-    match end:
-        case Finished():
-            return "completed"
-        case Expired():
-            return "expired"
-        case Faulted():
-            return "failed"

@@ -41,8 +41,9 @@ from tokenyard.worker_info import WorkerInfo
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 STEP_S = 0.02
-#: Long enough that the frozen host is there still while the others obey.
-LEASE_MS = 5_000
+LEASE_MS = 4_000
+#: Of a host whose lease ends when the test says so, however slow the others are to obey.
+LONG_MS = 3_600_000
 BOUND_S = 60.0
 NEW = "/checkpoints/new"
 WAYS: dict[Conduct, tuple[Signal, ...]] = {
@@ -110,6 +111,16 @@ class Cast:
         for process in (psutil.Process(host.pid), *host.children()):
             process.suspend()
         return worker
+
+    def prolong(self, worker: str) -> None:
+        """Its lease does not run out by itself."""
+        seconds, _ = self.plant.connection.time()
+        leases = {worker: seconds * 1000 + LONG_MS}
+        self.plant.connection.zadd(self.plant.keys.leases, leases, xx=True)
+
+    def expire(self, worker: str) -> None:
+        """Its lease is over."""
+        self.plant.connection.zadd(self.plant.keys.leases, {worker: 1}, xx=True)
 
     def kill(self, name: str) -> None:
         """SIGKILL to the controller and its worker."""
@@ -202,6 +213,7 @@ def test_a_valid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
     # Given three workers, one of which hears nothing any longer
     cast = start(plant, signal, conduct)
     victim = cast.freeze("b")
+    cast.prolong(victim)
 
     # If a signal is given, and a fourth one joins,
     expected_posture = after(cast.posture(), cast.order(signal))
@@ -211,10 +223,11 @@ def test_a_valid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
     cast.ask(4)
 
     # I expect that the others obey, and that the one is waited for,
-    eventually(lambda: workers(cast.signals.holdouts(given)) == [victim])
+    assert only(cast, given, victim)
     # and when it is killed: only until its lease is over.
     cast.kill("b")
     assert workers(cast.signals.wait(given, 0.0)) == [victim]
+    cast.expire(victim)
     assert cast.signals.wait(given, BOUND_S) == []
 
     # I expect whoever is there, joined late or came back to be in the posture,
@@ -228,6 +241,11 @@ def test_a_valid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
         check_mixed(cast)
     else:
         cast.check_requests()
+
+
+def only(cast: Cast, given: Given, victim: str) -> bool:
+    """Wait until this one alone has yet to obey."""
+    return eventually(lambda: workers(cast.signals.holdouts(given)) == [victim], timeout_s=BOUND_S)
 
 
 def check_mixed(cast: Cast) -> None:
@@ -296,6 +314,7 @@ def test_a_signal_to_go(plant: Plant, signal: Signal, conduct: Conduct) -> None:
     cast = start(plant, signal, conduct)
     begin = cast.posture()
     victim = cast.freeze("b")
+    cast.prolong(victim)
 
     # If all are to go, and a fourth one joins,
     given = cast.signals.give(cast.order(signal))
@@ -305,9 +324,11 @@ def test_a_signal_to_go(plant: Plant, signal: Signal, conduct: Conduct) -> None:
 
     # I expect that two hosts end in order, and that the third is waited for,
     assert [cast.hosts[name].wait() for name in "ac"] == [0, 0]
-    eventually(lambda: workers(cast.signals.holdouts(given)) == [victim])
+    assert only(cast, given, victim)
     # and when it is killed: only until its lease is over.
     cast.kill("b")
+    assert workers(cast.signals.wait(given, 0.0)) == [victim]
+    cast.expire(victim)
     assert cast.signals.wait(given, BOUND_S) == []
 
     # I expect that the late one and a successor stay, in the posture that there was,
@@ -323,6 +344,7 @@ def test_a_signal_that_all_refuse(plant: Plant, conduct: Conduct) -> None:
     # Given three workers without a profiler, one of which hears nothing any longer
     cast = start(plant, "START_PROFILE", conduct)
     victim = cast.freeze("b")
+    cast.prolong(victim)
     given = cast.signals.give(cast.order("START_PROFILE"))
     cast.enter("d")
 
@@ -330,11 +352,15 @@ def test_a_signal_that_all_refuse(plant: Plant, conduct: Conduct) -> None:
     def refused() -> dict[str, str]:
         return {one.worker: one.reason for one in cast.signals.holdouts(given)}
 
-    eventually(lambda: [one for one, why in refused().items() if not why] == [victim])
+    eventually(
+        lambda: [one for one, why in refused().items() if not why] == [victim], timeout_s=BOUND_S
+    )
     assert all("no profiler" in why for one, why in refused().items() if one != victim)
 
     # If it is killed, I expect the wait to end when only such are left that have refused,
     cast.kill("b")
+    assert victim in workers(cast.signals.wait(given, 0.0))
+    cast.expire(victim)
     left = cast.signals.wait(given, BOUND_S)
     assert {one.name for one in left} >= {"a", "c"}
     assert all("no profiler" in one.reason for one in left)
@@ -353,18 +379,21 @@ def test_a_pause_in_each_mode(plant: Plant, mode: PauseMode) -> None:
     # Given three workers, one of which hears nothing any longer
     cast = start(plant, "PAUSE", "RUNNING")
     victim = cast.freeze("b")
+    cast.prolong(victim)
 
     # If all are to pause, and a fourth one joins,
     given = cast.signals.give(cast.order("PAUSE", mode))
     cast.enter("d")
     late = cast.ask(4)
 
-    # I expect the others to obey, whatever the mode, and the frozen one to be waited for until
-    # its lease is over;
-    eventually(lambda: workers(cast.signals.holdouts(given)) == [victim], timeout_s=BOUND_S)
+    # I expect the others to obey, whatever the mode, and the one to be waited for until its
+    # successor obeys;
+    assert only(cast, given, victim)
     cast.kill("b")
-    assert cast.signals.wait(given, BOUND_S) == []
+    assert workers(cast.signals.wait(given, 0.0)) == [victim]
     cast.enter("b")
+    assert cast.signals.wait(given, BOUND_S) == []
+    cast.expire(victim)
     cast.are_in(Posture(conduct="PAUSED", mode=mode), "abcd")
     # that nothing runs: no token more is published,
     before = {one.id: plant.published(one.id) for one in cast.sent}

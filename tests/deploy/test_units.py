@@ -41,8 +41,10 @@ def test_what_ends_in_order_is_told_so_once() -> None:
     # Programs with children of their own tell them themselves; what is killed is started again.
     for launch in from_systemd():
         settings = launch.more
-        assert settings["Restart"] == ["always"]
-        assert settings["Type"] == ["exec"]
+        is_told = launch.name in {"coordinator", "worker"}
+        assert settings["Restart"] == ["on-failure" if launch.name == "worker" else "always"]
+        assert settings["Type"] == ["notify" if is_told else "exec"]
+        assert ("WatchdogSec" in settings) is is_told
         if launch.name in {"worker", "batch"}:
             assert settings["KillMode"] == ["mixed"]
         assert len(settings["EnvironmentFile"]) == 1

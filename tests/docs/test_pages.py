@@ -19,7 +19,13 @@ from worker.pooled import State
 SETTINGS = {"### Coordinator": CoordinatorSettings, "### Worker": WorkerSettings}
 SCRIPTS = {file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua")}
 #: Programs that others start.
-PARTS = {"chaos_load.py", "cold_llm_child.py", "cold_warm.py", "cycles_child.py"}
+PARTS = {
+    "chaos_load.py",
+    "cold_llm_child.py",
+    "cold_warm.py",
+    "cycles_child.py",
+    "serving_child.py",
+}
 TRANSITION = re.compile(r"^ +(\S+) --> (\S+):", re.MULTILINE)
 DECISIONS = sorted((ROOT / "docs/decisions").iterdir())
 PROSE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,20 +32,6 @@ from tokenyard.keys import Keys
 from tokenyard.wire import SamplingParams
 
 AWAY_S = 60.0
-
-
-@pytest.fixture
-def keep() -> Iterator[Keep]:
-    """Starts servers and ends them after the test."""
-    kept: list[Server | Cluster] = []
-
-    def start(server: Server | Cluster) -> None:
-        kept.append(server)
-        server.start()
-
-    yield start
-    for server in reversed(kept):
-        server.stop()
 
 
 def serve(plant: Plant, url: str, **urls: str) -> None:

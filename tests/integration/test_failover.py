@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.brokers import Cluster
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.servers import Server, ServerName
+from tests.support.servers import ServerName
 from tests.support.streams import expected, streams
 from tests.support.waiting import eventually
 from tests.support.watched import Keep, Watched
@@ -25,20 +24,6 @@ AWAY_S = 60.0
 RUNNING, WAITING = 8, 16
 #: Prompts of streams that a client hears.
 HEARD = [[20 + n, 30 + n] for n in range(4)]
-
-
-@pytest.fixture
-def keep() -> Iterator[Keep]:
-    """Starts servers and ends them after the test."""
-    kept: list[Server | Cluster] = []
-
-    def start(server: Server | Cluster) -> None:
-        kept.append(server)
-        server.start()
-
-    yield start
-    for server in reversed(kept):
-        server.stop()
 
 
 @pytest.fixture(params=["valkey", "redis"])

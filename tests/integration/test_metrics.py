@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,11 +56,12 @@ def text_of(port: int) -> str:
     def page() -> str | None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                return answer.read().decode()
+                text: str = answer.read().decode()
+                return text
         except OSError:  # it does not listen yet
             return None
 
-    return eventually(page, timeout_s=START_S)
+    return eventually(page, timeout_s=START_S) or ""
 
 
 def samples(port: int) -> Samples:
@@ -69,8 +72,9 @@ def samples(port: int) -> Samples:
     }
 
 
-def value(port: int, name: str, **labels: str) -> float | None:
-    return samples(port).get((name, frozenset(labels.items())))
+def value(port: int, name: str, **labels: str) -> float:
+    """A value that an endpoint shows; not a number where it does not."""
+    return samples(port).get((name, frozenset(labels.items())), math.nan)
 
 
 def reaches(port: int, count: float, name: str, **labels: str) -> bool:
@@ -136,7 +140,7 @@ def test_what_runs_and_ends_is_counted(plant: Watched) -> None:
     assert reaches(host, 2, ends, model="sim", priority="normal", outcome="completed")
     assert reaches(host, 1, ends, model="sim", priority="normal", outcome="failed")
     assert reaches(leader, 1, ends, model="", priority="normal", outcome="failed")
-    expired = [value(leader, ends, model=one, priority="normal", outcome="expired") or 0
+    expired = [value(leader, ends, model=one, priority="normal", outcome="expired")
                for one in ("", "sim")]  # fmt: skip
     assert sum(expired) == 1
     assert value(leader, "tokenyard_requests_rejected_total", reason="MODEL_UNAVAILABLE") == 1
@@ -225,7 +229,9 @@ def test_faults_and_dead_letters_are_counted(plant: Watched) -> None:
     plant.wait_for_workers(2)
     faulty = make_request(tokens=[*FAULTY, 1])
     plant.push(faulty)
-    assert plant.result(faulty.id).error.code == "INFERENCE_ERROR"
+    error = plant.result(faulty.id).error
+    assert error
+    assert error.code == "INFERENCE_ERROR"
     plant.connection.xadd(plant.keys.intake("normal"), {"nobody": "1"})
 
     assert reaches(host, 2, "tokenyard_retries_total", reason="fault")
@@ -271,7 +277,7 @@ def test_a_port_that_is_taken_is_said(plant: Watched) -> None:
 
 def test_an_endpoint_ends() -> None:
     class Nothing:
-        def collect(self) -> list[object]:
+        def collect(self) -> list[Any]:
             return []
 
     endpoint = Endpoint(Nothing(), "127.0.0.1", free_port())

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import psutil
@@ -76,7 +77,7 @@ def stop(plant: Plant) -> None:
     assert {program.wait() for program in plant.programs} == {0}
 
 
-def traced(**values: object) -> Request:
+def traced(**values: Any) -> Request:
     return make_request(metadata={"traceparent": TRACEPARENT}, **values)
 
 
@@ -191,7 +192,7 @@ def test_without_opentelemetry_a_client_sends_nothing_more(plant: Plant) -> None
         client.submit([1], id="plain")
         client.submit([1], id="own", metadata={"traceparent": TRACEPARENT})
 
-    entries = plant.connection.xrange(plant.keys.intake("normal"))
+    entries: Any = plant.connection.xrange(plant.keys.intake("normal"))
     assert b"metadata" not in entries[0][1]
     assert msgspec.json.decode(entries[1][1][b"metadata"]) == {"traceparent": TRACEPARENT}
 

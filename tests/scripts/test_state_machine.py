@@ -393,13 +393,13 @@ class Walk(RuleBasedStateMachine):
         assert (code is Renewed.HELD) is self.workers[worker].holds
 
     def _retire(self, worker: str, why: Why) -> None:
-        life = self.workers[worker]
+        life, on_lane = self.workers[worker], self.connection.xlen(self.yard.keys.lane(worker))
+        is_known = self.connection.zscore(self.yard.keys.leases, worker) is not None
         left = self.scripts.retire(worker, why, f"it {why}")
+        assert is_known or not life.holds
+        assert left == (on_lane if is_known else RETIRE_UNKNOWN)
         if life.holds:
-            assert left >= 0
             life.holds, life.why = False, why
-        else:
-            assert left > 0 or left == RETIRE_UNKNOWN
 
     def _rescue(self, seed: random.Random, worker: str, lapse: bool) -> None:
         """A batch of a lane, from nothing to all of it; only the leader may."""

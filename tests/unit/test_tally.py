@@ -93,3 +93,15 @@ def test_another_incarnation_counts_from_nothing() -> None:
     tally.begin()
 
     assert tally.now() == Tally()
+
+
+def test_details_are_for_those_who_read_them() -> None:
+    run = Run(make_assignment(), 0.0)
+    unread, read = RunningTally(has_readers=False), RunningTally()
+    for tally in (unread, read):
+        tally.begin("sim")
+        publish(tally, run, finished(1, 2))
+
+    assert unread.now() == read.now() == Tally(finished=1, tokens=2)
+    assert not unread.counts().results
+    assert read.counts().results == {("sim", "normal", "completed"): 1}

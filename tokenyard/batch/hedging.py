@@ -103,7 +103,7 @@ class Hedges:
     def _idle_workers(self) -> list[WorkerView]:
         with translated(self._url), open_connection(self._url) as connection:
             view = read_yard(connection, self._keys)
-        return [worker for worker in view.workers if worker.is_ready and not worker.lane]
+        return [worker for worker in view.workers if worker.is_serving and not worker.lane]
 
 
 def _serves(worker: WorkerView, model: str) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from typing import Final
 
 import click
 
 from tokenyard import __version__
 from tokenyard.broker import running_url
+from tokenyard.cli.lazy import LazyGroup
 from tokenyard.cli.places import default_data_dir
 from tokenyard.keys import is_name
-from tokenyard.program import REDIS_URL_HELP, YARD_DEFAULT, PlainCommand, YardChoice
+from tokenyard.program import REDIS_URL_HELP, YARD_DEFAULT, YardChoice
 
 #: Where each subcommand lies. `coordinator` and `worker` are programs of their own as well.
 COMMANDS: Final = {
@@ -43,8 +42,6 @@ COMMANDS: Final = {
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
 }
-#: By this variable a shell asks for proposals; click makes it of the program's name.
-COMPLETION: Final = "_TOKENYARD_COMPLETE"
 #: These start a broker of their own where no URL is given; the others look for a running one.
 _OWN_BROKER: Final = {"up", "demo"}
 ABOUT: Final = """Tokenyard is a durable job queue for LLM inference on Redis Streams.
@@ -64,26 +61,6 @@ EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 
 3 no usable broker or coordinator, or workers that have not obeyed, 4 time is over."""
 
 
-class Commands(click.Group, PlainCommand):
-    """Imports a subcommand when it is needed, so that each starts quickly."""
-
-    def list_commands(self, _: click.Context) -> list[str]:
-        """Names, in the order in which a newcomer needs them."""
-        return list(COMMANDS)
-
-    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        """The subcommand itself."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _colon, attribute = COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        if COMPLETION in os.environ:
-            from tokenyard.cli.completing import teach
-
-            teach(command)
-        return command
-
-
 def _yard_name(_: click.Context, __: click.Parameter, value: str) -> str:
     if not is_name(value):
         raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
@@ -91,7 +68,8 @@ def _yard_name(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 @click.group(
-    cls=Commands,
+    cls=LazyGroup,
+    places=COMMANDS,
     help=ABOUT,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Final
 
 import click
 
-from tokenyard.program import PlainCommand
+from tokenyard.cli.lazy import LazyGroup
 
 ABOUT: Final = """Batch jobs: a file of requests in, a file of answers out, one for each line.
 
@@ -37,22 +36,11 @@ COMMANDS: Final = {
 }
 
 
-class BatchCommands(click.Group, PlainCommand):
-    """Imports a command when it is asked for."""
-
-    def list_commands(self, _: click.Context) -> list[str]:
-        """Names, in the order in which they are needed."""
-        return list(COMMANDS)
-
-    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        """The command itself."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _colon, attribute = COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-
-@click.group(cls=BatchCommands, help=ABOUT, short_help="Run files of requests, here or by RQ.")
+@click.group(
+    cls=LazyGroup,
+    places=COMMANDS,
+    help=ABOUT,
+    short_help="Run files of requests, here or by RQ.",
+)
 def batch() -> None:
     """The group; its commands do the work."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-import msgspec
 
 from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
+from tokenyard.cli.parameters import named_values
 from tokenyard.errors import SettingsError
 from tokenyard.keys import PRIORITY_CLASSES
 from tokenyard.program import Exit, YardChoice
@@ -55,20 +55,6 @@ def told_in_one_line(ctx: click.Context) -> Iterator[None]:
         ctx.exit(Exit.FAILED)
 
 
-def _params(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """``name=value`` pairs; a value that is no JSON is text."""
-    params = {}
-    for pair in values:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{pair!r}: give name=value")
-        try:
-            params[name.replace("-", "_")] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            params[name.replace("-", "_")] = value
-    return params
-
-
 _OPTIONS: Final = (
     click.argument("input_path", metavar="INPUT", type=click.Path(path_type=Path)),
     click.option(
@@ -84,7 +70,7 @@ _OPTIONS: Final = (
         "--param",
         "params",
         multiple=True,
-        callback=_params,
+        callback=named_values,
         help="Sampling parameter for lines that do not have it: name=JSON.",
     ),
     click.option(

@@ -14,6 +14,7 @@ from click.types import StringParamType
 
 from tokenyard.admin import read_yard
 from tokenyard.broker import running_url
+from tokenyard.cli.lazy import LazyGroup
 from tokenyard.cli.names import known_models, living
 from tokenyard.cli.places import default_data_dir
 from tokenyard.connection import open_connection
@@ -30,7 +31,7 @@ Names = Callable[[redis.Redis, Keys], Iterable[str]]
 
 def teach(command: click.Command) -> None:
     """Let a command propose names for those of its parameters that take any."""
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and not isinstance(command, LazyGroup):
         ctx = click.Context(command)
         for name in command.list_commands(ctx):
             if one := command.get_command(ctx, name):

@@ -7,6 +7,7 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
+from tokenyard.cli.lazy import COMPLETION
 from tokenyard.program import PlainCommand
 
 ABOUT: Final = """Print a script that makes the tabulator complete commands, options, and names.
@@ -32,7 +33,5 @@ def completion(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"click knows no completion for {shell}")
-    from tokenyard.cli import COMPLETION
-
     root = ctx.find_root().command
     click.echo(kind(root, {}, _PROGRAM, COMPLETION).source())

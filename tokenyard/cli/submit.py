@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
 import click
-import msgspec
 
 from tokenyard.cli.answers import Printer
+from tokenyard.cli.parameters import named_values
 from tokenyard.cli.reach import url_of
 from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
 from tokenyard.drafting import Item, SharedOptions
@@ -51,20 +51,6 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
         raise click.BadParameter("give token ids like 1,15,7") from error
 
 
-def _params(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """``name=value`` pairs; a value that is no JSON is text."""
-    params = {}
-    for pair in values:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{pair!r}: give name=value")
-        try:
-            params[name.replace("-", "_")] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            params[name.replace("-", "_")] = value
-    return params
-
-
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Send prompts and print the answers.")
 @click.argument("text", nargs=-1)
 @click.option("--ids", multiple=True, callback=_token_ids, help="A prompt as token ids: 1,15,7.")
@@ -75,7 +61,11 @@ def _params(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> d
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stop", multiple=True, help="Text that ends an answer; can be given often.")
 @click.option(
-    "--param", "params", multiple=True, callback=_params, help="Any other parameter: name=JSON."
+    "--param",
+    "params",
+    multiple=True,
+    callback=named_values,
+    help="Any other parameter: name=JSON.",
 )
 @click.option(
     "--deadline-s",

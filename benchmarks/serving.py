@@ -1,0 +1,249 @@
+"""What is left of vLLM's speed behind Tokenyard? Tokens/s, and the time to each token.
+
+One real engine, asked through the whole of Tokenyard, called directly in three ways, and behind
+`vllm serve`; whole answers and streams; sums with known answers, and 512 tokens in, 128 out on a
+Llama of random weights. Then all streams at the same offered load. Every answer is checked.
+
+    python -m benchmarks.serving [--rounds 3] [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from benchmarks.machine import machine
+from benchmarks.measure import print_table
+from benchmarks.serving_case import Outcome, poisson
+from benchmarks.serving_stage import Stage, arithmetic_stage, long_stage, share_cores
+from benchmarks.yard import end_in_order
+
+Round = Mapping[str, Outcome]
+
+#: How the table calls the sides, neighbours beside each other. The first four stream nothing.
+SIDES: Final = {
+    "generate": "LLM.generate",
+    "tokenyard": "Tokenyard",
+    "workers": "Tokenyard, 2 workers",
+    "serve": "vllm serve",
+    "stepped": "stepped in a thread",
+    "tokenyard_stream": "Tokenyard, streaming",
+    "async": "AsyncLLM",
+    "serve_stream": "vllm serve, streaming",
+}
+STREAMED: Final = ("stepped", "tokenyard_stream", "async", "serve_stream")
+#: Name of a ratio: what of ours is divided by what.
+RATIOS: Final = {
+    "ratio_to_generate": ("tokenyard", "generate"),
+    "ratio_to_serve": ("tokenyard", "serve"),
+    "ratio_to_stepped": ("tokenyard_stream", "stepped"),
+    "ratio_to_async": ("tokenyard_stream", "async"),
+    "stream_ratio_to_serve": ("tokenyard_stream", "serve_stream"),
+    "ratio_of_workers": ("workers", "tokenyard"),
+}
+_UNITS: Final = ("requests_per_s", "tokens_per_s", "cpu_us_per_token")
+_SEED: Final = 6
+#: Of what the slowest can stream.
+_OFFERED: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is asked."""
+
+    rounds: int
+    short_requests: int
+    long_requests: int
+    paced_requests: int
+    short_parts: Sequence[str]  # who takes part beside Tokenyard and `vllm.LLM`
+    long_parts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All rounds of a workload."""
+
+    full: Sequence[Round]
+    offered_per_s: float = 0.0
+    paced: Sequence[Round] = ()
+
+
+def plan_for(rounds: int, *, quick: bool) -> Plan:
+    """The smallest one leaves out `vllm serve` and the second worker, which start for long."""
+    if quick:
+        return Plan(1, 256, 64, 32, (), ("async",))
+    everybody = ("async", "serve", "workers")
+    return Plan(rounds, 4096, 256, 128, everybody, everybody)
+
+
+def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
+    """All requests at once, to one side after the other."""
+    sides = [side for side in SIDES if side in stage.sides]
+    for side in sides:
+        stage.put(side, stage.load(min(requests, 128), streams=side in STREAMED))  # warms up
+    return [
+        {side: stage.put(side, stage.load(requests, streams=side in STREAMED)) for side in sides}
+        for _ in range(rounds)
+    ]
+
+
+def measure_paced(stage: Stage, requests: int, rounds: int, rate: float) -> list[Round]:
+    """Streams that begin at random moments, the same ones for all."""
+    load = stage.load(requests, streams=True, arrivals_s=poisson(requests, rate, _SEED))
+    return [
+        {side: stage.put(side, load) for side in STREAMED if side in stage.sides}
+        for _ in range(rounds)
+    ]
+
+
+def measure_long(stage: Stage, plan: Plan) -> Report:
+    """As fast as it goes, and then at half of what the slowest can stream."""
+    full = measure_full(stage, plan.long_requests, plan.rounds)
+    slowest = min(
+        _median(full, lambda one, side=side: one[side].requests_per_s)
+        for side in STREAMED
+        if side in stage.sides
+    )
+    rate = _OFFERED * slowest
+    return Report(full, rate, measure_paced(stage, plan.paced_requests, plan.rounds, rate))
+
+
+def measure(plan: Plan) -> dict[str, Report]:
+    """Both workloads, one after the other."""
+    with arithmetic_stage(plan.short_parts) as stage:
+        short = Report(measure_full(stage, plan.short_requests, plan.rounds))
+    with long_stage(plan.long_parts) as stage:
+        return {"": measure_long(stage, plan), "arithmetic_": short}
+
+
+def summary(reports: Mapping[str, Report]) -> dict[str, float]:
+    """The figures, medians over the rounds; those without a prefix are of the long workload."""
+    figures: dict[str, float] = {}
+    for prefix, report in reports.items():
+        named = {**_speeds(report.full), **_ratios(report.full), **_times(report.paced)}
+        figures |= {prefix + name: round(value, 3) for name, value in named.items()}
+        if report.offered_per_s:
+            figures[f"{prefix}offered_per_s"] = round(report.offered_per_s, 3)
+    return figures
+
+
+def _speeds(rounds: Sequence[Round]) -> dict[str, float]:
+    found = {}
+    for side in rounds[0]:
+        name = _prefix(side)
+        found[f"{name}tokens_per_s"] = _median(rounds, lambda one, s=side: one[s].tokens_per_s)
+        found[f"{name}requests_per_s"] = _median(rounds, lambda one, s=side: one[s].requests_per_s)
+        found[f"{name}cpu_us_per_token"] = _median(
+            rounds, lambda one, s=side: one[s].cpu_us_per_token
+        )
+    return found
+
+
+def _ratios(rounds: Sequence[Round]) -> dict[str, float]:
+    """Each within its round, so that a machine that is busy for a while favours nobody."""
+    return {
+        name: _median(rounds, lambda one, a=ours, b=theirs: one[b].seconds / one[a].seconds)
+        for name, (ours, theirs) in RATIOS.items()
+        if ours in rounds[0] and theirs in rounds[0]
+    }
+
+
+def _times(rounds: Sequence[Round]) -> dict[str, float]:
+    found = {}
+    for side in rounds[0] if rounds else ():
+        name = "" if side == "tokenyard_stream" else f"{side}_"
+        for percent in (50, 99):
+            found[f"{name}ttft_p{percent}_ms"] = _median(
+                rounds, lambda one, s=side, p=percent: _percentile(one[s].ttft_ms, p)
+            )
+            found[f"{name}itl_p{percent}_ms"] = _median(
+                rounds, lambda one, s=side, p=percent: _percentile(one[s].itl_ms, p)
+            )
+    return found
+
+
+def _prefix(side: str) -> str:
+    """Before the names of a side's figures of speed."""
+    return "" if side == "tokenyard" else f"{side.removeprefix('tokenyard_')}_"
+
+
+def _median(rounds: Sequence[Round], value: Callable[[Round], float]) -> float:
+    return statistics.median(map(value, rounds))
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def show(figures: Mapping[str, float], plan: Plan, threads: int) -> None:
+    """The figures as tables."""
+    for prefix, title, requests in (
+        ("arithmetic_", "sums", plan.short_requests),
+        ("", "512/128", plan.long_requests),
+    ):
+        print_table(
+            f"{title}: {requests:,} requests at once; medians of {plan.rounds}",
+            ("", "requests/s", "tokens/s", "CPU µs/token"),
+            list(_speed_rows(figures, prefix)),
+        )
+    print_table(
+        "ratios of neighbouring rounds", ("", "sums", "512/128"), list(_ratio_rows(figures))
+    )
+    print_table(
+        f"512/128, streams, {figures['offered_per_s']:.1f} requests/s begin; ms",
+        ("", "TTFT p50", "p99", "token to token p50", "p99"),
+        list(_time_rows(figures)),
+    )
+    print(f"{machine()}; {threads} thread for each engine")
+
+
+def _speed_rows(figures: Mapping[str, float], prefix: str) -> list[tuple[object, ...]]:
+    return [
+        (title, *(figures.get(f"{prefix}{_prefix(side)}{unit}", "not run") for unit in _UNITS))
+        for side, title in SIDES.items()
+    ]
+
+
+def _ratio_rows(figures: Mapping[str, float]) -> list[tuple[object, ...]]:
+    return [
+        (
+            f"{SIDES[ours]} / {SIDES[theirs]}",
+            figures.get(f"arithmetic_{name}", "not run"),
+            figures.get(name, "not run"),
+        )
+        for name, (ours, theirs) in RATIOS.items()
+    ]
+
+
+def _time_rows(figures: Mapping[str, float]) -> list[tuple[object, ...]]:
+    kinds = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
+    prefixes = {side: "" if side == "tokenyard_stream" else f"{side}_" for side in STREAMED}
+    return [
+        (SIDES[side], *(figures.get(prefix + kind, "not run") for kind in kinds))
+        for side, prefix in prefixes.items()
+    ]
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(rounds: int, *, quick: bool, as_json: bool) -> None:
+    """Compare real vLLM behind Tokenyard with the same engine called directly, and by HTTP."""
+    end_in_order()
+    threads = share_cores()
+    plan = plan_for(rounds, quick=quick)
+    figures = summary(measure(plan))
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        show(figures, plan, threads)
+
+
+if __name__ == "__main__":
+    main()

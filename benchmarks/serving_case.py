@@ -1,0 +1,164 @@
+"""What the parts of `serving.py` share: what is asked, how fast, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from worker.models import ModelSpec
+
+#: For anything that the benchmark waits for.
+TIMEOUT_S: Final = 300.0
+_SHOWN_FAULTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt, the only right answer, and how many tokens that has; text, or token ids."""
+
+    prompt: str | list[int]
+    answer: str | list[int]
+    tokens: int
+
+    @property
+    def is_text(self) -> bool:
+        """Whether text is asked for."""
+        return isinstance(self.answer, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model, and how it is asked: greedily, so that there is one right answer to a prompt."""
+
+    name: str
+    title: str
+    model: ModelSpec
+    max_tokens: int
+    ignores_eos: bool
+
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters, by the names that all sides use."""
+        return {
+            "temperature": 0.0,
+            "max_tokens": self.max_tokens,
+            "ignore_eos": self.ignores_eos,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One request for each task: all at once, or one by one where there are arrivals."""
+
+    tasks: Sequence[Task]
+    streams: bool = False
+    arrivals_s: Sequence[float] = ()  # seconds from the beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a load, timed by who asked."""
+
+    seconds: float  # from the first request to the last answer
+    tokens: int
+    requests: int
+    faults: Sequence[str] = ()  # wrong answers in words
+    ttft_ms: Sequence[float] = ()
+    itl_ms: Sequence[float] = ()
+    cpu_s: float = 0.0  # of all processes of the side, with that of who asked
+
+    @property
+    def cpu_us_per_token(self) -> float:
+        """What a token costs, whatever else keeps the machine busy."""
+        return 1e6 * self.cpu_s / self.tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the answers."""
+        return self.tokens / self.seconds
+
+    @property
+    def requests_per_s(self) -> float:
+        """Answers."""
+        return self.requests / self.seconds
+
+
+@dataclass(slots=True)
+class Stream:
+    """The times of one request, and what has come."""
+
+    began: float
+    pieces: list[str | list[int]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def note(self, piece: str | list[int], now: float) -> None:
+        """A piece has come."""
+        if piece:
+            self.pieces.append(piece)
+            self.times.append(now)
+
+    def answer(self, task: Task) -> str | list[int]:
+        """The pieces together."""
+        if task.is_text:
+            return "".join(piece for piece in self.pieces if isinstance(piece, str))
+        return [token for piece in self.pieces if not isinstance(piece, str) for token in piece]
+
+    def gaps_ms(self) -> list[float]:
+        """From token to token; tokens of one piece come at once, so between them is nothing."""
+        gaps: list[float] = []
+        for at, piece in enumerate(self.pieces):
+            if at:
+                gaps.append(1000 * (self.times[at] - self.times[at - 1]))
+            gaps += [0.0] * (len(piece) - 1)
+        return gaps
+
+
+def outcome(tasks: Sequence[Task], streams: Sequence[Stream], seconds: float) -> Outcome:
+    """Check all answers, and take the times together."""
+    answers = [stream.answer(task) for task, stream in zip(tasks, streams, strict=True)]
+    return Outcome(
+        seconds,
+        sum(task.tokens for task in tasks),
+        len(tasks),
+        faults(tasks, answers),
+        [1000 * (one.times[0] - one.began) for one in streams if one.times],
+        [gap for one in streams for gap in one.gaps_ms()],
+    )
+
+
+def faults(tasks: Sequence[Task], answers: Sequence[str | list[int]]) -> list[str]:
+    """Wrong answers in words: how many, and the first of them."""
+    wrong = [
+        f"{_short(task.prompt)} was answered {_short(answer)}, not {_short(task.answer)}"
+        for task, answer in zip(tasks, answers, strict=True)
+        if answer != task.answer
+    ]
+    return [f"{len(wrong)} wrong", *wrong[:_SHOWN_FAULTS]] if wrong else []
+
+
+def _short(said: str | list[int]) -> str:
+    shown = repr(said)
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."
+
+
+def poisson(requests: int, rate: float, seed: int) -> list[float]:
+    """When requests come that nobody arranges, in seconds; the same for the same seed."""
+    draw = random.Random(seed)
+    gaps = (draw.expovariate(rate) for _ in range(requests))
+    return list(itertools.accumulate(gaps))
+
+
+def engine_arguments(model: ModelSpec) -> Mapping[str, Any]:
+    """The settings of a model as vLLM's arguments."""
+    return {
+        "model": model.path,
+        "served_model_name": model.name,
+        "dtype": model.dtype,
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": model.max_num_seqs,
+        "enforce_eager": model.enforce_eager,
+        "kv_cache_memory_bytes": int(model.kv_cache_gib * 1024**3),
+        **model.engine_args,
+    }

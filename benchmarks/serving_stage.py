@@ -1,0 +1,159 @@
+"""The sides of `serving.py`, all with the same model and settings, started and ready."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from benchmarks import serving_model
+from benchmarks.cold_case import WrongAnswer
+from benchmarks.measure import cpu_seconds
+from benchmarks.serving_case import Load, Outcome, Task, Workload
+from benchmarks.serving_child import Child, Way, engine_child
+from benchmarks.serving_http import http_server
+from benchmarks.serving_yard import tokenyard
+from benchmarks.sums import ADDER, ANSWER_TOKENS, questions
+from worker.models import read_models
+
+#: The most workers of a yard here. Each has its threads, and one core is left to the rest.
+WORKERS: Final = 2
+_MODELS: Final = Path(__file__).parent / "models.toml"
+#: So that everybody schedules alike: vLLM's own choice depends on who asks.
+_ALIKE: Final = {"enable_prefix_caching": False, "max_num_batched_tokens": 4096}
+#: Prompts of the long workload, from which the clear ones are taken.
+_CANDIDATES: Final = 192
+_LEAST_CLEAR: Final = 32
+#: The ways of a `vllm.LLM`.
+_OF_PROGRAM: Final[tuple[Way, ...]] = ("generate", "stepped")
+
+Run = Callable[[Load], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How it is asked, and its processes."""
+
+    run: Run
+    pids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Everybody who takes part in a workload, by name, and what is asked."""
+
+    workload: Workload
+    tasks: Sequence[Task]
+    sides: Mapping[str, Side]
+
+    def load(self, requests: int, *, streams: bool, arrivals_s: Sequence[float] = ()) -> Load:
+        """So many requests, the tasks in turn."""
+        tasks = itertools.islice(itertools.cycle(self.tasks), requests)
+        return Load(list(tasks), streams, arrivals_s)
+
+    def put(self, side: str, load: Load) -> Outcome:
+        """Put a load on one side; raises `WrongAnswer`."""
+        own = self.sides[side]
+        before = _cpu_s(own.pids)
+        outcome = own.run(load)
+        if outcome.faults:
+            raise WrongAnswer(f"{self.workload.name}, {side}: " + "\n".join(outcome.faults))
+        return dataclasses.replace(outcome, cpu_s=_cpu_s(own.pids) - before)
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    return cpu_seconds({"all": pids})["all"]
+
+
+def share_cores() -> int:
+    """Have every engine that starts from now on compute with as many threads; how many.
+
+    They are the system's to place: vLLM would pin them, and on one core more where it serves.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = max(1, ((cores or 1) - 1) // WORKERS)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return threads
+
+
+@contextmanager
+def arithmetic_stage(parts: Sequence[str]) -> Iterator[Stage]:
+    """Short questions with short answers, as text."""
+    model = dataclasses.replace(read_models(_MODELS)[ADDER], engine_args=_ALIKE)
+    workload = Workload("arithmetic", "sums, 6 tokens in, 3 or 4 out", model, ANSWER_TOKENS, False)
+    tasks = [
+        Task(one.prompt, one.answer, len(one.answer) + 1)  # the last is the end token
+        for one in questions([ADDER], 1000)
+    ]
+    with ExitStack() as stack:
+        _, sides = _started(stack, workload, parts)
+        yield Stage(workload, tasks, sides)
+
+
+@contextmanager
+def long_stage(parts: Sequence[str]) -> Iterator[Stage]:
+    """Long prompts and answers, as token ids; the right ones are those of `LLM.generate`.
+
+    Only prompts whose answers are clear are taken: where two tokens are as good as each other the
+    batch decides in which a request happens to run.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
+        model = serving_model.write_model(folder)
+        title = f"{serving_model.PROMPT_TOKENS} tokens in, {serving_model.ANSWER_TOKENS} out"
+        workload = Workload("long", title, model, serving_model.ANSWER_TOKENS, True)
+        program, sides = _started(stack, workload, parts)
+        yield Stage(workload, _clear_tasks(program), sides)
+
+
+def _clear_tasks(program: Child) -> list[Task]:
+    prompts = serving_model.prompts(_CANDIDATES)
+    answers = program.clear_answers(Load([Task(prompt, [], 0) for prompt in prompts]))
+    tasks = [
+        Task(prompt, answer, len(answer))
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer
+    ]
+    if len({tuple(task.answer) for task in tasks}) < _LEAST_CLEAR:
+        raise WrongAnswer(f"only {len(tasks)} of {len(prompts)} prompts have clear answers")
+    return tasks
+
+
+def _started(
+    stack: ExitStack, workload: Workload, parts: Sequence[str]
+) -> tuple[Child, dict[str, Side]]:
+    """Start who takes part; the two engines that are called directly load side by side."""
+    program = stack.enter_context(engine_child("program", workload))
+    children = [program]
+    if "async" in parts:
+        children.append(stack.enter_context(engine_child("async", workload)))
+    yard = stack.enter_context(tokenyard(workload, 1))
+    for child in children:
+        child.wait_until_ready()
+    sides = {way: Side(partial(program.run, way), [program.pid]) for way in _OF_PROGRAM}
+    sides |= dict.fromkeys(("tokenyard", "tokenyard_stream"), Side(yard.run, yard.pids))
+    for child in children[1:]:
+        sides["async"] = Side(partial(child.run, "streamed"), _family(child.pid))
+    if "serve" in parts:
+        server = stack.enter_context(http_server(workload))
+        server.wait_until_ready()
+        pids = [os.getpid(), *_family(server.pid)]
+        sides |= dict.fromkeys(("serve", "serve_stream"), Side(server.run, pids))
+    if "workers" in parts:
+        yard = stack.enter_context(tokenyard(workload, WORKERS))
+        sides["workers"] = Side(yard.run, yard.pids)
+    return program, sides
+
+
+def _family(pid: int) -> list[int]:
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]

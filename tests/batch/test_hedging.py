@@ -1,0 +1,70 @@
+"""The end of a job: what waits for a slow worker is sent to an idle one as well."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.batch.conftest import WriteLines, completion, objects
+from tests.batch.running import batch
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard import Client
+from tokenyard.batch.hedging import Hedges
+from tokenyard.posture import Order, worker_scope
+from tokenyard.signals import Signals
+
+
+@pytest.fixture
+def two_workers(valkey_broker: Server) -> Iterator[Plant]:
+    """A yard of two workers, ``slow`` and ``quick``."""
+    with Plant(valkey_broker.url) as plant:
+        plant.coordinator()
+        plant.worker(name="slow")
+        plant.worker(name="quick")
+        plant.wait_for_workers(2)
+        plant.wait_for_turns("slow", "quick")
+        yield plant
+
+
+def test_a_copy_ends_what_a_slow_worker_holds_up(
+    two_workers: Plant, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given a worker that takes requests and does not get on with them
+    (process,) = two_workers.programs[1].children()
+    process.send_signal(signal.SIGSTOP)
+    source = write_lines("in.jsonl", [completion(number) for number in range(4)])
+    target = tmp_path / "out.jsonl"
+
+    done = batch(two_workers, "run", source, "-o", target)
+
+    # I expect all lines to be answered, each once, while it still holds its own.
+    assert done.returncode == 0, done.stderr
+    assert sorted(line["custom_id"] for line in objects(target)) == [
+        f"line-{number}" for number in range(4)
+    ]
+    assert process.status() == "stopped"
+    (held,) = (name for name, info in two_workers.roster().items() if info.name == "slow")
+    assert two_workers.connection.xlen(two_workers.keys.lane(held))
+
+
+def test_a_paused_worker_gets_no_copies(two_workers: Plant) -> None:
+    keys = two_workers.keys
+    with (
+        Client(two_workers.url, yard=keys.yard) as client,
+        Hedges(client, two_workers.url, keys.yard, {}) as hedges,
+    ):
+
+        def idle() -> set[str]:
+            return {one.info.name for one in hedges._idle_workers() if one.info}
+
+        eventually(lambda: idle() == {"slow", "quick"})
+        signals = Signals(two_workers.connection, keys)
+        paused = signals.give(Order(signal="PAUSE", scope=worker_scope("quick")))
+        assert signals.wait(paused, 30.0) == []
+
+        assert idle() == {"slow"}
