@@ -58,7 +58,7 @@ def sound(draw: random.Random, number: int) -> Fields:
 
 def fold(fields: Fields) -> Fields:
     """The same request with all but its id and prompt in the field `shared`."""
-    own = {name: fields[name] for name in (b"id", b"tokens", b"prompt") if name in fields}
+    own: Fields = {name: fields[name] for name in (b"id", b"tokens", b"prompt") if name in fields}
     rest = {name.decode(): fields[name].decode() for name in fields.keys() - own.keys()}
     return {**own, b"shared": json.dumps(rest).encode()}
 

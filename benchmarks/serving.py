@@ -13,6 +13,8 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import click
@@ -25,7 +27,7 @@ from benchmarks.yard import end_in_order
 
 Round = Mapping[str, Outcome]
 
-#: How the table calls the sides, neighbours beside each other. The first four stream nothing.
+#: How the table calls the sides: first those with whole answers, then those that stream.
 SIDES: Final = {
     "generate": "LLM.generate",
     "tokenyard": "Tokenyard",
@@ -48,6 +50,7 @@ RATIOS: Final = {
 }
 _UNITS: Final = ("requests_per_s", "tokens_per_s", "cpu_us_per_token")
 _SEED: Final = 6
+_LEAST_PACED: Final = 32
 #: Of what the slowest can stream.
 _OFFERED: Final = 0.5
 
@@ -59,7 +62,7 @@ class Plan:
     rounds: int
     short_requests: int
     long_requests: int
-    paced_requests: int
+    paced_s: float  # for each side and round
     short_parts: Sequence[str]  # who takes part beside Tokenyard and `vllm.LLM`
     long_parts: Sequence[str]
 
@@ -76,9 +79,9 @@ class Report:
 def plan_for(rounds: int, *, quick: bool) -> Plan:
     """The smallest one leaves out `vllm serve` and the second worker, which start for long."""
     if quick:
-        return Plan(1, 256, 64, 32, (), ("async",))
+        return Plan(1, 256, 64, 3.0, (), ("async",))
     everybody = ("async", "serve", "workers")
-    return Plan(rounds, 4096, 256, 128, everybody, everybody)
+    return Plan(rounds, 4096, 256, 20.0, everybody, everybody)
 
 
 def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
@@ -104,13 +107,10 @@ def measure_paced(stage: Stage, requests: int, rounds: int, rate: float) -> list
 def measure_long(stage: Stage, plan: Plan) -> Report:
     """As fast as it goes, and then at half of what the slowest can stream."""
     full = measure_full(stage, plan.long_requests, plan.rounds)
-    slowest = min(
-        _median(full, lambda one, side=side: one[side].requests_per_s)
-        for side in STREAMED
-        if side in stage.sides
-    )
-    rate = _OFFERED * slowest
-    return Report(full, rate, measure_paced(stage, plan.paced_requests, plan.rounds, rate))
+    streamed = [side for side in STREAMED if side in stage.sides]
+    rate = _OFFERED * min(_median(full, side, attrgetter("requests_per_s")) for side in streamed)
+    requests = max(_LEAST_PACED, round(rate * plan.paced_s))
+    return Report(full, rate, measure_paced(stage, requests, plan.rounds, rate))
 
 
 def measure(plan: Plan) -> dict[str, Report]:
@@ -133,37 +133,31 @@ def summary(reports: Mapping[str, Report]) -> dict[str, float]:
 
 
 def _speeds(rounds: Sequence[Round]) -> dict[str, float]:
-    found = {}
-    for side in rounds[0]:
-        name = _prefix(side)
-        found[f"{name}tokens_per_s"] = _median(rounds, lambda one, s=side: one[s].tokens_per_s)
-        found[f"{name}requests_per_s"] = _median(rounds, lambda one, s=side: one[s].requests_per_s)
-        found[f"{name}cpu_us_per_token"] = _median(
-            rounds, lambda one, s=side: one[s].cpu_us_per_token
-        )
-    return found
+    return {
+        f"{_prefix(side)}{unit}": _median(rounds, side, attrgetter(unit))
+        for side in rounds[0]
+        for unit in _UNITS
+    }
 
 
 def _ratios(rounds: Sequence[Round]) -> dict[str, float]:
     """Each within its round, so that a machine that is busy for a while favours nobody."""
     return {
-        name: _median(rounds, lambda one, a=ours, b=theirs: one[b].seconds / one[a].seconds)
+        name: statistics.median(one[theirs].seconds / one[ours].seconds for one in rounds)
         for name, (ours, theirs) in RATIOS.items()
         if ours in rounds[0] and theirs in rounds[0]
     }
 
 
 def _times(rounds: Sequence[Round]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for side in rounds[0] if rounds else ():
         name = "" if side == "tokenyard_stream" else f"{side}_"
         for percent in (50, 99):
-            found[f"{name}ttft_p{percent}_ms"] = _median(
-                rounds, lambda one, s=side, p=percent: _percentile(one[s].ttft_ms, p)
-            )
-            found[f"{name}itl_p{percent}_ms"] = _median(
-                rounds, lambda one, s=side, p=percent: _percentile(one[s].itl_ms, p)
-            )
+            of = partial(_percentile, percent=percent)
+            ttft = statistics.median(of(one[side].ttft_ms) for one in rounds)
+            itl = statistics.median(of(one[side].itl_ms) for one in rounds)
+            found |= {f"{name}ttft_p{percent}_ms": ttft, f"{name}itl_p{percent}_ms": itl}
     return found
 
 
@@ -172,8 +166,8 @@ def _prefix(side: str) -> str:
     return "" if side == "tokenyard" else f"{side.removeprefix('tokenyard_')}_"
 
 
-def _median(rounds: Sequence[Round], value: Callable[[Round], float]) -> float:
-    return statistics.median(map(value, rounds))
+def _median(rounds: Sequence[Round], side: str, value: Callable[[Outcome], float]) -> float:
+    return statistics.median(value(one[side]) for one in rounds)
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:
@@ -199,7 +193,7 @@ def show(figures: Mapping[str, float], plan: Plan, threads: int) -> None:
         ("", "TTFT p50", "p99", "token to token p50", "p99"),
         list(_time_rows(figures)),
     )
-    print(f"{machine()}; {threads} thread for each engine")
+    print(f"{machine()}; threads of each engine: {threads}")
 
 
 def _speed_rows(figures: Mapping[str, float], prefix: str) -> list[tuple[object, ...]]:

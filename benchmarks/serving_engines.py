@@ -146,7 +146,9 @@ class Stepper:
             self._is_over = True
             return
         task = asked.task
-        tokens = self._tokenizer.encode(task.prompt) if task.is_text else task.prompt
+        tokens = task.prompt
+        if isinstance(tokens, str):
+            tokens = self._tokenizer.encode(tokens)
         prompt: Any = {"type": "token", "prompt_token_ids": tokens}
         params = parameters(self._workload, task, output_kind=RequestOutputKind.DELTA)
         self._engine.add_request(asked.name, prompt, params)

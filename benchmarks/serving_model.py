@@ -74,7 +74,8 @@ def _write_weights(folder: Path) -> None:
     inner = 2 * _WIDTH
 
     def matrix(rows: int, columns: int) -> np.ndarray[Any, Any]:
-        return (draw.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
+        values = draw.standard_normal((rows, columns), np.float32)
+        return values * np.float32(columns**-0.5)
 
     ones = np.ones(_WIDTH, np.float32)
     tensors = {
@@ -97,7 +98,7 @@ def _write_weights(folder: Path) -> None:
 def _write_tokenizer(folder: Path) -> None:
     """Nobody reads its text; an HTTP server wants to have one."""
     vocabulary = {word: number for number, word in enumerate(_WORDS)}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -140,7 +140,9 @@ def _started(
     yard = stack.enter_context(tokenyard(workload, 1))
     for child in children:
         child.wait_until_ready()
-    sides = {way: Side(partial(program.run, way), [program.pid]) for way in _OF_PROGRAM}
+    sides: dict[str, Side] = {
+        way: Side(partial(program.run, way), [program.pid]) for way in _OF_PROGRAM
+    }
     sides |= dict.fromkeys(("tokenyard", "tokenyard_stream"), Side(yard.run, yard.pids))
     for child in children[1:]:
         sides["async"] = Side(partial(child.run, "streamed"), _family(child.pid))

@@ -55,7 +55,7 @@ class Tokenyard:
 
     def _map(self, load: Load) -> Outcome:
         tasks = load.tasks
-        options = _options(self._workload, tasks[0])
+        options = _options(self._workload, tasks[0], streams=False)
         answers: list[str | list[int]] = [""] * len(tasks)
         with Client(self.yard.url, yard=self.yard.name, result_timeout_s=TIMEOUT_S) as client:
             began = time.perf_counter()
@@ -82,9 +82,9 @@ class _Asker:
 
     async def ask(self, tasks: Sequence[Task]) -> Sequence[Pieces]:
         """See `Source`."""
-        options = _options(self._workload, tasks[0])
+        options = _options(self._workload, tasks[0], streams=True)
         prompts = [task.prompt for task in tasks]
-        handles = await self._client.submit_many(prompts, stream=True, **options)
+        handles = await self._client.submit_many(prompts, **options)
         pairs = zip(tasks, handles, strict=True)
         return [_pieces(task, handle) for task, handle in pairs]
 
@@ -94,8 +94,9 @@ async def _pieces(task: Task, handle: AsyncHandle) -> Pieces:
         yield (delta.text or "") if task.is_text else delta.tokens
 
 
-def _options(workload: Workload, task: Task) -> SharedOptions:
+def _options(workload: Workload, task: Task, *, streams: bool) -> SharedOptions:
     return {
+        "stream": streams,
         "temperature": 0.0,
         "max_tokens": workload.max_tokens,
         "ignore_eos": workload.ignores_eos,

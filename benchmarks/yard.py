@@ -65,13 +65,37 @@ def simulated_yard(
     workers: int,
     max_num_seqs: int,
     coordinator_options: Sequence[str] = (),
+    worker_options: Sequence[str] = (),
 ) -> Iterator[Yard]:
-    """A coordinator and simulated workers of unlimited speed."""
+    """A coordinator and simulated workers, of unlimited speed unless their options say else."""
     with _yard(
         broker,
         name,
         ["--expect-workers", str(workers), *coordinator_options],
-        ["--engine", "simulated", "--slots", str(workers), "--max-num-seqs", str(max_num_seqs)],
+        [
+            *("--engine", "simulated", "--slots", str(workers)),
+            *("--max-num-seqs", str(max_num_seqs), *worker_options),
+        ],
+        lambda view: view.leader is not None and view.ready_workers >= workers,
+    ) as yard:
+        yield yard
+
+
+@contextmanager
+def vllm_yard(
+    broker: EmbeddedBroker,
+    name: str,
+    workers: int,
+    model: Path,
+    coordinator_options: Sequence[str] = (),
+    worker_options: Sequence[str] = (),
+) -> Iterator[Yard]:
+    """A coordinator and vLLM workers that hold one model from the start."""
+    with _yard(
+        broker,
+        name,
+        ["--expect-workers", str(workers), *coordinator_options],
+        ["--model", str(model), "--slots", str(workers), *worker_options],
         lambda view: view.leader is not None and view.ready_workers >= workers,
     ) as yard:
         yield yard

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from coordinator.streams import position
+from tokenyard.streams import position
 
 PAGE = 1000
 #: After an audit there is none for so many times the time that it took.

@@ -24,7 +24,9 @@ from coordinator.leadership import Leadership
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.models import Models
 from coordinator.placer import Placer
+from coordinator.prefixes import Cache
 from coordinator.promotion import Promotion
+from coordinator.recall import Recall
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
@@ -128,6 +130,7 @@ class Coordinator:
                 self._leadership.token, entry, refused
             ),
         )
+        self._recall = Recall(self._connection, self._keys, self._roster, self._selection)
         self._promotion = Promotion(self._connection, self._scripts)
         self._wishes = Wishes(self._connection, self._scripts, self._keys)
         # A leader that only waits must still renew its lease in time.
@@ -237,6 +240,7 @@ class Coordinator:
         self._publish_handshake()
         self._recognize_server()
         self._intake.read_again()
+        self._recall.begin()
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
@@ -279,6 +283,7 @@ class Coordinator:
             return
         self._recognize_server()
         self._roster.forget_hosts()
+        self._follow_lanes()
         if self._models.learn(self._roster.bases()):
             self._publish_handshake()
             self._intake.read_again()  # to judge it anew
@@ -286,6 +291,14 @@ class Coordinator:
             self._publish_handshake()
         self._intake.compare()
         self._muster()
+
+    def _follow_lanes(self) -> None:
+        """Forget the prefixes of workers that have left, and weigh lanes that nobody has yet."""
+        if self._selection.is_affine:
+            members = self._roster.members.items()
+            caches = {w: Cache(m.info.cache_tokens, m.info.weights) for w, m in members if m.serves}
+            self._selection.follow(caches)
+        self._recall.run_once()
 
     def _muster(self) -> None:
         """Begin to dispatch once the expected workers are there."""

@@ -21,12 +21,12 @@ from coordinator.rate import Rate
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.spans import QueueSpans
-from coordinator.streams import position
 from coordinator.waiting import Waiting, prompt_tokens
 from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
+from tokenyard.streams import position
 from tokenyard.tracing import Tracer
 from tokenyard.wire import Refused, Request, Unanswerable
 
@@ -159,6 +159,7 @@ class Dispatcher:
             is_suspect=self._judge.is_suspect(history),
             published=_published(entry),
             trace=self._spans.trace_of(request),
+            hints=self._selection.hints(request, entry.fields),
         )
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
@@ -213,7 +214,9 @@ class Dispatcher:
             count = event.fields.get(b"count", b"")
             if event.fields.get(b"event") == b"freed" and count.isdigit() and len(count) < 10:
                 worker = event.fields.get(b"worker", b"").decode(errors="replace")
-                self._roster.free(worker, int(count), event.id)
+                work = event.fields.get(b"work", b"")
+                weight = int(work) if work.isdigit() and len(work) < 16 else None
+                self._roster.free(worker, int(count), event.id, work=weight)
             else:
                 self._roster.mark_stale()
 
@@ -264,7 +267,7 @@ class Dispatcher:
                 item.lane.worker,
                 item.lane.limit,
                 alone=item.alone,
-                why=self._selection.why(item.lane, alone=item.alone),
+                why=item.why,
             )
             for item in placed
         ]
@@ -287,7 +290,8 @@ class Dispatcher:
             self._held.remove(item.waiting)
             dispatched = code is Dispatched.DISPATCHED
             if dispatched:
-                self._roster.add_load(item.lane.worker, alone=item.alone)
+                work = item.waiting.hints.work
+                self._roster.add_load(item.lane.worker, work=work, alone=item.alone)
                 self.rate.count(1)
                 waited_s = max(0.0, now_ms - item.waiting.since_ms) / 1000
                 self._counts.queue_wait[item.waiting.intake].observe(waited_s)

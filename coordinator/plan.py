@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from coordinator.policies import Lane
+from coordinator.policies import Lane, Pick
 from coordinator.waiting import Waiting
 
 #: Chooses among the lanes of a request's model; None: it has to wait.
-Choose = Callable[[Waiting, Sequence[Lane]], Lane | None]
+Choose = Callable[[Waiting, Sequence[Lane]], Pick | None]
+
+ALONE = "a suspect, alone on an empty lane"
 
 
 class Placed(Struct, frozen=True):
@@ -24,6 +26,7 @@ class Placed(Struct, frozen=True):
 
     waiting: Waiting
     lane: Lane  # as it was found
+    why: str  # there, in words
     alone: bool = False
 
 
@@ -59,7 +62,7 @@ def _place_suspects(
         left.remove(lane)
         kept += 1
         if lane.load == 0:
-            placed.append(Placed(waiting, lane, alone=True))
+            placed.append(Placed(waiting, lane, ALONE, alone=True))
     return placed, left
 
 
@@ -68,9 +71,10 @@ def _place_others(
 ) -> list[Placed]:
     placed: list[Placed] = []
     for waiting in others:
-        lane = choose(waiting, lanes) if lanes and len(placed) < most else None
-        if lane is None:
+        pick = choose(waiting, lanes) if lanes and len(placed) < most else None
+        if pick is None:
             break
-        lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1)
-        placed.append(Placed(waiting, lane))
+        lane, work = pick.lane, pick.lane.work + waiting.hints.work
+        lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1, work=work)
+        placed.append(Placed(waiting, lane, pick.why))
     return placed

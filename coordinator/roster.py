@@ -15,9 +15,9 @@ import msgspec
 import redis
 
 from coordinator.policies import Lane
-from coordinator.streams import position
 from tokenyard.keys import Keys
 from tokenyard.posture import CONDUCTS, Conduct, Postures, decode_postures
+from tokenyard.streams import position
 from tokenyard.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
 
 T = TypeVar("T")
@@ -34,6 +34,9 @@ class Member:
     info: WorkerInfo
     lease_ms: float  # expiry by the server's clock; 0 lost, -1 left, -2 crashed
     load: int = 0
+    #: Tokens of what is on its lane, and the last event that they take into account.
+    work: int = 0
+    weighed: tuple[int, int] = (0, 0)
     is_quarantined: bool = False
     conduct: Conduct = "RUNNING"  # see `_conduct`
 
@@ -99,10 +102,13 @@ class Roster:
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]
         self.postures = decode_postures(told)
+        before = self.members
         self.members = {
             worker: Member(
                 info,
                 ends[worker],
+                work=before[worker].work if worker in before else 0,
+                weighed=before[worker].weighed if worker in before else (0, 0),
                 is_quarantined=worker.encode() in alone,
                 conduct=_conduct(info, self.postures),
             )
@@ -142,18 +148,32 @@ class Roster:
         last, *loads = pipeline.execute()
         for member, load in zip(self.members.values(), loads, strict=True):
             member.load = load
+            member.work = member.work if load else 0
         self._counted = position(last[0][0].decode()) if last else (0, 0)
 
-    def add_load(self, worker: str, *, alone: bool = False) -> None:
+    def weigh(self, worker: str, work: int, event: str) -> None:
+        """Set what lies on a lane, as it was when that event was the last."""
+        member = self.members.get(worker)
+        if member:
+            member.work, member.weighed = work, position(event)
+
+    def add_load(self, worker: str, *, work: int = 0, alone: bool = False) -> None:
         """Count an entry that came onto a lane; with ``alone`` no other may follow it."""
         member = self.members.get(worker)
         if member:
             member.load += 1
+            member.work += work
             member.is_quarantined = member.is_quarantined or alone
 
-    def free(self, worker: str, count: int, event: str) -> None:
-        """Count entries that left a lane, unless they had left it when the loads were read."""
+    def free(self, worker: str, count: int, event: str, *, work: int | None = None) -> None:
+        """Count entries that left a lane, unless they had left it when the loads were read.
+
+        Where their work is not told it is taken for as much as that of the others there.
+        """
         member = self.members.get(worker)
+        if member and position(event) > member.weighed:
+            left = member.work * count // max(1, member.load) if work is None else work
+            member.work = max(0, member.work - left)
         if member and position(event) > self._counted:
             member.load = max(0, member.load - count)
         if member and member.is_quarantined:
@@ -196,7 +216,16 @@ class Roster:
 
 def _lanes(members: Iterable[tuple[str, Member]]) -> Sequence[Lane]:
     lanes = [
-        Lane(worker, m.info.name, m.info.model, m.load, m.info.lane_limit, m.is_quarantined)
+        Lane(
+            worker,
+            m.info.name,
+            m.info.model,
+            m.load,
+            m.info.lane_limit,
+            m.is_quarantined,
+            m.work,
+            m.info.slots,
+        )
         for worker, m in members
     ]
     return sorted(lanes, key=lambda lane: (lane.name, lane.worker))

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from coordinator.policies import Lane, named, round_robin
+from coordinator.affinity import Matches, megatron, prefix_affinity
+from coordinator.hints import NO_HINTS, Hints, look_closely, weigh
+from coordinator.policies import Lane, Pick, least_loaded, named, round_robin, vllm
+from coordinator.prefixes import Cache, Prefixes
 from coordinator.schedule import Replay, ScheduleWriter, read_schedule
 from coordinator.waiting import Waiting
 from tokenyard.keys import IntakeClass
-from tokenyard.settings import CoordinatorSettings
+from tokenyard.settings import CoordinatorSettings, PolicyName
+from tokenyard.wire import Request
+
+#: Policies that know the lanes alone.
+_PLAIN: Final[Mapping[PolicyName, Callable[[Sequence[Lane], str], Lane | None]]] = {
+    "round_robin": round_robin,
+    "least_loaded": least_loaded,
+    "vllm": vllm,
+}
+#: Policies that look for prefixes.
+_AFFINE: Final[Mapping[PolicyName, Callable[[Sequence[Lane], str, Matches], Pick | None]]] = {
+    "prefix_affinity": prefix_affinity,
+    "megatron": megatron,
+}
+#: Policies that weigh what is on the lanes.
+_WEIGHING: Final[frozenset[PolicyName]] = frozenset({"least_loaded", "prefix_affinity"})
 
 
 class Selection:
@@ -20,6 +39,10 @@ class Selection:
         self._replay: Replay | None = None
         self._writer = ScheduleWriter(settings.record) if settings.record else None
         self._last: dict[str, str] = {}  # by model: the worker that was given the last request
+        self._prefixes = Prefixes()
+        policy = None if settings.deterministic else settings.policy
+        self.is_affine = policy in _AFFINE  # it looks for prefixes
+        self.is_weighing = policy in _WEIGHING  # it weighs what lies on the lanes
         # Deterministic: the workers of each model, how many requests of each class and model had
         # their turn, and whose turn each waiting one is.
         self._crews: dict[str, list[str]] = {}
@@ -41,17 +64,41 @@ class Selection:
         for lane in lanes:
             self._crews.setdefault(lane.model, []).append(lane.name)
 
-    def choose(self, waiting: Waiting, lanes: Sequence[Lane]) -> Lane | None:
+    def hints(self, request: Request, fields: Mapping[bytes, bytes]) -> Hints:
+        """What the policy wants to know of a request; one that asks for nothing pays nothing."""
+        if self.is_affine:
+            return look_closely(request, fields)
+        return weigh(request) if self.is_weighing else NO_HINTS
+
+    def follow(self, caches: Mapping[str, Cache]) -> None:
+        """The roster was read: forget the prefixes of workers that have left."""
+        self._prefixes.follow(caches)
+
+    def note(self, worker: str, hints: Hints) -> None:
+        """A worker has a request: so will it have its prefix."""
+        if self.is_affine:
+            self._prefixes.note(worker, hints)
+
+    def choose(self, waiting: Waiting, lanes: Sequence[Lane]) -> Pick | None:
         """A lane for the request among those of its model, or None while it has to wait."""
         recorded = self._replay and self._replay.worker(waiting.client, waiting.id)
         if recorded:
-            return named(lanes, recorded)
+            return _told("replay", named(lanes, recorded))
         if self._settings.deterministic:
-            return self._in_turn(waiting, lanes)
-        lane = round_robin(lanes, self._last.get(lanes[0].model, ""))
-        if lane:
-            self._last[lane.model] = lane.name
-        return lane
+            return _told("deterministic", self._in_turn(waiting, lanes))
+        pick = self._by_policy(waiting.hints, lanes)
+        if pick:
+            self._last[pick.lane.model] = pick.lane.name
+            self.note(pick.lane.worker, waiting.hints)
+        return pick
+
+    def _by_policy(self, hints: Hints, lanes: Sequence[Lane]) -> Pick | None:
+        policy, last = self._settings.policy, self._last.get(lanes[0].model, "")
+        if policy in _PLAIN:
+            return _told(policy, _PLAIN[policy](lanes, last), weighs=self.is_weighing)
+        matches = self._prefixes.matches((lane.worker for lane in lanes), hints)
+        pick = _AFFINE[policy](lanes, last, matches)
+        return pick and _told(f"{policy}, {pick.why}", pick.lane)
 
     def _in_turn(self, waiting: Waiting, lanes: Sequence[Lane]) -> Lane | None:
         """Entry k of a class belongs to worker k modulo the workers.
@@ -77,16 +124,15 @@ class Selection:
         if self._writer:
             self._writer.write(waiting.client, waiting.id, lane.name)
 
-    def why(self, lane: Lane, *, alone: bool) -> str:
-        """Why that lane, in words, for `tokenyard explain`."""
-        if alone:
-            return "a suspect, alone on an empty lane"
-        policy: str = "replay" if self._replay else self._settings.policy
-        if self._settings.deterministic:
-            policy = "deterministic"
-        return f"{policy}, load {lane.load} of {lane.limit}"
-
     def close(self) -> None:
         """Close the record; idempotent."""
         if self._writer:
             self._writer.close()
+
+
+def _told(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | None:
+    """A lane with why it was taken, in words, for `tokenyard explain`."""
+    if lane is None:
+        return None
+    why = f"{policy}, load {lane.load} of {lane.limit}"
+    return Pick(lane, f"{why}, {lane.work} tokens" if weighs else why)

@@ -8,13 +8,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from coordinator.hints import NO_HINTS, Hints
 from coordinator.history import FRESH, History
 from tokenyard.keys import IntakeClass
-from tokenyard.wire import DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
-
-#: Bytes of text that make a token, about, where nobody has counted.
-BYTES_PER_TOKEN = 4
-
+from tokenyard.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
 
 #: Nothing, for all.
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -41,6 +38,7 @@ class Waiting(Struct, frozen=True, kw_only=True, gc=False):
     is_suspect: bool = False  # must run alone; only a retry can be one
     published: bytes = b""  # packed tokens that its readers have seen
     trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
+    hints: Hints = NO_HINTS  # what the policy wants to know of it
 
     @property
     def request(self) -> Request:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import redis.asyncio
@@ -159,19 +159,23 @@ class AsyncClient:
         self, exchange: Exchange, is_enough: Callable[[], bool], timeout_s: float | None
     ) -> None:
         """See `tokenyard.Client.wait_for`."""
-        news = asyncio.Event()
+        with news_of(exchange) as news:
+            await self.wait_with(news, exchange, is_enough, timeout_s)
 
-        def listener(_: Exchange) -> None:
-            news.set()
-
-        exchange.listeners.append(listener)
+    async def wait_with(
+        self,
+        news: asyncio.Event,
+        exchange: Exchange,
+        is_enough: Callable[[], bool],
+        timeout_s: float | None,
+    ) -> None:
+        """`wait_for`, for who hears the exchange already."""
+        if is_enough():
+            return
         patience = Patience(timeout_s, self._dialogue.result_timeout_s)
-        try:
-            while not is_enough():
-                await _wait(news, patience.left_s(exchange))
-                news.clear()
-        finally:
-            exchange.listeners.remove(listener)
+        while not is_enough():
+            await _wait(news, patience.left_s(exchange))
+            news.clear()
 
     # Carrying out the dialogue
 
@@ -260,9 +264,29 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 async def _wait(news: asyncio.Event, timeout_s: float) -> None:
     """Wait for news, at most so long."""
-    if timeout_s > 0:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), timeout_s)
+    if timeout_s <= 0:
+        return
+    # `asyncio.wait_for` makes a task for each wait: a third of what a streamed token costs here.
+    timer = asyncio.get_running_loop().call_later(timeout_s, news.set)
+    try:
+        await news.wait()
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def news_of(exchange: Exchange) -> Iterator[asyncio.Event]:
+    """An event that is set whenever an exchange has brought something."""
+    news = asyncio.Event()
+
+    def listener(_: Exchange) -> None:
+        news.set()
+
+    exchange.listeners.append(listener)
+    try:
+        yield news
+    finally:
+        exchange.listeners.remove(listener)
 
 
 class AsyncHandle:
@@ -307,10 +331,11 @@ class AsyncHandle:
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """See `tokenyard.Handle.__iter__`."""
         cursor = DeltaCursor(self._exchange)
-        while not cursor.is_over:
-            await self._wait(lambda: cursor.has_news, None)
-            for delta in cursor.read():
-                yield delta
+        with news_of(self._exchange) as news:
+            while not cursor.is_over:
+                await self._client.wait_with(news, self._exchange, lambda: cursor.has_news, None)
+                for delta in cursor.read():
+                    yield delta
 
     async def status(self) -> RequestState:
         """See `tokenyard.Handle.status`."""

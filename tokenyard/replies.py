@@ -46,12 +46,17 @@ class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     prompt_logprobs: str | None = None
 
 
-class Usage(Struct, frozen=True):
-    """OpenAI's ``usage``: tokens in and out, over all attempts."""
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """OpenAI's ``usage``: tokens in and out, over all attempts.
+
+    And how many of the prompt the last attempt's engine had in its prefix cache (OpenAI's
+    ``prompt_tokens_details.cached_tokens``); None where it does not say.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    cached_tokens: int | None = None
 
 
 class ErrorInfo(Struct, frozen=True):

@@ -18,7 +18,7 @@ import msgspec
 from tokenyard.errors import SettingsError
 from tokenyard.keys import is_name
 
-PolicyName = Literal["round_robin"]
+PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
 EngineName = Literal["vllm", "simulated"]
 
 
@@ -43,6 +43,7 @@ class CoordinatorSettings:
     name: str = field(default_factory=lambda: default_name("coordinator"))
     #: Nothing is dispatched before this many workers have joined.
     expect_workers: int = 0
+    #: How a worker is chosen; docs/routing.md compares them.
     policy: PolicyName = "round_robin"
     #: Workers in the order of their names, requests in the order of arrival, nothing else counts.
     deterministic: bool = False
@@ -94,6 +95,8 @@ class CoordinatorSettings:
             yield "expect_workers: must not be negative"
         if self.deterministic and not self.expect_workers:
             yield "deterministic: needs expect_workers, so that the set of workers is known"
+        if self.deterministic and self.policy != "round_robin":
+            yield f"deterministic: deals requests out in turn; leave policy {self.policy} out"
         if self.replay and not self.replay.is_file():
             yield f"replay: no file at {self.replay}"
         if self.lease_ms < 500:
@@ -162,6 +165,8 @@ class WorkerSettings:
     #: Simulated engine only: prefill tokens/s, seconds for a decode step (0: no limit).
     simulated_prefill_rate: float = 0.0
     simulated_step_s: float = 0.0
+    #: Simulated engine only: tokens that its prefix cache holds (0: it has none).
+    simulated_cache_tokens: int = 0
     #: Simulated engine only: seconds that loading a model takes.
     simulated_load_s: float = 0.0
     #: Simulated engine only: name and hit count of a point at which the process kills itself.

@@ -33,6 +33,7 @@ from tokenyard.posture import (
     worker_scope,
 )
 from tokenyard.scripts import Scripts
+from tokenyard.streams import position
 from tokenyard.worker_info import WorkerInfo, decode_worker
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
@@ -261,13 +262,7 @@ def _is_in_scope(info: WorkerInfo, scope: str) -> bool:
 
 def _has_obeyed(info: WorkerInfo, ids: tuple[str, ...]) -> bool:
     """Whether it is in accord with these; one whose engine cannot run has nothing to do."""
-    return info.state == "failed" or all(_place(info.obeyed) >= _place(one) for one in ids)
-
-
-def _place(entry: str) -> tuple[int, int]:
-    """Where an entry stands in its stream; what is no id stands before all."""
-    ms, _, count = entry.partition("-")
-    return (int(ms), int(count)) if ms.isdecimal() and count.isdecimal() else (0, 0)
+    return info.state == "failed" or all(position(info.obeyed) >= position(one) for one in ids)
 
 
 def _reason(answer: Acknowledgement | None) -> str:

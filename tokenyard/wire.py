@@ -32,6 +32,11 @@ MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 
 ReplyKind = Literal["flat", "frame"]
 
+#: Bytes of text that make a token, about, where nobody has counted.
+BYTES_PER_TOKEN: Final = 4
+#: Tokens that an answer is taken for whose length nobody has bounded.
+UNBOUNDED_ANSWER: Final = 512
+
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
     """Token ids as little-endian int32, four bytes each.
@@ -140,6 +145,22 @@ class Request(Struct, frozen=True, kw_only=True):
     def kind(self) -> ReplyKind:
         """Form of its replies: packed frames on the client's stream, or plain entries."""
         return "frame" if self.reply_to else "flat"
+
+    @property
+    def work(self) -> int:
+        """Tokens in and out, at most; a prompt that is text is estimated.
+
+        Coordinator and worker both work it out, and must come to the same: what is given out
+        here is given back there.
+        """
+        answer = self.params.max_tokens or UNBOUNDED_ANSWER
+        return self._prompt_tokens() + self.params.n * answer
+
+    def _prompt_tokens(self) -> int:
+        if self.tokens is not None:
+            return len(self.tokens) // 4
+        text = self.prompt.encode() if self.prompt is not None else _encode_json(self.messages)
+        return -(-len(text) // BYTES_PER_TOKEN)
 
 
 class Refused(Struct, frozen=True):

@@ -71,6 +71,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_error: str = ""  # why its process died the last time, or what its engine could not do
     last_error_ms: int = 0  # unix time of that
     lease_ms: int = 0  # length of its lease
+    cache_tokens: int = 0  # that its prefix cache holds; 0: not told
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -37,6 +37,7 @@ TEXTS: Final = {
     "reply_maxlen": "Most entries of one reply stream.",
     "simulated_prefill_rate": "Simulated engine: prompt tokens a second; 0 is no limit.",
     "simulated_step_s": "Simulated engine: seconds for each step; 0 is no limit.",
+    "simulated_cache_tokens": "Simulated engine: tokens that its prefix cache holds.",
     "simulated_load_s": "Simulated engine: seconds that loading a model takes.",
     "crash_point": "Simulated engine, for tests: where the process kills itself.",
     "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",

@@ -22,6 +22,7 @@ from tokenyard.posture import (
     model_scope,
     worker_scope,
 )
+from tokenyard.streams import position
 from worker.allocation import Goal
 from worker.conduct import is_fit, next_step, why_not
 from worker.messages import Profile, Reload
@@ -64,7 +65,7 @@ class Conductor:
 
     def heed(self, entry: str, order: Order) -> None:
         """A signal has been given."""
-        if self._postures is None or _position(entry) <= self._since:
+        if self._postures is None or position(entry) <= self._since:
             return
         log.info("signal %s: %s %s %s", entry, order.signal, order.scope, order.why)
         self.mark_stale()
@@ -89,7 +90,7 @@ class Conductor:
         """Read what is wanted. Raises `redis.RedisError`."""
         postures = self._read()
         if self._postures is None:
-            self._since = _position(postures.changed)
+            self._since = position(postures.changed)
         self._postures, self._is_stale = postures, False
 
     def wanted(self, member: Pooled) -> Posture:
@@ -197,12 +198,12 @@ class Conductor:
         if bearing.refused:
             self._complain(member, wanted, changed)
         unanswered = self._unanswered[member.name]
-        while unanswered and _position(unanswered[0][0]) <= _position(changed):
+        while unanswered and position(unanswered[0][0]) <= position(changed):
             self._answer(member, wanted, *unanswered.popleft())
 
     def _complain(self, member: Pooled, wanted: Posture, changed: str) -> None:
         """Also those may wait for it who gave the signal before this controller was there."""
-        if member.bearing.complained != changed and _position(changed) <= self._since:
+        if member.bearing.complained != changed and position(changed) <= self._since:
             member.bearing.complained = changed
             reason = why_not(wanted, member.bearing)
             self._acknowledge(
@@ -223,12 +224,3 @@ def _is_about(order: Order, member: Pooled) -> bool:
     return (order.signal in _BY_PROFILING and any(isinstance(one, Profile) for one in refused)) or (
         order.signal in _BY_WEIGHTS and any(isinstance(one, Reload) for one in refused)
     )
-
-
-def _position(entry: str) -> tuple[int, int]:
-    """The order of entry ids."""
-    before, _, after = entry.partition("-")
-    try:
-        return int(before), int(after or 0)
-    except ValueError:
-        return 0, 0

@@ -43,6 +43,7 @@ class PoolOptions(TypedDict, total=False):
     max_backoff_s: float
     simulated_prefill_rate: float
     simulated_step_s: float
+    simulated_cache_tokens: int
     simulated_load_s: float
     crash_point: str
 

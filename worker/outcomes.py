@@ -181,12 +181,12 @@ def _choices(end: Finished) -> str | None:
 
 def _usage(end: Finished) -> str:
     completion = sum(len(choice.tokens) for choice in end.choices)
-    return _usage_text(end.prompt_tokens, completion)
+    return _usage_text(end.prompt_tokens, completion, end.cached_tokens)
 
 
 @lru_cache(maxsize=1024)
-def _usage_text(prompt: int, completion: int) -> str:
-    return json_text(Usage(prompt, completion, prompt + completion))
+def _usage_text(prompt: int, completion: int, cached: int | None) -> str:
+    return json_text(Usage(prompt, completion, prompt + completion, cached))
 
 
 def _provenance(run: Run, info: EngineInfo, worker: str, epoch: int | None) -> str:

@@ -63,4 +63,5 @@ def roster_entry(member: Pooled, controller: str, group: list[str], swapped_ms: 
         tally=member.tally,
         last_error=member.last_error,
         last_error_ms=member.last_error_ms,
+        cache_tokens=engine.cache_tokens if engine else 0,
     )

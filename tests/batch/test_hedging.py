@@ -27,7 +27,6 @@ def two_workers(valkey_broker: Server) -> Iterator[Plant]:
         plant.worker(name="slow")
         plant.worker(name="quick")
         plant.wait_for_workers(2)
-        plant.wait_for_turns("slow", "quick")
         yield plant
 
 

@@ -87,7 +87,7 @@ def test_interrupted_it_says_what_it_has_and_leaves_nothing_behind(yard: dict[st
         try:
             eventually(lambda: on_lanes(connection) > 10)
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=100)
         finally:
             process.kill()
         eventually(lambda: on_lanes(connection) == 0)

@@ -134,7 +134,14 @@ class LifeYard(Plant):
     def stalled(self) -> set[int]:
         """The processes that have stopped themselves while they warm up."""
         warming = {info.pid for info in self.roster().values() if info.state == "warming"}
-        return {pid for pid in warming if psutil.Process(pid).status() == psutil.STATUS_STOPPED}
+        return {pid for pid in warming if _is_stopped(pid)}
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:  # the roster says so a little later
+        return False
 
 
 def processes(options: dict[str, object]) -> int:

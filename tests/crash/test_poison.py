@@ -22,6 +22,7 @@ from tests.support.streams import (
     wait_mid_stream,
 )
 from tests.support.waiting import eventually
+from tokenyard.streams import position
 from tokenyard.wire import Request, SamplingParams
 from worker.engines.crash_points import FAULTY, POISON
 
@@ -113,7 +114,7 @@ def test_killed_too_often_it_runs_alone(plant: Plant) -> None:
     ended = plant.connection.xrange(plant.keys.reply("anon", request.id))[-1][0]
     for other in others:
         begun = plant.connection.xrange(plant.keys.reply("anon", other.id))[0][0]
-        assert _place(begun) > _place(ended)
+        assert position(begun.decode()) > position(ended.decode())
     assert dead_letters(plant) == []
 
 
@@ -173,8 +174,3 @@ def test_engine_that_always_fails(plant: Plant) -> None:
 def _other(plant: Plant, than: str) -> str:
     """A worker that is not this one, or ""."""
     return next((worker for worker in plant.roster() if worker != than), "")
-
-
-def _place(entry: bytes) -> tuple[int, int]:
-    milliseconds, _, number = entry.partition(b"-")
-    return int(milliseconds), int(number)

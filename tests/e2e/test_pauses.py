@@ -86,7 +86,8 @@ def test_a_pause_changes_no_token(
     results = [handle.result(60) for handle in handles]
     assert [result.tokens for result in results] == expected
     attempts = {result.provenance.attempt for result in results if result.provenance}
-    assert max(attempts) == (2 if mode == "abort" else 1)
+    # What was on a lane and had not begun when it was waited for the rest begins again.
+    assert max(attempts) in {"abort": {2}, "wait": {1, 2}, "keep": {1}}[mode]
 
 
 def test_a_suspension_changes_no_token(

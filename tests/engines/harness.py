@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tests.support.builders import make_assignment, make_request
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment, SamplingParams
 from worker.engines import Engine, Faulted, Finished, TokenDelta
+from worker.engines.vllm_engine import VllmEngine
 from worker.models import ModelSpec
 
 ON_CPU = shutil.which("nvidia-smi") is None
@@ -121,3 +122,17 @@ def run(engine: Engine, *assignments: Assignment) -> list[Outcome]:
         engine.add(assignment)
     drain(engine, outcomes)
     return [outcomes[assignment.entry] for assignment in assignments]
+
+
+def counter_of_reuse(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Runs a prompt of 50 tokens, always the same: how many of them the prefix cache had."""
+    inner = engine._open()
+    outputs: list[Any] = []
+    step = inner.step
+    monkeypatch.setattr(inner, "step", lambda: outputs.extend(made := step()) or made)
+
+    def reused() -> int:
+        run(engine, greedy(tokens=list(range(4, 14)) * 5, max_tokens=1))
+        return int(outputs[-1].num_cached_tokens)
+
+    return reused

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import MODELS, Outcome, ask, drain, greedy, run, spec_of
+from tests.engines.harness import (
+    MODELS,
+    Outcome,
+    ask,
+    counter_of_reuse,
+    drain,
+    greedy,
+    run,
+    spec_of,
+)
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, TokenDelta, Unsupported
 from worker.engines.vllm_engine import VllmEngine
@@ -200,14 +209,7 @@ def test_what_the_old_weights_made_of_a_prompt_is_forgotten(
     # Given an engine that has seen a prompt of more than a block, and reuses what it has
     engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
     assert isinstance(engine, VllmEngine)
-    inner = engine._open()
-    outputs: list[Any] = []
-    step = inner.step
-    monkeypatch.setattr(inner, "step", lambda: outputs.extend(made := step()) or made)
-
-    def reused() -> int:
-        run(engine, greedy(tokens=list(range(4, 14)) * 5, max_tokens=1))
-        return int(outputs[-1].num_cached_tokens)
+    reused = counter_of_reuse(engine, monkeypatch)
 
     found: Sequence[int] = (reused(), reused())
     engine.reload(SUBTRACTOR)

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from tests.engines.harness import ask, drain, greedy, run
+from tests.support.builders import make_assignment, make_request
 from tokenyard.errors import Code, InvalidRequest
-from tokenyard.wire import StructuredOutputs
+from tokenyard.wire import SamplingParams, StructuredOutputs
 from worker.engines import Faulted, Finished, TokenDelta
 from worker.engines.crash_points import FAULTY, POISON, CrashPoint
 from worker.engines.simulated import SimulatedEngine, SpeedModel
@@ -231,3 +232,85 @@ def test_it_needs_neither_torch_nor_vllm() -> None:
     )
 
     assert done.stdout.strip() == "[]"
+
+
+class TestPrefixCache:
+    """Prompts that begin alike, on an engine whose cache has ten blocks of sixteen tokens."""
+
+    @staticmethod
+    def ask(engine: SimulatedEngine, prompt: list[int], **fields: Any) -> Finished:
+        params = SamplingParams(max_tokens=16)
+        engine.add(make_assignment(make_request(tokens=prompt, params=params, **fields)))
+        [end] = engine.step()
+        assert isinstance(end, Finished)
+        return end
+
+    @staticmethod
+    def engine(tokens: int = 160) -> SimulatedEngine:
+        return SimulatedEngine(speed=SpeedModel(cache_tokens=tokens))
+
+    def test_whole_blocks_that_were_there_before_are_told(self) -> None:
+        engine, prompt = self.engine(), list(range(40))
+
+        assert self.ask(engine, prompt).cached_tokens == 0
+        assert self.ask(engine, prompt).cached_tokens == 32
+        assert self.ask(engine, prompt[:20] + [7] * 20).cached_tokens == 16
+
+    def test_the_last_token_is_never_cached(self) -> None:
+        engine, prompt = self.engine(), list(range(32))
+        self.ask(engine, prompt)
+
+        assert self.ask(engine, prompt).cached_tokens == 16
+
+    def test_a_prompt_goes_on_behind_an_answer(self) -> None:
+        engine, prompt = self.engine(), list(range(32))
+        answer = self.ask(engine, prompt).choices[0].tokens
+
+        assert self.ask(engine, [*prompt, *answer, 1, 2]).cached_tokens == 48
+
+    def test_it_is_bounded_and_forgets_the_oldest(self) -> None:
+        engine = self.engine()
+        old, new = [1] * 80, [2] * 96
+        self.ask(engine, old)
+        self.ask(engine, new)
+
+        assert self.ask(engine, new).cached_tokens == 80
+        assert self.ask(engine, old).cached_tokens == 48, "its end is gone"
+
+    def test_adapters_do_not_share(self) -> None:
+        engine, prompt = self.engine(), list(range(40))
+        self.ask(engine, prompt)
+
+        assert self.ask(engine, prompt, model="adapter").cached_tokens == 0
+
+    @pytest.mark.parametrize("forget", ["reset", "reload", "sleep"])
+    def test_forgetting(self, forget: str) -> None:
+        engine, prompt = self.engine(), list(range(40))
+        self.ask(engine, prompt)
+        if forget == "reload":
+            engine.reload("/step-2")
+        elif forget == "sleep":
+            engine.sleep(1)
+            engine.wake()
+        else:
+            engine.reset()
+
+        assert self.ask(engine, prompt).cached_tokens == 0
+
+    def test_what_is_cached_takes_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Given a prefill of ten seconds for a prompt
+        slept: list[float] = []
+        monkeypatch.setattr("worker.engines.simulated.time.monotonic", lambda: sum(slept))
+        monkeypatch.setattr("worker.engines.simulated.time.sleep", slept.append)
+        speed = SpeedModel(prefill_tokens_per_s=100.0, cache_tokens=2000)
+        engine, prompt = SimulatedEngine(speed=speed), list(range(1000))
+
+        self.ask(engine, prompt)
+        self.ask(engine, prompt)
+
+        # I expect it to cost that once, and then its last block alone.
+        assert slept == pytest.approx([10.0, 0.08])
+
+    def test_without_a_cache_nothing_is_told(self) -> None:
+        assert self.engine(0).info.cache_tokens == 0
+        assert self.ask(self.engine(0), list(range(40))).cached_tokens is None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.engines.harness import greedy, needs_cpu, needs_gpu, run, spec_of
+from tests.engines.harness import counter_of_reuse, greedy, needs_cpu, needs_gpu, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, Unsupported
 from worker.engines.vllm_engine import VllmEngine
@@ -181,14 +180,7 @@ def test_a_reset_forgets_the_prefix_cache(
     # Given an engine that has seen a prompt of more than a block
     engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
     assert isinstance(engine, VllmEngine)
-    inner = engine._open()
-    outputs: list[Any] = []
-    step = inner.step
-    monkeypatch.setattr(inner, "step", lambda: outputs.extend(made := step()) or made)
-
-    def reused() -> int:
-        run(engine, greedy(tokens=list(range(4, 14)) * 5, max_tokens=1))
-        return outputs[-1].num_cached_tokens
+    reused = counter_of_reuse(engine, monkeypatch)
 
     first, again = reused(), reused()
     engine.reset()

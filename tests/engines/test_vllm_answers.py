@@ -31,7 +31,11 @@ def asked(assignment: Assignment) -> Asked:
 
 
 def output(
-    *tokens: int, text: str = "", finish_reason: str | None = None, index: int = 0
+    *tokens: int,
+    text: str = "",
+    finish_reason: str | None = None,
+    index: int = 0,
+    cached: int | None = None,
 ) -> SimpleNamespace:
     """What vLLM says of one request after one step."""
     part = SimpleNamespace(
@@ -42,7 +46,12 @@ def output(
         finish_reason=finish_reason,
         stop_reason=None,
     )
-    return SimpleNamespace(outputs=[part], prompt_logprobs=None, finished=finish_reason is not None)
+    return SimpleNamespace(
+        outputs=[part],
+        prompt_logprobs=None,
+        finished=finish_reason is not None,
+        num_cached_tokens=cached,
+    )
 
 
 def take(answer: Answer, *outputs: Any) -> list[EngineEvent]:
@@ -50,6 +59,18 @@ def take(answer: Answer, *outputs: Any) -> list[EngineEvent]:
     for one in outputs:
         answer.take(one, events)
     return events
+
+
+@pytest.mark.parametrize("make", [Whole, Streamed])
+@pytest.mark.parametrize(("found", "told"), [(None, None), (0, 0), (1, 1), (9, 2)])
+def test_what_the_prefix_cache_had_of_the_prompt_is_told(
+    make: Any, found: int | None, told: int | None
+) -> None:
+    # Given two tokens of prompt; published ones, which vLLM counts with them, are none of it
+    *_, end = take(make(asked(ask("7-0"))), output(5, finish_reason="stop", cached=found))
+
+    assert isinstance(end, Finished)
+    assert end.cached_tokens == told
 
 
 @pytest.mark.parametrize("make", [Whole, Streamed])

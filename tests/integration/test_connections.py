@@ -46,7 +46,8 @@ def serve(plant: Plant, url: str, **urls: str) -> None:
 async def ask_async(url: str, yard: str) -> None:
     async with AsyncClient(url, yard, client_id="client-2") as client:
         handle = await client.submit([1, 2], max_tokens=5, stream=True)
-        assert len([delta async for delta in handle]) == 5
+        tokens = [token async for delta in handle for token in delta.tokens]
+        assert len(tokens) == 5
 
 
 def ask_both_ways(url: str, yard: str) -> None:

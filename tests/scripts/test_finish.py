@@ -34,6 +34,7 @@ def test_result_is_published_kept_and_frees_its_place(yard: Yard, kind) -> None:
         b"event": b"freed",
         b"worker": worker.encode(),
         b"count": b"1",
+        b"work": b"%d" % request.work,
     }
 
 

@@ -22,7 +22,7 @@ import redis
 
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
-from tokenyard.keys import Keys, PriorityClass
+from tokenyard.keys import GROUP, Keys, PriorityClass
 from tokenyard.replies import (
     Delta,
     Reply,
@@ -33,6 +33,7 @@ from tokenyard.replies import (
     to_result,
 )
 from tokenyard.scripts import Scripts
+from tokenyard.streams import position
 from tokenyard.wire import Request, SamplingParams, request_fields
 from tokenyard.worker_info import WorkerInfo, decode_worker
 
@@ -217,14 +218,32 @@ class Plant:
         return eventually(leader, timeout_s=START_S)
 
     def wait_for_workers(self, count: int) -> dict[str, WorkerInfo]:
-        """The roster, once so many workers are ready in it and hold a lease."""
+        """The roster, once so many workers are ready in it, and the leader knows, if one leads."""
 
         def ready() -> dict[str, WorkerInfo] | None:
             found = self.roster()
             serving = {worker: info for worker, info in found.items() if info.state == "ready"}
             return serving if len(serving) == count else None
 
-        return eventually(ready, timeout_s=START_S)
+        workers = eventually(ready, timeout_s=START_S)
+        self._wait_until_heard()
+        return workers
+
+    def _wait_until_heard(self) -> None:
+        """Wait until the leader has read all events up to now: it looks at the roster for them."""
+        latest = self.connection.xrevrange(self.keys.events, count=1)
+
+        def heard() -> bool:
+            groups = self.connection.xinfo_groups(self.keys.events)
+            delivered = {group["name"]: group["last-delivered-id"].decode() for group in groups}
+            known = delivered.get(GROUP.encode(), "0-0")
+            return position(known) >= position(latest[0][0].decode())
+
+        def done() -> bool:
+            return self.connection.get(self.keys.leader) is None or heard()
+
+        if latest:
+            eventually(done, timeout_s=START_S)
 
     # Looking
 

@@ -13,13 +13,25 @@ from tests.support.waiting import eventually
 
 Keep = Callable[[Server | Cluster], None]
 USERS = ("client", "coordinator", "worker", "admin", "replica", "sentinel", "default")
+PAUSE_MS = 60_000
 
 
 def settle(url: str) -> None:
     """Let the replica take over all that was written so far; the master writes no more."""
     with redis.Redis.from_url(url) as connection:
-        connection.client_pause(10_000, all=False)
-        assert connection.wait(1, 10_000) == 1
+        level(connection)
+
+
+def level(master: redis.Redis) -> None:
+    """The master writes no more, and the replica has all that it wrote."""
+    master.client_pause(PAUSE_MS, all=False)
+
+    # Not WAIT: that is for what this connection has written, which is nothing.
+    def is_level() -> bool:
+        seen = master.info("replication")
+        return bool(seen["slave0"]["offset"] >= seen["master_repl_offset"])
+
+    eventually(is_level, timeout_s=PAUSE_MS / 2000)
 
 
 class Watched:
@@ -48,8 +60,7 @@ class Watched:
     def part(self) -> None:
         """From now on the replica gets nothing of what the master writes, and had all before."""
         with redis.Redis.from_url(self.master.url_of("default")) as master:
-            master.client_pause(10_000, all=False)
-            assert master.wait(1, 10_000) == 1
+            level(master)
             master.execute_command("ACL", "SETUSER", "replica", "off")
             master.client_kill_filter(_type="replica")
             eventually(lambda: not master.info("replication")["connected_slaves"])

@@ -101,6 +101,13 @@ class TestReplies:
         assert (first.seq, first.tokens, first.text) == (0, [5, 6], "ab")
         assert (second.seq, second.tokens) == (2, [7])
 
+    @pytest.mark.parametrize("cached", [None, 0, 2])
+    def test_result_says_how_much_of_the_prompt_was_cached(self, cached: int | None) -> None:
+        ended = to_result(result(run(), replace(finished("1500-0", 5), cached_tokens=cached)))
+
+        assert ended.usage is not None
+        assert ended.usage.cached_tokens == cached
+
     def test_counting_goes_on_behind_the_last_attempt(self) -> None:
         running = run(published=(1, 2, 3))
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from coordinator.hints import Hints
 from coordinator.plan import Placed, make_plan
-from coordinator.policies import Lane, round_robin
+from coordinator.policies import Lane, Pick, round_robin
 from coordinator.waiting import Waiting
 
 
@@ -16,7 +17,11 @@ def lane(name: str, load: int = 0, *, limit: int = 4, alone: bool = False) -> La
 
 
 def waiting(name: str) -> Waiting:
-    return Waiting(intake="normal", entry=name, id=name, model="m")
+    return Waiting(intake="normal", entry=name, id=name, model="m", hints=Hints(work=10))
+
+
+def pick(chosen: Lane | None) -> Pick | None:
+    return Pick(chosen, "for a test") if chosen else None
 
 
 def plan(
@@ -30,7 +35,7 @@ def plan(
         suspects,
         others,
         lanes,
-        choose=lambda _, candidates: round_robin(candidates, ""),
+        choose=lambda _, candidates: pick(round_robin(candidates, "")),
         most=most,
     )
 
@@ -103,7 +108,9 @@ class TestOthers:
         assert next(queue).id == "r4"
 
     def test_lanes_are_seen_as_they_fill(self) -> None:
-        assert [item.lane.load for item in plan([lane("a")], others=others(3))] == [0, 1, 2]
+        seen = [item.lane for item in plan([lane("a")], others=others(3))]
+
+        assert [(one.load, one.work) for one in seen] == [(0, 0), (1, 10), (2, 20)]
 
     def test_one_that_has_to_wait_holds_back_those_behind_it(self) -> None:
         # Given a policy under which the second request belongs to a full lane
@@ -113,7 +120,7 @@ class TestOthers:
             [],
             others(3),
             lanes,
-            choose=lambda one, _: None if one.id == "r1" else lanes[0],
+            choose=lambda one, _: None if one.id == "r1" else pick(lanes[0]),
             most=9,
         )
 

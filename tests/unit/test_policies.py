@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from coordinator.policies import Lane, named, round_robin
+from coordinator.policies import Lane, least_loaded, named, round_robin, vllm
+
+PLAIN = [round_robin, least_loaded, vllm]
+Plain = Callable[[Sequence[Lane], str], Lane | None]
 
 
-def lane(name: str, load: int = 0, limit: int = 2) -> Lane:
-    return Lane(f"{name}.1", name, "sim", load, limit)
+def lane(name: str, load: int = 0, limit: int = 2, *, work: int = 0, slots: int = 1) -> Lane:
+    return Lane(f"{name}.1", name, "sim", load, limit, work=work, slots=slots)
+
+
+@st.composite
+def any_lanes(draw: st.DrawFn) -> list[Lane]:
+    """Up to six, some of them full, overfull or quarantined, in the order of their names."""
+    names = draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=6))
+    sizes, works = st.integers(0, 12), st.integers(0, 100_000)
+    return [
+        replace(
+            lane(name, draw(sizes), draw(st.integers(1, 9)), work=draw(works), slots=draw(sizes)),
+            is_quarantined=draw(st.booleans()),
+        )
+        for name in sorted(names)
+    ]
 
 
 def test_the_turn_goes_round() -> None:
@@ -55,14 +75,83 @@ def test_of_two_incarnations_the_one_with_room_counts() -> None:
     assert round_robin(lanes, "a") == lanes[1]
 
 
+@pytest.mark.parametrize("policy", PLAIN)
 @given(st.sets(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=6))
-def test_everybody_gets_the_same_share(names: set[str]) -> None:
+def test_everybody_gets_the_same_share(policy: Plain, names: set[str]) -> None:
     lanes = [lane(name, limit=100) for name in sorted(names)]
     last, given_to = "", Counter[str]()
     for _ in range(3 * len(lanes)):
-        chosen = round_robin(lanes, last)
+        chosen = policy(lanes, last)
         assert chosen
         last = chosen.name
         given_to[last] += 1
 
     assert given_to == dict.fromkeys(names, 3)
+
+
+@pytest.mark.parametrize("policy", PLAIN)
+@given(any_lanes(), st.sampled_from(["", "a", "c", "f"]))
+def test_an_open_lane_where_there_is_one(policy: Plain, lanes: list[Lane], last: str) -> None:
+    chosen = policy(lanes, last)
+
+    assert (chosen is not None) == any(one.is_open for one in lanes)
+    assert chosen is None or chosen.is_open
+    assert chosen == policy(lanes, last), "the same again"
+
+
+class TestLeastLoaded:
+    def test_fewer_requests_where_the_tokens_are_equal(self) -> None:
+        lanes = [lane("a", 3, 9, work=100), lane("b", 2, 9, work=100)]
+
+        assert least_loaded(lanes, "") == lanes[1]
+
+    def test_fewer_tokens_where_the_requests_are_equal(self) -> None:
+        lanes = [lane("a", 2, 9, work=8_000), lane("b", 2, 9, work=300)]
+
+        assert least_loaded(lanes, "") == lanes[1]
+
+    def test_one_long_request_weighs_more_than_a_few_short_ones(self) -> None:
+        lanes = [lane("a", 1, 9, work=8_000), lane("b", 4, 9, work=400)]
+
+        assert least_loaded(lanes, "") == lanes[1]
+
+    def test_many_short_ones_weigh_more_than_one_that_is_a_little_longer(self) -> None:
+        lanes = [lane("a", 1, 9, work=500), lane("b", 8, 9, work=400)]
+
+        assert least_loaded(lanes, "") == lanes[0]
+
+    def test_a_larger_worker_takes_more(self) -> None:
+        lanes = [lane("a", 4, 8, work=400), lane("b", 5, 80, work=500)]
+
+        assert least_loaded(lanes, "") == lanes[1]
+
+    def test_ties_go_round(self) -> None:
+        lanes = [lane("a"), lane("b"), lane("c", 1, work=9)]
+
+        assert least_loaded(lanes, "") == lanes[0]
+        assert least_loaded(lanes, "a") == lanes[1]
+        assert least_loaded(lanes, "b") == lanes[0]
+
+    def test_nobody_starves(self) -> None:
+        # Given one worker that is busy for ever, and requests that stay
+        lanes = [lane("a", 1, 99, work=50_000), lane("b", 0, 99), lane("c", 0, 99)]
+        given_to = Counter[str]()
+        last = ""
+        for _ in range(90):
+            chosen = least_loaded(lanes, last)
+            assert chosen
+            last = chosen.name
+            given_to[last] += 1
+            more = replace(chosen, load=chosen.load + 1, work=chosen.work + 100)
+            lanes[lanes.index(chosen)] = more
+
+        # I expect it to be spared, but the others to have the same share.
+        assert given_to["b"] == given_to["c"] > given_to["a"]
+
+
+def test_vllm_counts_what_waits_four_times() -> None:
+    # Given five that run, or two that run and one that waits
+    lanes = [lane("a", 5, 9, slots=8), lane("b", 3, 9, slots=2)]
+
+    assert vllm(lanes, "") == lanes[0]
+    assert vllm([lanes[1], replace(lanes[0], name="c", load=7)], "") == lanes[1]

@@ -97,7 +97,11 @@ def test_every_cell_of_the_table(signal: Signal, begin: Conduct, end: str) -> No
 
 @pytest.mark.parametrize(
     ("signal", "conduct"),
-    [(signal, conduct) for signal, rule in TRANSITIONS.items() for conduct in rule.idempotent],
+    [
+        (signal, conduct)
+        for signal, rule in TRANSITIONS.items()
+        for conduct in sorted(rule.idempotent)
+    ],
 )
 def test_a_redundant_signal_leaves_all_as_it_is(signal: Signal, conduct: Conduct) -> None:
     # Given a posture with everything set, if a signal is given that is redundant there,

@@ -36,10 +36,10 @@ def give(chosen: Selection, requests: Sequence[Waiting], open_lanes: Sequence[La
     """Names of the workers that were given the requests; ``-`` for one that has to wait."""
     names = ""
     for request in requests:
-        lane = chosen.choose(request, open_lanes)
-        if lane:
-            chosen.settle(request, lane)
-        names += lane.name if lane else "-"
+        pick = chosen.choose(request, open_lanes)
+        if pick:
+            chosen.settle(request, pick.lane)
+        names += pick.lane.name if pick else "-"
     return names
 
 
@@ -103,10 +103,11 @@ def test_replay(tmp_path: Path) -> None:
 def test_only_what_was_carried_out_is_recorded(tmp_path: Path) -> None:
     chosen = selection(record=tmp_path / "record")
     one, two = waiting(1), waiting(2)
-    lane = chosen.choose(one, lanes())
+    pick = chosen.choose(one, lanes())
+    assert pick
     chosen.choose(two, lanes())
     chosen.settle(two, None)
-    chosen.settle(one, lane)
+    chosen.settle(one, pick.lane)
     chosen.close()
     chosen.close()
 

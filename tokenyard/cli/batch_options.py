@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -15,12 +15,11 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
+from tokenyard.cli.options import with_options
 from tokenyard.cli.parameters import named_values
 from tokenyard.errors import SettingsError
 from tokenyard.keys import PRIORITY_CLASSES
 from tokenyard.program import Exit, YardChoice
-
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd]?)")
@@ -55,7 +54,8 @@ def told_in_one_line(ctx: click.Context) -> Iterator[None]:
         ctx.exit(Exit.FAILED)
 
 
-_OPTIONS: Final = (
+#: Those of a job.
+spec_options: Final = with_options(
     click.argument("input_path", metavar="INPUT", type=click.Path(path_type=Path)),
     click.option(
         "-o", "--output", type=click.Path(path_type=Path), help="Where results are written."
@@ -111,13 +111,6 @@ _OPTIONS: Final = (
         help="So long the yard knows an answer that was not written because this was killed.",
     ),
 )
-
-
-def spec_options(command: CommandT) -> CommandT:
-    """Adds the options of a job to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def spec_from(input_path: Path, output: Path | None, given: dict[str, Any]) -> BatchSpec:

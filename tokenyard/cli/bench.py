@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -115,13 +116,9 @@ def bench(
         timeout_s=timeout,
         **given,
     )
-    is_whole = True
     with _shown(load.requests) as tell:
         generator = Generator(url_of(choice), choice.yard, load, tell)
-        try:
-            asyncio.run(generator.run())
-        except KeyboardInterrupt:
-            is_whole = False
+        is_whole = asyncio.run(_until_interrupted(generator))
     measured = generator.measured
     if as_json:
         asked = {"model": generator.model, "num_prompts": load.requests}
@@ -130,6 +127,22 @@ def bench(
     else:
         click.echo(measured.as_text())
     ctx.exit(Exit.OK if is_whole and not measured.errors else Exit.FAILED)
+
+
+async def _until_interrupted(generator: Generator) -> bool:
+    """Whether it came to its end.
+
+    The signals are heeded here, not by `asyncio.run`, which leaves one alone that was ignored when
+    the program began, as a shell does for what it runs in the background.
+    """
+    running = asyncio.ensure_future(generator.run())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    try:
+        await running
+    except asyncio.CancelledError:
+        return False
+    return True
 
 
 @contextmanager

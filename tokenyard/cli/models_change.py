@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 import click
 
 from tokenyard.admin import WorkerView, YardView, read_yard
 from tokenyard.cli.commanding import report, tell, wait_for
 from tokenyard.cli.names import find_model, find_worker, living
+from tokenyard.cli.options import with_options
 from tokenyard.cli.orders import json_option, timeout_option, wait_option, why_option
 from tokenyard.cli.placing import place_anywhere, place_at
 from tokenyard.cli.reach import opened
@@ -19,7 +20,6 @@ from tokenyard.scripts import Scripts
 from tokenyard.signals import Signals
 from tokenyard.worker_info import WorkerState
 
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Change = Literal["unload", "sleep", "wake"]
 
 LOAD: Final = """Have a model loaded, by a worker of a host that may load it.
@@ -71,7 +71,7 @@ _NOBODY: Final[dict[Change, str]] = {
     "sleep": "nobody has it ready",
     "wake": "nobody sleeps with it",
 }
-_OPTIONS: Final = (
+_change_options: Final = with_options(
     click.argument("model"),
     click.option("--worker", default="", help="The worker of this name."),
     wait_option,
@@ -79,12 +79,6 @@ _OPTIONS: Final = (
     why_option,
     json_option,
 )
-
-
-def _change_options(command: CommandT) -> CommandT:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.command(cls=PlainCommand, help=LOAD, short_help="Have one loaded.")

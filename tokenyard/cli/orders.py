@@ -11,6 +11,7 @@ import msgspec
 
 from tokenyard.admin import YardView, read_yard
 from tokenyard.cli.names import find_scope, living, said
+from tokenyard.cli.options import with_options
 from tokenyard.cli.reach import opened
 from tokenyard.posture import (
     ALL,
@@ -81,7 +82,8 @@ def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
 
 why_option = click.option("--why", default="", help="Why, in words; for the logs.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_OPTIONS: Final = (
+#: Those of `Asked`.
+order_options: Final = with_options(
     click.option("--all", "for_all", is_flag=True, help="All workers; the default."),
     click.option("--model", default="", help="The workers that hold this model."),
     click.option("--worker", default="", help="The worker of this name."),
@@ -90,13 +92,6 @@ _OPTIONS: Final = (
     why_option,
     json_option,
 )
-
-
-def order_options(command: CommandT) -> CommandT:
-    """Adds the options of `Asked` to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @dataclass(frozen=True, slots=True)

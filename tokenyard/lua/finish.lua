@@ -10,7 +10,8 @@
 --   that may have published any
 -- ARGV[1] the worker
 -- ARGV[2] most entries a reply stream keeps, about
--- ARGV[3...] for each destination: kind (flat or frame), number of results, then for each
+-- ARGV[3] tokens of all of them, in and out, for policies that weigh them
+-- ARGV[4...] for each destination: kind (flat or frame), number of results, then for each
 --   result: lane entry, attempt, status, time to live in s, the reply (msgpack map), 1 if it may
 --   have published tokens (else 0)
 -- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
@@ -46,7 +47,7 @@ local function finish(ledger, tokens, entry, attempt, status, ttl, item)
   return FINISHED
 end
 
-local replies, freed, k, a = {}, 0, 5, 3
+local replies, freed, k, a = {}, 0, 5, 4
 while k <= #KEYS do
   local destination, kind, count = KEYS[k], ARGV[a], tonumber(ARGV[a + 1])
   local items, longest = {}, 0
@@ -82,6 +83,6 @@ for _, entry in ipairs(places) do
 end
 if freed > 0 then
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'freed', 'worker', ARGV[1],
-    'count', freed)
+    'count', freed, 'work', ARGV[3])
 end
 return replies

@@ -88,6 +88,7 @@ class WorkerScripts(Caller):
         keys = [self.keys.leases, self.keys.lane(worker), self.keys.events]
         keys += [self.keys.quarantine]
         args: list[Arg] = [worker, self._reply_maxlen]
+        args.append(sum(item.assignment.request.work for item in results))
         order = by_destination(self.keys, results)
         for (stream, kind), group in order:
             keys.append(stream)

@@ -30,6 +30,7 @@ class EngineInfo:
     adapters: tuple[str, ...] = ()  # LoRA adapters; requests name them as they name models
     phases_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the load
     weights: str = ""  # path of the checkpoint that stands in for the model's own; "": its own
+    cache_tokens: int = 0  # that its prefix cache holds; 0: unknown, or it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Finished:
     choices: Sequence[Choice]
     prompt_tokens: int
     prompt_logprobs: list[Any] | None = None
+    cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not told
 
 
 @dataclass(frozen=True, slots=True)

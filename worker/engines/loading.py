@@ -64,6 +64,7 @@ def _simulated(settings: WorkerSettings) -> Backend:
         speed=SpeedModel(
             prefill_tokens_per_s=settings.simulated_prefill_rate,
             decode_tokens_per_s=1 / step_s if step_s else 0.0,
+            cache_tokens=settings.simulated_cache_tokens,
         ),
         load_s=settings.simulated_load_s,
         crash_point=settings.crash_point,

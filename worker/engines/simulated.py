@@ -36,6 +36,7 @@ from worker.engines.admission import (
     prompt_field,
 )
 from worker.engines.crash_points import CrashPoint
+from worker.engines.simulated_cache import PrefixCache
 
 #: Prompts and answers that are kept, for those that come again, as in benchmarks: there the engine
 #: stands for a device, whose work costs the processor nothing.
@@ -49,15 +50,16 @@ _PRINTABLE: Final = [chr(33 + at) for at in range(94)]
 class SpeedModel:
     """How long a step takes; zero means no limit.
 
-    A step prefills what joined the batch and then makes ``tokens_per_step`` tokens for every
-    request in it. Without a decode rate nothing is gained by steps, so a request that does not
-    stream is answered in one.
+    A step prefills what joined the batch, but for what the prefix cache has of it, and then makes
+    ``tokens_per_step`` tokens for every request in it. Without a decode rate nothing is gained by
+    steps, so a request that does not stream is answered in one.
     """
 
     prefill_tokens_per_s: float = 0.0  # of all prompts together
     decode_tokens_per_s: float = 0.0  # of each sequence, however many run
     max_num_seqs: int = 0
     tokens_per_step: int = 1
+    cache_tokens: int = 0  # of the prefix cache; zero: there is none
 
 
 class SimulatedEngine:
@@ -96,6 +98,7 @@ class SimulatedEngine:
         self._waiting: deque[_Generation] = deque()
         self._running: dict[str, _Generation] = {}
         self._free_at_s = 0.0  # monotonic time at which the simulated device is idle
+        self._cache = PrefixCache(self._speed.cache_tokens)
         self._info = EngineInfo(
             engine="simulated",
             engine_version=tokenyard.__version__,
@@ -105,6 +108,7 @@ class SimulatedEngine:
             vocab_size=vocab_size,
             slots=self._speed.max_num_seqs or UNLIMITED_SLOTS,
             adapters=tuple(adapters),
+            cache_tokens=self._cache.tokens,
         )
 
     @property
@@ -143,6 +147,7 @@ class SimulatedEngine:
             key,
             [_so_far(choice, generation.made) for choice in generation.choices],
             generation.prompt_tokens,
+            cached_tokens=generation.cached_tokens,
         )
 
     @property
@@ -170,6 +175,7 @@ class SimulatedEngine:
         if self._sleeps:
             raise Unsupported("the engine sleeps already")
         self._sleeps = True
+        self._cache.clear()
         self._crash.passed("asleep")
 
     def wake(self) -> None:
@@ -178,13 +184,15 @@ class SimulatedEngine:
         self._sleeps = False
 
     def reset(self) -> None:
-        """There is no prefix cache to forget."""
+        """Forget the prefix cache."""
+        self._cache.clear()
 
     def reload(self, path: str) -> None:
         """From here on tokens follow from ``path`` too; see `worker.engines.Engine.reload`."""
         if self._sleeps:
             raise Unsupported("the engine sleeps; wake it first")
         self._weights = path
+        self._cache.clear()
         for generation in (*self._waiting, *self._running.values()):
             generation.change(self._info, self._salt)
 
@@ -207,14 +215,37 @@ class SimulatedEngine:
         return b"" if self._weights in ("", self._path) else self._weights.encode()
 
     def _admit(self) -> int:
-        """Fill the batch; returns how many prompt tokens joined."""
+        """Fill the batch; returns how many prompt tokens joined that the cache did not have."""
         joined = 0
         limit = self._speed.max_num_seqs or len(self._running) + len(self._waiting)
         while self._waiting and len(self._running) < limit:
             generation = self._waiting.popleft()
             self._running[generation.key] = generation
-            joined += generation.prompt_tokens
+            self._look_up(generation)
+            joined += generation.prompt_tokens - (generation.cached_tokens or 0)
         return joined
+
+    def _look_up(self, generation: _Generation) -> None:
+        """See what the prefix cache has of a prompt; from then on it has all of it."""
+        if not self._cache.tokens:
+            return
+        request = generation.request
+        prompt = _tokenize(request)
+        generation.cached_tokens = self._cache.cached(request.model, prompt)
+        self._cache.put(request.model, prompt)
+
+    def _finish(self, generation: _Generation) -> Finished:
+        """The answer; the prefix cache keeps it for requests that go on behind it."""
+        if self._cache.tokens:
+            request = generation.request
+            answer = pack_tokens(generation.choices[0].tokens)
+            self._cache.put(request.model, _tokenize(request) + answer)
+        return Finished(
+            generation.key,
+            generation.choices,
+            generation.prompt_tokens,
+            cached_tokens=generation.cached_tokens,
+        )
 
     def _spend(self, joined: int) -> None:
         """Sleep as long as the device would work.
@@ -248,7 +279,7 @@ class SimulatedEngine:
         if end >= generation.longest:
             self._crash.passed("before_finish")
             del self._running[generation.key]
-            events.append(Finished(generation.key, generation.choices, generation.prompt_tokens))
+            events.append(self._finish(generation))
             return
         if generation.streams:
             self._crash.passed("mid_stream")
@@ -278,6 +309,7 @@ class _Generation:
     resumed_at: int  # tokens that earlier attempts had made
     is_poison: bool = False
     is_faulty: bool = False
+    cached_tokens: int | None = None  # of its prompt, when it joined the batch
 
     def change(self, info: EngineInfo, salt: bytes) -> None:
         """Other weights: what has been made stands, the rest follows from them."""

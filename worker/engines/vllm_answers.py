@@ -88,6 +88,7 @@ class Whole:
                 choices,
                 len(self.asked.prompt),
                 _prompt_logprobs(self.asked, output.prompt_logprobs),
+                _cached(self.asked, output),
             )
         )
 
@@ -131,12 +132,14 @@ class Streamed:
         self._shows_text = asked.assignment.request.wants_text
         self._logprobs = asked.params.logprobs
         self._prompt_logprobs: list[Any] | None = None
+        self._cached: int | None = None
         self._choices = [_Growing() for _ in range(asked.params.n)]
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
         """See `Answer`."""
         if output.prompt_logprobs and self._prompt_logprobs is None:
             self._take_prompt_logprobs(output.prompt_logprobs)
+        self._cached = _cached(self.asked, output)
         for part in output.outputs:
             if part.finish_reason in ("abort", "error"):
                 self.is_finished = True
@@ -196,7 +199,8 @@ class Streamed:
             )
             for index, choice in enumerate(self._choices)
         ]
-        return Finished(self.asked.key, choices, len(self.asked.prompt), self._prompt_logprobs)
+        count = len(self.asked.prompt)
+        return Finished(self.asked.key, choices, count, self._prompt_logprobs, self._cached)
 
 
 class Repeated(Streamed):
@@ -283,6 +287,12 @@ class Continued(Streamed):
 def _prompt_logprobs(asked: Asked, found: Any) -> list[Any] | None:
     top = asked.params.prompt_logprobs
     return None if top is None or not found else prompt_entries(asked.prompt, found, top)
+
+
+def _cached(asked: Asked, output: RequestOutput) -> int | None:
+    """Prompt tokens that vLLM had in its prefix cache; published ones do not count."""
+    found = output.num_cached_tokens
+    return None if found is None else min(found, len(asked.prompt))
 
 
 def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:

@@ -44,6 +44,12 @@ def engine_config(
     return config
 
 
+def cache_tokens(config: VllmConfig) -> int:
+    """Tokens that the prefix cache of an engine holds, about, once it runs; 0: it has none."""
+    cache = config.cache_config
+    return cache.block_size * (cache.num_gpu_blocks or 0) if cache.enable_prefix_caching else 0
+
+
 def lora_requests(spec: ModelSpec) -> dict[str, LoRARequest]:
     """The adapters of a model by name, as vLLM asks for them; downloads those that are not here."""
     return {

@@ -30,7 +30,7 @@ from worker.engines.vllm_answers import (
     Streamed,
     Whole,
 )
-from worker.engines.vllm_arguments import engine_config, folder_of, lora_requests
+from worker.engines.vllm_arguments import cache_tokens, engine_config, folder_of, lora_requests
 from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm_params import build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
@@ -90,6 +90,7 @@ class VllmEngine:
         self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
+        self._cache_tokens = cache_tokens(config)
         self._end_tokens = _end_tokens(model, self._tokenizer)
         if self._adapters:
             with self._stopwatch.phase("adapters"):
@@ -113,6 +114,7 @@ class VllmEngine:
             adapters=tuple(self._adapters),
             phases_s=dict(self._phases_s),
             weights=self._weights,
+            cache_tokens=self._cache_tokens,
         )
 
     def add(self, assignment: Assignment) -> None:

@@ -1,0 +1,75 @@
+"""A small Llama with answers that can be calculated: each token is followed by one that is fixed.
+
+It computes attention and keeps a KV cache as any other does, and then adds nothing of it: what its
+last token says depends on that token alone, by a margin that no rounding reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Final
+
+VOCABULARY: Final = 512
+LONGEST: Final = 4096  # tokens, prompt and output together
+_WIDTH: Final = 512
+_INNER: Final = 1024
+_LAYERS: Final = 4
+
+
+def successors() -> list[int]:
+    """Which token follows each."""
+    tokens = list(range(VOCABULARY))
+    random.Random(7).shuffle(tokens)
+    return tokens
+
+
+def answer(prompt: list[int], count: int) -> list[int]:
+    """What the model says, greedily."""
+    following, said = successors(), [prompt[-1]]
+    for _ in range(count):
+        said.append(following[said[-1]])
+    return said[1:]
+
+
+def write_model(folder: Path) -> None:
+    """Write its files to a folder that exists; it has no tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+
+    draw = torch.Generator().manual_seed(0)
+    head = torch.zeros(VOCABULARY, _WIDTH)
+    head[successors()] = torch.eye(VOCABULARY, _WIDTH)
+    tensors = {
+        "model.embed_tokens.weight": torch.eye(VOCABULARY, _WIDTH),
+        "model.norm.weight": torch.ones(_WIDTH),
+        "lm_head.weight": head,
+    }
+    for layer in range(_LAYERS):
+        at = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{at}.{name}.weight"] = torch.ones(_WIDTH)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            tensors[f"{at}.self_attn.{name}.weight"] = torch.randn(_WIDTH, _WIDTH, generator=draw)
+        tensors[f"{at}.self_attn.o_proj.weight"] = torch.zeros(_WIDTH, _WIDTH)
+        for name in ("gate_proj", "up_proj"):
+            tensors[f"{at}.mlp.{name}.weight"] = torch.randn(_INNER, _WIDTH, generator=draw)
+        tensors[f"{at}.mlp.down_proj.weight"] = torch.zeros(_WIDTH, _INNER)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "hidden_size": _WIDTH,
+        "intermediate_size": _INNER,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": _WIDTH // 64,
+        "num_key_value_heads": _WIDTH // 64,
+        "head_dim": 64,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": LONGEST,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))

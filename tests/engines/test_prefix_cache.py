@@ -1,0 +1,39 @@
+"""What vLLM's own prefix cache had of a prompt, as an engine tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.harness import ask, run, spec_of
+from tests.engines.llama import write_llama
+from worker.engines import Backend
+
+pytestmark = pytest.mark.vllm
+
+BLOCK = 32  # tokens
+
+
+def test_a_prompt_that_came_before_is_cached_but_for_its_last_block(
+    backend: Backend, tmp_path: Path
+) -> None:
+    # Given a model with blocks of 32 tokens
+    path = write_llama(tmp_path / "small", width=64, layers=1)
+    spec = spec_of("small", path, engine_args={"block_size": BLOCK}, sleep_level=0)
+    engine = backend.load(spec)
+    try:
+        prompt = list(range(10, 110))
+        given = [ask(f"{n}-0", tokens=prompt, max_tokens=4, temperature=0.0) for n in range(2)]
+
+        (first,), (second,) = run(engine, given[0]), run(engine, given[1])
+        engine.reset()
+        (third,) = run(engine, ask("3-0", tokens=prompt, max_tokens=4, temperature=0.0))
+        holds = engine.info.cache_tokens
+    finally:
+        engine.close()
+
+    told = [one.finished.cached_tokens for one in (first, second, third) if one.finished]
+    assert told == [0, 3 * BLOCK, 0]
+    assert holds > 0
+    assert holds % BLOCK == 0

@@ -1,0 +1,177 @@
+"""Policies on a real yard: what they know, what they forget, and what a takeover leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.affinity import NEAR_REQUESTS
+from tests.support.builders import make_request
+from tests.support.lanes import Lanes, requests
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.timeline import read_timeline
+from tokenyard.wire import Request, SamplingParams
+
+LONG = SamplingParams(max_tokens=5_000)
+SHORT = SamplingParams(max_tokens=10)
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+def place(lanes: Lanes, request: Request) -> str:
+    """Push one request; the name of the worker that it was given to."""
+    lanes.push([request])
+    ledger = lanes.keys.ledger("anon", request.id)
+    eventually(lambda: lanes.connection.hexists(ledger, "worker"))
+    worker = lanes.connection.hget(ledger, "worker")
+    assert isinstance(worker, bytes)
+    return worker.decode().rpartition(".")[0]
+
+
+def why(lanes: Lanes, request_id: str) -> str:
+    """What `tokenyard explain` says of the last attempt."""
+    return read_timeline(lanes.connection, lanes.keys, "anon", request_id).attempts[-1].why
+
+
+def prompt(first: int, count: int = 320) -> list[int]:
+    return [first + at for at in range(count)]
+
+
+class TestLeastLoaded:
+    def test_a_long_request_counts_for_many_short_ones(self, lanes: Lanes) -> None:
+        for name in "ab":
+            lanes.worker(name)
+        lanes.coordinator(expect_workers=2, policy="least_loaded")
+
+        assert place(lanes, make_request("long", params=LONG)) == "a"
+        short = [place(lanes, make_request(f"s{n}", params=SHORT)) for n in range(9)]
+
+        assert set(short) == {"b"}
+        assert why(lanes, "s1") == "least_loaded, load 1 of 1000, 13 tokens"
+
+    def test_what_is_finished_weighs_nothing_any_more(self, lanes: Lanes) -> None:
+        # Given a long request that is done, beside a short one on its worker
+        a = lanes.worker("a")
+        lanes.worker("b")
+        lanes.coordinator(expect_workers=2, policy="least_loaded")
+        assert place(lanes, make_request("long", params=LONG)) == "a"
+        assert place(lanes, make_request("one", params=LONG)) == "b"
+        assert place(lanes, make_request("two", params=SHORT)) == "a"
+        lanes.finish(a, lanes.lane(a)[0])
+        lanes.wait_for_load(a, 1)
+
+        # I expect its worker to be the one with less to do, though both have one request.
+        assert {place(lanes, make_request(f"n{n}", params=SHORT)) for n in range(5)} == {"a"}
+
+    def test_a_successor_knows_what_lies_on_the_lanes(self, lanes: Lanes) -> None:
+        # Given a leader that has placed a long request, and stops
+        for name in "ab":
+            lanes.worker(name)
+        first = lanes.coordinator(name="one", expect_workers=2, policy="least_loaded")
+        assert place(lanes, make_request("long", params=LONG)) == "a"
+        first.stop()
+        eventually(lambda: not lanes.connection.exists(lanes.keys.leader))
+
+        # If another takes over
+        lanes.coordinator(name="two", expect_workers=2, policy="least_loaded")
+
+        # I expect it to spare that worker.
+        assert {place(lanes, make_request(f"s{n}", params=SHORT)) for n in range(5)} == {"b"}
+
+
+class TestPrefixAffinity:
+    def test_a_prompt_follows_the_one_that_it_goes_on_behind(self, lanes: Lanes) -> None:
+        # Given three conversations at three workers
+        for name in "abc":
+            lanes.worker(name)
+        lanes.coordinator(expect_workers=3, policy="prefix_affinity")
+        begun = {n: place(lanes, make_request(tokens=prompt(1000 * n))) for n in range(3)}
+        assert len(set(begun.values())) == 3
+
+        # I expect each to go on where it began, in whatever order.
+        for n in (2, 0, 1):
+            assert place(lanes, make_request(f"q{n}", tokens=prompt(1000 * n, 480))) == begun[n]
+        assert why(lanes, "q1") == (
+            "prefix_affinity, 20 of 30 blocks of its prompt were there, load 1 of 1000"
+        )
+
+    @pytest.mark.parametrize("kind", ["prompt", "messages"])
+    def test_text_has_prefixes_too(self, lanes: Lanes, kind: str) -> None:
+        for name in "ab":
+            lanes.worker(name)
+        lanes.coordinator(expect_workers=2, policy="prefix_affinity")
+
+        def ask(text: str) -> str:
+            if kind == "prompt":
+                return place(lanes, make_request(prompt=text))
+            return place(lanes, make_request(messages=[{"role": "user", "content": text}]))
+
+        begun = [ask(letter * 400) for letter in "xy"]
+
+        assert sorted(begun) == ["a", "b"]
+        assert [ask(letter * 400 + "more") for letter in "yx"] == begun[::-1]
+
+    def test_a_session_stays_where_it_is(self, lanes: Lanes) -> None:
+        for name in "ab":
+            lanes.worker(name)
+        lanes.coordinator(expect_workers=2, policy="prefix_affinity")
+        begun = [place(lanes, make_request(session=session)) for session in ("s", "t")]
+
+        assert place(lanes, make_request("again", session="t")) == begun[1]
+        assert place(lanes, make_request(session="s")) == begun[0]
+        assert why(lanes, "again").startswith("prefix_affinity, its session was there, load 1")
+
+    def test_a_prefix_draws_no_more_than_its_worker_can_take_before_the_others(
+        self, lanes: Lanes
+    ) -> None:
+        a, b = lanes.worker("a"), lanes.worker("b")
+        lanes.coordinator(expect_workers=2, policy="prefix_affinity")
+
+        lanes.push([make_request(tokens=prompt(0)) for _ in range(40)])
+
+        eventually(lambda: lanes.waiting() == 0)
+        assert abs(lanes.load(a) - lanes.load(b)) <= NEAR_REQUESTS + 1
+
+    def test_a_worker_that_left_draws_nothing(self, lanes: Lanes) -> None:
+        gone = lanes.worker("a")
+        lanes.worker("b")
+        lanes.coordinator(expect_workers=2, policy="prefix_affinity")
+        assert place(lanes, make_request(session="s")) == "a"
+        lanes.scripts.retire(gone, "left")
+
+        assert place(lanes, make_request(session="s")) == "b"
+
+    def test_a_successor_finds_the_prefixes_of_what_runs(self, lanes: Lanes) -> None:
+        for name in "ab":
+            lanes.worker(name)
+        first = lanes.coordinator(name="one", expect_workers=2, policy="prefix_affinity")
+        begun = {n: place(lanes, make_request(tokens=prompt(1000 * n))) for n in range(2)}
+        first.stop()
+        eventually(lambda: not lanes.connection.exists(lanes.keys.leader))
+
+        lanes.coordinator(name="two", expect_workers=2, policy="prefix_affinity")
+
+        for n in (1, 0):
+            assert place(lanes, make_request(tokens=prompt(1000 * n, 480))) == begun[n]
+
+
+@pytest.mark.parametrize(
+    "policy", ["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
+)
+def test_every_policy_fills_all_lanes_and_no_more(lanes: Lanes, policy: str) -> None:
+    workers = [lanes.worker(name, lane_limit=limit) for name, limit in (("a", 3), ("b", 5))]
+    lanes.coordinator(expect_workers=2, policy=policy)
+
+    lanes.push(requests(20))
+
+    for worker, limit in zip(workers, (3, 5), strict=True):
+        lanes.wait_for_load(worker, limit)
+    assert lanes.waiting() == 12
+    assert len(lanes.serve(workers, 20)) == 20

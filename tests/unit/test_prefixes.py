@@ -1,0 +1,165 @@
+"""What is remembered of prefixes and sessions, and what is looked at of a request for that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.affinity import Match
+from coordinator.hints import MOST_BLOCKS, NO_HINTS, Hints, look_closely, weigh
+from coordinator.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
+from tests.support.builders import make_request
+from tokenyard.parse import parse_request
+from tokenyard.wire import Request, SamplingParams, request_fields
+
+
+def hints(prompt: Any = None, *, session: str = "", client: str = "anon", model: str = "") -> Hints:
+    """What is seen of a request with so many tokens, with this text, or with these messages."""
+    kinds = {int: "tokens", str: "prompt", list: "messages"}
+    value: Any = list(range(prompt)) if isinstance(prompt, int) else prompt
+    given: dict[str, Any] = {kinds[type(prompt)]: value}
+    request = make_request(session=session, client=client, model=model, **given)
+    sent = {
+        k.encode(): v if isinstance(v, bytes) else str(v).encode()
+        for k, v in request_fields(request).items()
+    }
+    parsed = parse_request(sent)
+    assert isinstance(parsed, Request)
+    return look_closely(parsed, sent)
+
+
+def known(*workers: str, tokens: int = 0) -> Prefixes:
+    prefixes = Prefixes()
+    prefixes.follow({worker: Cache(tokens) for worker in workers})
+    return prefixes
+
+
+class TestHints:
+    @pytest.mark.parametrize(
+        ("short", "long"),
+        [
+            (4 * BLOCK_TOKENS, 9 * BLOCK_TOKENS),
+            ("a" * 256, "a" * 999),
+            (
+                [{"role": "user", "content": "x" * 256}],
+                [{"role": "user", "content": "x" * 256}, {"role": "assistant", "content": "y"}],
+            ),
+        ],
+    )
+    def test_a_prompt_that_goes_on_behind_another_begins_with_its_blocks(
+        self, short: Any, long: Any
+    ) -> None:
+        before, after = list(hints(short).blocks), list(hints(long).blocks)
+
+        assert len(before) >= 4
+        assert after[: len(before)] == before
+
+    def test_a_block_is_known_by_all_that_is_before_it(self) -> None:
+        one, other = hints("a" * 64 + "b" * 64), hints("c" * 64 + "b" * 64)
+
+        assert set(one.blocks).isdisjoint(other.blocks)
+
+    def test_adapters_have_prefixes_of_their_own(self) -> None:
+        assert set(hints(64).blocks).isdisjoint(hints(64, model="adapter").blocks)
+
+    def test_what_is_shorter_than_a_block_has_none(self) -> None:
+        assert not hints(BLOCK_TOKENS - 1).blocks
+        assert len(hints(BLOCK_TOKENS).blocks) == 1
+
+    def test_no_more_than_so_much_is_looked_at(self) -> None:
+        assert len(hints(100_000).blocks) == MOST_BLOCKS
+
+    def test_sessions_of_two_clients_are_two(self) -> None:
+        assert hints("x", session="s").session != hints("x", session="s", client="c").session
+        assert hints("x").session == 0
+
+    def test_work_is_what_goes_in_and_may_come_out(self) -> None:
+        request = make_request(tokens=[1] * 100, params=SamplingParams(max_tokens=20, n=3))
+
+        assert weigh(request).work == 160
+        assert weigh(make_request(prompt="12345678")).work == 2 + 16
+
+
+class TestPrefixes:
+    def test_who_was_given_a_prompt_has_what_goes_on_behind_it(self) -> None:
+        prefixes = known("a", "b")
+        prefixes.note("a", hints(64))
+
+        found = prefixes.matches(["a", "b"], hints(160))
+
+        assert found == {"a": Match(4, 10, 1)}
+        assert prefixes.matches(["b"], hints(160)) == {}
+
+    def test_a_session_is_at_one_worker(self) -> None:
+        prefixes = known("a", "b")
+        for worker in ("a", "b"):
+            prefixes.note(worker, hints("short", session="s"))
+
+        assert prefixes.matches("ab", hints("other", session="s")) == {"b": Match(has_session=True)}
+        assert prefixes.matches("ab", hints("other", session="t")) == {}
+        assert prefixes.matches("ab", NO_HINTS) == {}
+
+    def test_a_worker_that_left_is_forgotten(self) -> None:
+        prefixes = known("a", "b")
+        prefixes.note("a", hints(64, session="s"))
+
+        prefixes.follow({"b": Cache()})
+        prefixes.follow({"a": Cache(), "b": Cache()})
+
+        assert len(prefixes) == 0
+        assert prefixes.matches("b", hints(64, session="s")) == {}
+
+    def test_with_other_weights_the_cache_is_another(self) -> None:
+        prefixes = known("a")
+        prefixes.note("a", hints(64))
+
+        prefixes.follow({"a": Cache(weights="/step-2")})
+
+        assert prefixes.matches("a", hints(64)) == {}
+
+    def test_no_more_is_remembered_than_the_cache_holds(self) -> None:
+        # Given a cache of ten blocks, and a prompt of eight
+        prefixes = known("a", tokens=10 * BLOCK_TOKENS)
+        prefixes.note("a", hints("x" * 8 * 64))
+
+        # If another of eight comes
+        prefixes.note("a", hints("y" * 8 * 64))
+
+        # I expect the older one to have lost its end, and the newer one nothing.
+        assert len(prefixes) == 10
+        assert prefixes.matches("a", hints("x" * 8 * 64))["a"].blocks == 2
+        assert prefixes.matches("a", hints("y" * 8 * 64))["a"].blocks == 8
+
+    def test_what_is_wanted_again_stays(self) -> None:
+        prefixes = known("a", tokens=4 * BLOCK_TOKENS)
+        for text in "xyxz":
+            prefixes.note("a", hints(text * 2 * 64))
+
+        assert set(prefixes.matches("a", hints("x" * 128))) == {"a"}
+        assert prefixes.matches("a", hints("y" * 128)) == {}
+
+    def test_all_workers_together_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("coordinator.prefixes.MOST_OF_ALL", 20)
+        prefixes = known(*"abcd")
+        for worker in "abcd":
+            prefixes.note(worker, hints("x" * 64 * 50))
+
+        assert len(prefixes) == 20
+
+    def test_sessions_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert MOST_SESSIONS > 10
+        monkeypatch.setattr("coordinator.prefixes.MOST_SESSIONS", 2)
+        prefixes = known("a")
+        for name in ("one", "two", "three"):
+            prefixes.note("a", hints("x", session=name))
+
+        assert prefixes.matches("a", hints("x", session="one")) == {}
+        assert prefixes.matches("a", hints("x", session="two"))
+
+    def test_a_worker_that_the_roster_does_not_know_yet_is_nothing_to_remember(self) -> None:
+        prefixes = known()
+        prefixes.note("a", hints(64, session="s"))
+
+        assert len(prefixes) == 0
+        assert prefixes.matches("a", hints(64, session="s")) == {}
