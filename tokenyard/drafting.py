@@ -120,7 +120,7 @@ class Draft(Struct, frozen=True, eq=False):
     request: Request
     priority_class: PriorityClass
     local_text: LocalText | None
-    size: int  # bytes of its fields
+    size: int  # bytes of its entry, as the coordinator counts them
     refuse_late: bool = False
     cancel_on_disconnect: bool = False
     mould: Mould | None = None  # that of the request, where it is known
@@ -137,10 +137,7 @@ class _Template:
 
     request: Request  # everything but its id and prompt
     priority_class: PriorityClass
-    size: int  # bytes of the fields, without id and prompt
-    #: The request's parameters where the client makes the text itself, and that size.
-    silent_params: SamplingParams
-    silent_size: int
+    silent_params: SamplingParams  # where the client makes the text itself
     refuse_late: bool
     cancel_on_disconnect: bool
     #: By the field of the prompt, and whether the client makes the text itself.
@@ -220,8 +217,9 @@ class Drafter:
 
     def _known_template(self, given: Mapping[str, Any]) -> _Template:
         """`_template`, read once where the same is said again and time plays no part in it."""
-        if self._known is not None and self._known[0] == given:
-            return self._known[1]
+        known = self._known  # once: another thread may say something else meanwhile
+        if known is not None and _is_same(known[0], given):
+            return known[1]
         template = self._template(given)
         is_lasting = all(type(value) in _LASTING for value in given.values())
         if is_lasting and not given.keys() & _SINGULAR:
@@ -264,9 +262,7 @@ class Drafter:
         return _Template(
             bare if "id" not in options else msgspec.structs.replace(bare, id=request.id),
             priority_class,
-            _size(bare),
             silent,
-            _size(msgspec.structs.replace(bare, params=silent)),
             refuse_late,
             bool(options.get("cancel_on_disconnect")),
         )
@@ -298,8 +294,9 @@ class Drafter:
             params=params,
             **{kind: content},
         )
-        size = template.silent_size if params is template.silent_params else template.size
-        size += len(request.id.encode()) + len(kind) + _content_size(content)
+        size = len(request.id.encode()) + _content_size(content)
+        mould = template.mould(request, kind)
+        size += mould.size
         if 0 < self.max_request_bytes < size:
             raise InvalidRequest(
                 kind, f"the request has {size} bytes, of at most {self.max_request_bytes}"
@@ -311,7 +308,7 @@ class Drafter:
             size,
             template.refuse_late,
             template.cancel_on_disconnect,
-            template.mould(request, kind),
+            mould,
         )
 
     def _text(
@@ -331,21 +328,22 @@ class Drafter:
         return template.silent_params, local_text
 
 
-def _size(request: Request) -> int:
-    """Bytes of its fields, as the coordinator counts them."""
-    fields = request_fields(request).items()
-    return sum(len(name) + _content_size(value) for name, value in fields)
-
-
 def _content_size(value: Any) -> int:
     if isinstance(value, bytes):
         return len(value)
-    if not isinstance(value, str | int):
-        try:
-            return len(msgspec.json.encode(value))
-        except (TypeError, ValueError) as fault:
-            raise InvalidRequest("messages", f"cannot be written as JSON: {fault}") from fault
-    return len(str(value).encode())
+    if isinstance(value, str):
+        return len(value.encode())
+    try:
+        return len(msgspec.json.encode(value))
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequest("messages", f"cannot be written as JSON: {fault}") from fault
+
+
+def _is_same(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether the same is said: 1 is neither 1.0 nor True, of which one may be refused."""
+    return known.keys() == given.keys() and all(
+        type(value) is type(known[name]) and value == known[name] for name, value in given.items()
+    )
 
 
 def _checked(request: Request) -> Request:

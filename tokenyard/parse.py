@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: The place of a fault in what msgspec says of it.
 _PATH = re.compile(r"`\$([^`]*)`")
 
+#: What is not taken from the field ``shared``.
+_NOT_SHARED: Final = SYSTEM_FIELDS | {b"shared"}
 #: Longest field ``shared`` whose reading is kept.
 _LONGEST_MOULD: Final = 4096
 #: An entry with no other fields than these can be read by way of its mould.
@@ -69,7 +72,7 @@ def parse_request(
         try:
             fields = unfold(fields)
         except InvalidRequest as fault:
-            return Unanswerable(str(fault))  # who asks may stand there
+            return _refuse_unread(fields, str(fault))
     return _parse_request(fields, defaults)
 
 
@@ -77,13 +80,13 @@ def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     """The fields of an entry together with those in its field ``shared``; its own come first.
 
     Raises `InvalidRequest` where that field cannot be read. What only the system writes is not
-    taken from there.
+    taken from there, nor is another ``shared``.
     """
     if b"shared" not in fields:
         return fields
     texts: dict[str, str] = _json(fields, "shared", _texts_decoder, {})
     common = {name.encode(): text.encode() for name, text in texts.items()}
-    for name in SYSTEM_FIELDS & common.keys():
+    for name in _NOT_SHARED & common.keys():
         del common[name]
     own = {name: value for name, value in fields.items() if name != b"shared"}
     return {**common, **own}
@@ -118,6 +121,23 @@ def _mould(shared: bytes) -> Request | None:
         return None
     request = _parse_request({**fields, b"id": b"?", b"prompt": b"?"}, _NOTHING)
     return request if isinstance(request, Request) else None
+
+
+def _refuse_unread(fields: Mapping[bytes, bytes], fault: str) -> Refused | Unanswerable:
+    """What becomes of an entry whose field ``shared`` cannot be read.
+
+    Who asks may stand there, unless the entry says it by itself.
+    """
+    if b"client" not in fields:
+        return Unanswerable(fault)
+    reply_to = ""
+    try:
+        request_id, client = _parse_address(fields)
+    except InvalidRequest as other:
+        return Unanswerable(str(other))
+    with contextlib.suppress(InvalidRequest):
+        reply_to = _parse_reply_to(fields, client)
+    return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, fault)
 
 
 def _parse_request(

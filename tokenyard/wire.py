@@ -268,6 +268,7 @@ class Mould(Struct, frozen=True):
     client: str
     field: str  # the one that holds the prompt
     shared: str  # JSON object of all other fields but the id, and their texts
+    size: int  # bytes of an entry with it, but for its id and prompt
     deadline_ms: int = 0
 
 
@@ -280,8 +281,9 @@ def mould_of(request: Request) -> Mould:
         for name, value in fields.items()
         if name not in OWN_FIELDS
     }
-    shared = _encode_json(texts).decode()
-    return Mould(request.client, field, shared, request.deadline_ms or 0)
+    shared = _encode_json(texts)
+    size = len("id") + len(field) + len("shared") + len(shared)
+    return Mould(request.client, field, shared.decode(), size, request.deadline_ms or 0)
 
 
 def prompt_value(request: Request) -> bytes | str:

@@ -422,6 +422,28 @@ def test_nobody_is_known_where_the_shared_field_cannot_be_read(shared: bytes) ->
     assert isinstance(parse_request({**FOLDED, b"shared": shared}), Unanswerable)
 
 
+@pytest.mark.parametrize("reply_to", ["", "replies:ann", "replies:bob"])
+def test_who_asks_by_a_field_of_its_own_is_told_that_the_shared_one_cannot_be_read(
+    reply_to: str,
+) -> None:
+    own = {b"id": b"q1", b"client": b"ann", b"reply_to": reply_to.encode()}
+
+    found = parse_request({**own, b"prompt": b"x", b"shared": b"{"})
+
+    assert isinstance(found, Refused)
+    assert (found.id, found.client, found.code) == ("q1", "ann", Code.INVALID_REQUEST)
+    assert found.reply_to == (reply_to if reply_to == "replies:ann" else "")
+    assert found.message.startswith("shared: ")
+
+
+@pytest.mark.parametrize("own", [{b"id": b""}, {b"client": b"no spaces"}])
+def test_nobody_is_known_where_the_shared_field_and_the_name_cannot_be_read(
+    own: dict[bytes, bytes],
+) -> None:
+    fields = {b"id": b"q1", b"client": b"ann", b"prompt": b"x", b"shared": b"{"}
+    assert isinstance(parse_request(fields | own), Unanswerable)
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -446,3 +468,9 @@ def test_defaults_of_a_model_fill_what_is_shared() -> None:
 
     assert isinstance(found, Request)
     assert (found.params.max_tokens, found.params.temperature) == (3, 0.5)
+
+
+def test_what_is_shared_is_not_shared_again() -> None:
+    nested = b'{"shared":"{\\"model\\":\\"m\\"}","tenant":"t"}'
+
+    assert unfold({b"id": b"q1", b"shared": nested}) == {b"id": b"q1", b"tenant": b"t"}

@@ -89,18 +89,29 @@ local function leave(intake, entry)
   list[#list + 1], list[entry] = entry, true
 end
 
--- Entries that are wanted mostly stand in a row, so all of an intake are read at the first.
+-- Entries that are wanted mostly stand in a row, so all of an intake are read at the first: a page
+-- at a time, until they are very many bytes.
+local PAGE, MOST_BYTES = 16, 4 * 1024 * 1024
 local wanted, read = {}, {}
-local function find(intake, entry)
-  local entries = read[intake]
-  if not entries then
-    entries = {}
-    read[intake] = entries
-    for _, item in ipairs(redis.call('XRANGE', intake, entry, '+', 'COUNT', wanted[intake])) do
+local function read_row(intake, entry)
+  local entries, left, size = {}, wanted[intake], 0
+  local from = entry
+  while left > 0 and size < MOST_BYTES do
+    local page = redis.call('XRANGE', intake, from, '+', 'COUNT', math.min(left, PAGE))
+    for _, item in ipairs(page) do
       entries[item[1]] = item[2]
+      for i = 2, #item[2], 2 do size = size + #item[2][i] end
     end
+    left = #page < PAGE and 0 or left - PAGE
+    from = left > 0 and '(' .. page[PAGE][1]
   end
-  if entries[entry] then return entries[entry] end
+  return entries
+end
+
+local function find(intake, entry)
+  read[intake] = read[intake] or read_row(intake, entry)
+  local fields = read[intake][entry]
+  if fields then return fields end
   local found = redis.call('XRANGE', intake, entry, entry)[1]
   return found and found[2]
 end
