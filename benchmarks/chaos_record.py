@@ -8,7 +8,7 @@ worker without a right to it, cannot escape.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ import msgspec
 
 from benchmarks.chaos_history import Event, Joined, Moved, Published
 from tokenyard.keys import INTAKE_CLASSES, Keys
+from tokenyard.parse import unfold
 from tokenyard.replies import Provenance, Reply, decode_replies
 from tokenyard.wire import DEFAULT_CLIENT, unpack_tokens
 from tokenyard.worker_info import decode_worker
@@ -84,7 +85,8 @@ def _entry(command: Command) -> tuple[float, dict[bytes, bytes]]:
     return at, dict(zip(values[::2], values[1::2], strict=True))
 
 
-def _moved(at: float, fields: dict[bytes, bytes], place: str) -> Moved:
+def _moved(at: float, fields: Mapping[bytes, bytes], place: str) -> Moved:
+    fields = unfold(fields)
     client = fields.get(b"client", b"").decode() or DEFAULT_CLIENT
     return Moved(at, client, fields.get(b"id", b"").decode(), place)
 

@@ -56,6 +56,13 @@ def sound(draw: random.Random, number: int) -> Fields:
     }
 
 
+def fold(fields: Fields) -> Fields:
+    """The same request with all but its id and prompt in the field `shared`."""
+    own: Fields = {name: fields[name] for name in (b"id", b"tokens", b"prompt") if name in fields}
+    rest = {name.decode(): fields[name].decode() for name in fields.keys() - own.keys()}
+    return {**own, b"shared": json.dumps(rest).encode()}
+
+
 def rubbish(draw: random.Random) -> bytes:
     """A value that somebody might send by mistake or in anger."""
     makers: list[Callable[[], bytes]] = [
@@ -78,6 +85,7 @@ ODD: list[Any] = [None, True, -1, 0, 2**70, 1e308, "", "x", [], {}, [None], {"a"
 NAMES = [b"id", b"client", b"prompt", b"tokens", b"messages", b"model", b"params", b"stream"]
 NAMES += [b"reply_to", b"priority", b"deadline", b"result_ttl", b"metadata", b"v", b"tenant"]
 NAMES += [b"sid", b"attempt", b"crashes", b"published", b"faults", b"not_before", b"cancel"]
+NAMES += [b"shared"]
 
 
 def mangle(draw: random.Random, fields: Fields) -> Fields:
@@ -123,6 +131,8 @@ def generate(draw: random.Random, count: int) -> Iterator[Fields]:
             yield last
             continue
         fields = sound(draw, number)
+        if draw.random() < 0.3:
+            fields = fold(fields)
         last = fields if draw.random() < 0.2 else mangle(draw, fields)
         yield last
 

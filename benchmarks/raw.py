@@ -36,7 +36,8 @@ class Names:
 
 
 def _connect(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, protocol=2)
+    # A busy machine takes more than redis-py's own five seconds to start the processes.
+    return redis.Redis.from_url(url, protocol=2, socket_timeout=2 * WAIT_S)
 
 
 def _read_group(connection: redis.Redis, stream: str) -> list[tuple[bytes, dict[bytes, bytes]]]:

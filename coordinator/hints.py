@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from tokenyard.wire import Request
+from tokenyard.wire import Request, prompt_value
 
 #: Bytes of prompt that make a block: 16 packed tokens, as many as a block of vLLM's prefix cache
 #: has by default. Of text they are about as many tokens.
@@ -52,10 +52,21 @@ def block_hashes(request: Request, fields: Mapping[bytes, bytes]) -> array[int]:
     They differ between processes (``PYTHONHASHSEED``) and are never written down. Adapters have
     prefixes of their own, hence the model's name.
     """
-    data = request.tokens or fields.get(b"prompt") or fields.get(b"messages", b"")
+    data = prompt_bytes(request, fields)
     end = min(len(data) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES
     hashes, before = array("q"), hash(request.model)
     for at in range(0, end, BLOCK_BYTES):
         before = hash((before, data[at : at + BLOCK_BYTES]))
         hashes.append(before)
     return hashes
+
+
+def prompt_bytes(request: Request, fields: Mapping[bytes, bytes]) -> bytes:
+    """The prompt of a request, as it stands in its entry where it has a field of its own."""
+    if request.tokens is not None:
+        return request.tokens
+    data = fields.get(b"prompt") or fields.get(b"messages")
+    if data is None:  # it is shared by many
+        value = prompt_value(request)
+        data = value.encode() if isinstance(value, str) else value
+    return data

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import redis
+from msgspec import Struct
 
 from coordinator.audit import PAGE, Audit
 from coordinator.held import Held
@@ -26,8 +26,7 @@ LOOK_AHEAD = 16
 _Fields = Mapping[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """An entry of the intake as it was read."""
 
     intake: IntakeClass
@@ -35,8 +34,7 @@ class Entry:
     fields: _Fields
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """A wake-up as it was read."""
 
     id: str
@@ -64,6 +62,8 @@ class Intake:
         self._next_audit = 0.0  # not before (monotonic)
         self._is_wished = False
         self.is_behind = False  # whether it reads on, since more may wait than is held
+        self._heard: list[bytes] = []  # events to acknowledge
+        self._has_missed = False  # whether events may be pending that a leader before has read
 
     def read(
         self, room: int, block_ms: int, *, everything: bool
@@ -72,21 +72,36 @@ class Intake:
 
         About ``room`` of each class; with ``everything`` a batch of each, turn by turn, until
         all that waits is held or the bound is reached. What was pending when a term began is
-        read before anything new of its class. Events and wishers are acknowledged at once: they
-        only wake, and whoever takes over reads the yard anew.
+        read before anything new of its class. Events are acknowledged with the next read, which
+        spares a round trip in each turn; they and wishers only wake, and whoever takes over reads
+        the yard anew.
         """
         count, wanted = self._wants(room, everything=everything)
-        streams: dict[Any, Any] = {
-            self._keys.intake(name): self._behind.get(name, ">") for name in wanted
-        }
-        streams[self._keys.events] = streams[self._keys.wishers] = ">"
-        answer: Any = self._connection.xreadgroup(
-            GROUP, CONSUMER, streams, count=count, block=block_ms or None
+        streams = {self._keys.intake(name): self._behind.get(name, ">") for name in wanted}
+        streams[self._keys.events] = "0" if self._has_missed else ">"
+        streams[self._keys.wishers] = ">"
+        answer = self._ask(
+            "XREADGROUP",
+            *("GROUP", GROUP, CONSUMER, "COUNT", count),
+            *(("BLOCK", block_ms) if block_ms else ()),
+            *("STREAMS", *streams, *streams.values()),
         )
         entries, events = self._sort(answer or [], count)
         goes_on = len(entries) >= count or any(name in self._behind for name in wanted)
         self.is_behind = everything and goes_on
         return entries, events
+
+    def _ask(self, *command: str | int) -> Any:
+        """Give a command, and acknowledge the events before it."""
+        run: Any = self._connection  # redis-py gives no types for commands by name
+        if not self._heard:
+            return run.execute_command(*command)
+        with run.pipeline(transaction=False) as pipeline:
+            pipeline.execute_command("XACK", self._keys.events, GROUP, *self._heard)
+            pipeline.execute_command(*command)
+            _, answer = pipeline.execute()
+        self._heard.clear()
+        return answer
 
     def _wants(self, room: int, *, everything: bool) -> tuple[int, list[IntakeClass]]:
         """How many entries to read, at most, and of which classes."""
@@ -107,7 +122,8 @@ class Intake:
                 self._is_wished = True
                 continue
             if name is None:
-                self._connection.xack(self._keys.events, GROUP, *(item[0] for item in items))
+                self._heard += [item for item, _ in items]
+                self._has_missed = self._has_missed and len(items) == count
                 events += [Event(item.decode(), fields or {}) for item, fields in items]
                 continue
             entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
@@ -127,6 +143,7 @@ class Intake:
         self.held.clear()
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
+        self._has_missed = True
         self.is_behind = True
 
     @property

@@ -13,6 +13,8 @@ class Models:
 
     def __init__(self) -> None:
         self._bases: dict[str, str] = {}  # by name
+        #: The base model where the yard has exactly one; else "".
+        self.only = ""
 
     @property
     def names(self) -> list[str]:
@@ -29,12 +31,6 @@ class Models:
         """The base model of each adapter."""
         return {name: base for name, base in sorted(self._bases.items()) if name != base}
 
-    @property
-    def only(self) -> str:
-        """The base model where the yard has exactly one; else ""."""
-        bases = set(self._bases.values())
-        return bases.pop() if len(bases) == 1 else ""
-
     def base_of(self, name: str) -> str:
         """The base model that serves requests for ``name``; "" where nobody knows one.
 
@@ -45,10 +41,15 @@ class Models:
     def learn(self, bases: Mapping[str, str]) -> bool:
         """Take over what the roster says now, base models by name; whether that is news."""
         before = dict(self._bases)
-        self._bases.update(bases)
+        self._know(before | dict(bases))
         return self._bases != before
 
     def recall(self, names: Collection[str], adapters: Mapping[str, str]) -> None:
         """Take over what a leader has published, as far as nothing newer is known."""
         told = {name: adapters.get(name, name) for name in names}
-        self._bases = told | self._bases
+        self._know(told | self._bases)
+
+    def _know(self, bases: dict[str, str]) -> None:
+        self._bases = bases
+        different = set(bases.values())
+        self.only = different.pop() if len(different) == 1 else ""

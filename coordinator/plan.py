@@ -8,7 +8,9 @@ and nothing else may come onto them while the suspects are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from coordinator.policies import Lane, Pick
 from coordinator.waiting import Waiting
@@ -19,8 +21,7 @@ Choose = Callable[[Waiting, Sequence[Lane]], Pick | None]
 ALONE = "a suspect, alone on an empty lane"
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A request and the lane chosen for it."""
 
     waiting: Waiting

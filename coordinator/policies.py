@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+
+class Lane(Struct, frozen=True, gc=False):
     """A worker as a policy sees it."""
 
     worker: str
@@ -56,9 +57,13 @@ def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
 
     A full lane is passed over, so its turn is not waited for.
     """
-    following = [lane for lane in lanes if lane.name > last]
-    preceding = [lane for lane in lanes if lane.name <= last]
-    return next((lane for lane in (*following, *preceding) if lane.is_open), None)
+    first = None
+    for lane in lanes:
+        if lane.is_open:
+            if lane.name > last:
+                return lane
+            first = first or lane
+    return first
 
 
 def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:

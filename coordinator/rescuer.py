@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +10,9 @@ from typing import Any
 
 import redis
 
+from tokenyard.errors import InvalidRequest
 from tokenyard.keys import Keys
+from tokenyard.parse import unfold
 from tokenyard.scripts import RESCUE_HELD, RESCUE_NOT_LEADER, Scripts
 from tokenyard.wire import DEFAULT_CLIENT
 
@@ -64,5 +67,7 @@ class Rescuer:
 
 def _address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
     """Client and id of the request in a lane entry."""
+    with contextlib.suppress(InvalidRequest):
+        fields = unfold(fields)
     client = fields.get(b"client", b"").decode(errors="replace") or DEFAULT_CLIENT
     return client, fields.get(b"id", b"").decode(errors="replace")

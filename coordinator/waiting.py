@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from coordinator.hints import NO_HINTS, Hints
+from coordinator.hints import NO_HINTS, Hints, prompt_bytes
 from coordinator.history import FRESH, History
 from tokenyard.keys import IntakeClass
 from tokenyard.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
@@ -56,5 +56,4 @@ def prompt_tokens(request: Request, fields: Mapping[bytes, bytes]) -> int:
     """Tokens of a prompt; estimated from its bytes where it is text or messages."""
     if request.tokens is not None:
         return len(request.tokens) // 4
-    size = len(fields.get(b"prompt", b"")) + len(fields.get(b"messages", b""))
-    return -(-size // BYTES_PER_TOKEN)
+    return -(-len(prompt_bytes(request, fields)) // BYTES_PER_TOKEN)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.builders import random_name
 from tests.support.leftovers import end_leftovers, mark_descendants
@@ -20,8 +20,14 @@ from tests.support.servers import Server, ServerName, find_binary
 from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts
 
-# The servers' time to answer varies too much on a busy machine for a deadline of each example.
-settings.register_profile("tokenyard", deadline=None, print_blob=True)
+# On a busy machine the time that servers take to answer, and examples to be made, varies too much
+# for a deadline of either.
+settings.register_profile(
+    "tokenyard",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("tokenyard")
 
 SERVERS: tuple[ServerName, ...] = ("valkey", "redis")

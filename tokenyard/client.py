@@ -155,7 +155,10 @@ class Client:
         for ``result_timeout_s``.
         """
         news = threading.Event()
-        state = Window(items, window, ordered=ordered, wake=news.set)
+        # Most results come while there is news already, and setting it takes a lock.
+        state = Window(
+            items, window, ordered=ordered, wake=lambda: None if news.is_set() else news.set()
+        )
         self._listen()
         patience_s = self._dialogue.result_timeout_s
         give_up = time.monotonic() + patience_s

@@ -5,6 +5,7 @@ Errors of redis-py pass, for `tokenyard.connection.translated`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from typing import Any, Final
 
 import redis
 
+from tokenyard.errors import InvalidRequest
 from tokenyard.keys import PRIORITY_CLASSES, Keys, PriorityClass
-from tokenyard.parse import parse_request
+from tokenyard.parse import parse_request, unfold
 from tokenyard.scripts import Scripts, requeue
 from tokenyard.wire import Refused, Request, Unanswerable, unpack_tokens
 
@@ -107,6 +109,8 @@ def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
         case Unanswerable():
             pass
     letter = entry.decode()
+    with contextlib.suppress(InvalidRequest):
+        fields = unfold(fields)
     return DeadLetter(
         letter=letter,
         died_ms=int(letter.partition("-")[0]),

@@ -45,7 +45,7 @@ from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, Wi
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
-from tokenyard.wire import Request
+from tokenyard.wire import Mould, Request, mould_of
 
 #: Longest blocking read; also how long a hole in the replies may wait to be filled.
 BLOCK_MS: Final = 1_000
@@ -173,28 +173,30 @@ class Dialogue:
         """Submit in one call what has the same terms."""
         now = time.monotonic()
         exchanges: dict[int, Exchange] = {}
-        new: list[tuple[Request, Exchange]] = []
+        new: list[tuple[Request, Mould, Exchange]] = []
         sending = tracing.sending(self.keys.yard)
         for at, draft in burst:
             exchange = self._session.find(draft.request.id)
             if exchange is None:
                 exchange = self._session.open(draft.request.id, draft.local_text, now)
                 exchange.is_interleaved = draft.request.params.n > 1
-                has_room = self._drafter.has_room(draft, tracing.ROOM)
-                request = sending.carry(draft.request) if sending and has_room else draft.request
-                new.append((request, exchange))
+                request, mould = draft.request, draft.mould
+                if sending and self._drafter.has_room(draft, tracing.ROOM):
+                    request, mould = sending.carry(request), None
+                new.append((request, mould or mould_of(request), exchange))
             exchanges[at] = exchange
         if not new:
             return _Answer(exchanges)
-        fresh = [exchange for _, exchange in new]
+        fresh = [exchange for *_, exchange in new]
         terms = burst[0][1]
         try:
             acceptances = yield scripts.submit(
                 self.keys,
                 terms.priority_class,
-                [request for request, _ in new],
+                [request for request, *_ in new],
                 watched=self.client_id if terms.cancel_on_disconnect else "",
                 refuse_late=terms.refuse_late,
+                moulds=[mould for _, mould, _ in new],
             )
             known = _take_acceptances(fresh, acceptances)
             if sending:

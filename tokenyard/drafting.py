@@ -12,11 +12,11 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, cast
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from tokenyard.errors import InvalidRequest
 from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
@@ -25,10 +25,12 @@ from tokenyard.tokenization import PROMPT_TAIL, LocalText, Messages, Tokenizer
 from tokenyard.wire import (
     DEFAULT_RESULT_TTL_S,
     MAX_TOKEN_ID,
+    Mould,
     Request,
     SamplingParams,
     StructuredOutputs,
     Unanswerable,
+    mould_of,
     pack_tokens,
     request_fields,
 )
@@ -105,19 +107,23 @@ _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 #: The parameters of who says nothing.
 _SILENT: Final = SamplingParams()
 
+#: Values that nobody can change after they were read, and options of one request alone.
+_LASTING: Final = (str, int, float, bool, type(None))
+_SINGULAR: Final = frozenset({"id", "deadline_s"})
+
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True, eq=False):
     """A request ready to be submitted."""
 
     request: Request
     priority_class: PriorityClass
     local_text: LocalText | None
-    size: int  # bytes of its fields
+    size: int  # bytes of its entry, as the coordinator counts them
     refuse_late: bool = False
     cancel_on_disconnect: bool = False
+    mould: Mould | None = None  # that of the request, where it is known
 
     @property
     def terms(self) -> tuple[PriorityClass, bool, bool]:
@@ -131,12 +137,21 @@ class _Template:
 
     request: Request  # everything but its id and prompt
     priority_class: PriorityClass
-    size: int  # bytes of the fields, without id and prompt
-    #: The request's parameters where the client makes the text itself, and that size.
-    silent_params: SamplingParams
-    silent_size: int
+    silent_params: SamplingParams  # where the client makes the text itself
     refuse_late: bool
     cancel_on_disconnect: bool
+    #: By the field of the prompt, and whether the client makes the text itself.
+    moulds: dict[tuple[str, bool], Mould] = field(default_factory=dict)
+
+    def mould(self, request: Request, kind: str) -> Mould:
+        """The mould of a request made from this template."""
+        key = (kind, request.params is self.silent_params)
+        if request.params is not self.silent_params and request.params is not self.request.params:
+            return mould_of(request)
+        mould = self.moulds.get(key)
+        if mould is None:
+            mould = self.moulds[key] = mould_of(request)
+        return mould
 
 
 class Drafter:
@@ -147,6 +162,7 @@ class Drafter:
         self._tokenizer = tokenizer
         self._run = secrets.token_hex(6)
         self._count = itertools.count(1)
+        self._known: tuple[Mapping[str, Any], _Template] | None = None
         #: Most bytes of one request; 0: no bound. Learnt at the handshake.
         self.max_request_bytes = 0
         #: The server's clock less ours. Learnt at the handshake.
@@ -154,7 +170,7 @@ class Drafter:
 
     def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> Draft:
         """One request; raises `InvalidRequest`."""
-        return self._draft(prompt, None, self._template(options))
+        return self._draft(prompt, None, self._known_template(options))
 
     def has_room(self, draft: Draft, size: int) -> bool:
         """Whether a request may grow by so many bytes."""
@@ -167,7 +183,7 @@ class Drafter:
 
         Raises `InvalidRequest` for what is wrong with ``shared``.
         """
-        template = self._template(shared)
+        template = self._known_template(shared)
         encoded = self._encode_texts(items)
         return [
             self._draft_safely(item, tokens, template, shared)
@@ -190,7 +206,7 @@ class Drafter:
         shared: Mapping[str, Any],
     ) -> Draft | InvalidRequest:
         try:
-            if isinstance(item, Mapping):
+            if not isinstance(item, str | list) and isinstance(item, Mapping):
                 own = dict(item)
                 prompt = own.pop("prompt", "")
                 template = self._template({**shared, **own})
@@ -198,6 +214,17 @@ class Drafter:
             return self._draft(item, tokens, template)
         except InvalidRequest as fault:
             return fault
+
+    def _known_template(self, given: Mapping[str, Any]) -> _Template:
+        """`_template`, read once where the same is said again and time plays no part in it."""
+        known = self._known  # once: another thread may say something else meanwhile
+        if known is not None and _is_same(known[0], given):
+            return known[1]
+        template = self._template(given)
+        is_lasting = all(type(value) in _LASTING for value in given.values())
+        if is_lasting and not given.keys() & _SINGULAR:
+            self._known = dict(given), template
+        return template
 
     def _template(self, given: Mapping[str, Any]) -> _Template:
         options = {name: given[name] for name in _OWN_OPTIONS if given.get(name) is not None}
@@ -235,9 +262,7 @@ class Drafter:
         return _Template(
             bare if "id" not in options else msgspec.structs.replace(bare, id=request.id),
             priority_class,
-            _size(bare),
             silent,
-            _size(msgspec.structs.replace(bare, params=silent)),
             refuse_late,
             bool(options.get("cancel_on_disconnect")),
         )
@@ -269,8 +294,9 @@ class Drafter:
             params=params,
             **{kind: content},
         )
-        size = template.silent_size if params is template.silent_params else template.size
-        size += len(request.id.encode()) + len(kind) + _content_size(content)
+        size = len(request.id.encode()) + _content_size(content)
+        mould = template.mould(request, kind)
+        size += mould.size
         if 0 < self.max_request_bytes < size:
             raise InvalidRequest(
                 kind, f"the request has {size} bytes, of at most {self.max_request_bytes}"
@@ -282,6 +308,7 @@ class Drafter:
             size,
             template.refuse_late,
             template.cancel_on_disconnect,
+            mould,
         )
 
     def _text(
@@ -301,21 +328,22 @@ class Drafter:
         return template.silent_params, local_text
 
 
-def _size(request: Request) -> int:
-    """Bytes of its fields, as the coordinator counts them."""
-    fields = request_fields(request).items()
-    return sum(len(name) + _content_size(value) for name, value in fields)
-
-
 def _content_size(value: Any) -> int:
     if isinstance(value, bytes):
         return len(value)
-    if not isinstance(value, str | int):
-        try:
-            return len(msgspec.json.encode(value))
-        except (TypeError, ValueError) as fault:
-            raise InvalidRequest("messages", f"cannot be written as JSON: {fault}") from fault
-    return len(str(value).encode())
+    if isinstance(value, str):
+        return len(value.encode())
+    try:
+        return len(msgspec.json.encode(value))
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequest("messages", f"cannot be written as JSON: {fault}") from fault
+
+
+def _is_same(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether the same is said: 1 is neither 1.0 nor True, of which one may be refused."""
+    return known.keys() == given.keys() and all(
+        type(value) is type(known[name]) and value == known[name] for name, value in given.items()
+    )
 
 
 def _checked(request: Request) -> Request:
@@ -364,6 +392,8 @@ def _stated(params: SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def _kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
+    if type(prompt) is list and prompt and type(prompt[0]) is int:
+        return "tokens"  # as nearly all are: the checks below take their time
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("prompt", "is empty")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,6 +21,7 @@ from tokenyard.wire import (
     MAX_ID_BYTES,
     MAX_RESULT_TTL_S,
     MAX_TOKEN_ID,
+    OWN_FIELDS,
     SYSTEM_FIELDS,
     WIRE_VERSION,
     Assignment,
@@ -27,18 +30,25 @@ from tokenyard.wire import (
     SamplingParams,
     Unanswerable,
     pack_tokens,
-    unpack_tokens,
 )
 
 #: A server id, "<priority class>/<intake entry>".
 _SID = re.compile(r"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
-_COUNT = re.compile(rb"[0-9]{1,9}")
+_LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: The place of a fault in what msgspec says of it.
 _PATH = re.compile(r"`\$([^`]*)`")
 
+#: What is not taken from the field ``shared``.
+_NOT_SHARED: Final = SYSTEM_FIELDS | {b"shared"}
+#: Longest field ``shared`` whose reading is kept.
+_LONGEST_MOULD: Final = 4096
+#: An entry with no other fields than these can be read by way of its mould.
+_CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"shared"}
+
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
+_texts_decoder = msgspec.json.Decoder(dict[str, str])
 _params_decoder = msgspec.json.Decoder(SamplingParams)
 _messages_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -55,6 +65,84 @@ def parse_request(
     other is `Unanswerable`. ``defaults`` are sampling parameters, as JSON would have them, for
     a request that says nothing of them.
     """
+    if b"shared" in fields:
+        request = None if defaults else _cast(fields)
+        if request is not None:
+            return request
+        try:
+            fields = unfold(fields)
+        except InvalidRequest as fault:
+            return _refuse_unread(fields, str(fault))
+    return _parse_request(fields, defaults)
+
+
+def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The fields of an entry together with those in its field ``shared``; its own come first.
+
+    Raises `InvalidRequest` where that field cannot be read. What only the system writes is not
+    taken from there, nor is another ``shared``.
+    """
+    if b"shared" not in fields:
+        return fields
+    texts: dict[str, str] = _json(fields, "shared", _texts_decoder, {})
+    common = {name.encode(): text.encode() for name, text in texts.items()}
+    for name in _NOT_SHARED & common.keys():
+        del common[name]
+    own = {name: value for name, value in fields.items() if name != b"shared"}
+    return {**common, **own}
+
+
+def _cast(fields: Mapping[bytes, bytes]) -> Request | None:
+    """A request of token ids from its mould; None where a longer look is needed.
+
+    Nearly all requests of one client differ in id and prompt alone, so the rest is read once.
+    """
+    shared, packed, raw_id = fields[b"shared"], fields.get(b"tokens"), fields.get(b"id", b"")
+    if not packed or len(shared) > _LONGEST_MOULD or not fields.keys() <= _CAST_FIELDS:
+        return None
+    mould = _mould(shared)
+    is_sound = packed[:1] != b"[" and len(packed) % 4 == 0 and packed[3::4].isascii()
+    if mould is None or not is_sound or not 0 < len(raw_id) <= MAX_ID_BYTES:
+        return None
+    try:
+        return msgspec.structs.replace(mould, id=raw_id.decode(), tokens=packed, prompt=None)
+    except UnicodeDecodeError:
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _mould(shared: bytes) -> Request | None:
+    """The request without its id and prompt; None where it is not as it should be."""
+    try:
+        fields = unfold({b"shared": shared})
+    except InvalidRequest:
+        return None
+    if any(name.encode() in fields for name in OWN_FIELDS):
+        return None
+    request = _parse_request({**fields, b"id": b"?", b"prompt": b"?"}, _NOTHING)
+    return request if isinstance(request, Request) else None
+
+
+def _refuse_unread(fields: Mapping[bytes, bytes], fault: str) -> Refused | Unanswerable:
+    """What becomes of an entry whose field ``shared`` cannot be read.
+
+    Who asks may stand there, unless the entry says it by itself.
+    """
+    if b"client" not in fields:
+        return Unanswerable(fault)
+    reply_to = ""
+    try:
+        request_id, client = _parse_address(fields)
+    except InvalidRequest as other:
+        return Unanswerable(str(other))
+    with contextlib.suppress(InvalidRequest):
+        reply_to = _parse_reply_to(fields, client)
+    return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, fault)
+
+
+def _parse_request(
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]
+) -> Request | Refused | Unanswerable:
     try:
         request_id, client = _parse_address(fields)
     except InvalidRequest as fault:
@@ -135,8 +223,7 @@ def parse_assignment(
     faults = fields.get(b"faults", b"0")
     published = fields.get(b"published", b"")
     epoch = fields.get(b"epoch", b"")
-    counts = (attempt, crashes, faults)
-    is_ours = _SID.fullmatch(sid) and all(_COUNT.fullmatch(count) for count in counts)
+    is_ours = _SID.fullmatch(sid) and _is_count(attempt, crashes, faults)
     if isinstance(request, Unanswerable) or not is_ours or len(published) % 4:
         return None
     if isinstance(request, Refused):
@@ -151,8 +238,12 @@ def parse_assignment(
         published=published,
         faults=int(faults),
         fault=fault,
-        first_epoch=int(epoch) if _EPOCH.fullmatch(epoch) else None,
+        first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
     )
+
+
+def _is_count(*texts: bytes) -> bool:
+    return all(text.isdigit() and len(text) < _LONGEST_COUNT for text in texts)
 
 
 def _text(fields: Mapping[bytes, bytes], name: str) -> str:
@@ -238,6 +329,7 @@ def _tokens(fields: Mapping[bytes, bytes]) -> bytes:
         raise InvalidRequest("tokens", "is empty")
     if len(packed) % 4:
         raise InvalidRequest("tokens", "packed ids are int32: the length must divide by four")
-    if min(unpack_tokens(packed)) < 0:
+    # The top byte of a negative id is 0x80 or more; this is how bytes are compared fastest.
+    if not packed[3::4].isascii():
         raise InvalidRequest("tokens", "token ids must not be negative")
     return packed

@@ -30,6 +30,7 @@ from tokenyard.errors import (
     UnknownRequest,
     WaitTimeout,
 )
+from tokenyard.garbage import collect_seldom
 from tokenyard.settings import CoordinatorSettings, WorkerSettings
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -149,6 +150,7 @@ def program(
         settings = settings_type(redis_url=redis_url, yard=yard, **values)
         start_logging(debug=debug)
         setproctitle(f"tokenyard {name} {yard}")
+        collect_seldom()
         sys.exit(run(settings))
 
     return PlainCommand(

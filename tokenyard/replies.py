@@ -7,7 +7,8 @@ growth are those of `tokenyard.wire`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from functools import lru_cache
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -188,11 +189,6 @@ def to_delta(reply: Reply) -> Delta:
 
 def to_result(reply: Reply) -> Result:
     """A result with everything in it decoded."""
-    structured = {
-        name: decoder.decode(text)
-        for name, decoder in _STRUCTURED.items()
-        if (text := getattr(reply, name)) is not None
-    }
     return Result(
         id=reply.id,
         status=reply.status or "failed",
@@ -200,8 +196,30 @@ def to_result(reply: Reply) -> Result:
         seq=reply.seq,
         text=reply.text,
         finish_reason=reply.finish_reason,
-        **structured,
+        stop_reason=_opened("stop_reason", reply.stop_reason),
+        usage=_usage(reply.usage) if reply.usage else None,
+        error=_opened("error", reply.error),
+        provenance=_provenance(reply.provenance) if reply.provenance else None,
+        timing=_opened("timing", reply.timing),
+        logprobs=_opened("logprobs", reply.logprobs),
+        prompt_logprobs=_opened("prompt_logprobs", reply.prompt_logprobs),
+        choices=_opened("choices", reply.choices),
     )
+
+
+def _opened(name: str, text: str | None) -> Any:
+    return None if text is None else _STRUCTURED[name].decode(text)
+
+
+@lru_cache(maxsize=1024)
+def _usage(text: str) -> Usage:
+    """Many results say the same; what they share is frozen."""
+    return cast(Usage, _opened("usage", text))
+
+
+@lru_cache(maxsize=1024)
+def _provenance(text: str) -> Provenance:
+    return cast(Provenance, _opened("provenance", text))
 
 
 def refusal(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 from tokenyard.errors import Code
 from tokenyard.replies import (
@@ -144,7 +146,7 @@ def result_reply(
         status="completed",
         finish_reason=choice.finish_reason,
         stop_reason=None if choice.stop_reason is None else json_text(choice.stop_reason),
-        usage=json_text(_usage(end)),
+        usage=_usage(end),
         provenance=provenance,
         timing=timing,
         logprobs=None if choice.logprobs is None else json_text(choice.logprobs),
@@ -166,7 +168,7 @@ def _expired_reply(run: Run, end: Expired, provenance: str, timing: str) -> Repl
         tokens=made if longer else bytes(run.shown),
         text=choice.text if choice and longer else None,
         status="expired",
-        usage=json_text(_usage(end.made)) if end.made else None,
+        usage=_usage(end.made) if end.made else None,
         error=json_text(ErrorInfo(Code.DEADLINE_EXCEEDED, message)),
         provenance=provenance,
         timing=timing,
@@ -177,29 +179,37 @@ def _choices(end: Finished) -> str | None:
     return json_text(list[Choice](end.choices)) if len(end.choices) > 1 else None
 
 
-def _usage(end: Finished) -> Usage:
+def _usage(end: Finished) -> str:
     completion = sum(len(choice.tokens) for choice in end.choices)
-    whole = end.prompt_tokens + completion
-    return Usage(end.prompt_tokens, completion, whole, end.cached_tokens)
+    return _usage_text(end.prompt_tokens, completion, end.cached_tokens)
+
+
+@lru_cache(maxsize=1024)
+def _usage_text(prompt: int, completion: int, cached: int | None) -> str:
+    return json_text(Usage(prompt, completion, prompt + completion, cached))
 
 
 def _provenance(run: Run, info: EngineInfo, worker: str, epoch: int | None) -> str:
     assignment = run.assignment
     asked = assignment.request.model
     first = run.epoch if assignment.first_epoch is None else assignment.first_epoch
-    return json_text(
-        Provenance(
-            model=asked if asked in info.adapters else info.model,
-            revision=info.revision,
-            engine=info.engine,
-            engine_version=info.engine_version,
-            worker=worker,
-            attempt=assignment.attempt,
-            seed=assignment.request.params.seed,
-            epoch=epoch,
-            first_epoch=None if first == epoch else first,
-        )
+    return _provenance_text(
+        asked if asked in info.adapters else info.model,
+        info.revision,
+        info.engine,
+        info.engine_version,
+        worker,
+        assignment.attempt,
+        assignment.request.params.seed,
+        epoch,
+        None if first == epoch else first,
     )
+
+
+@lru_cache(maxsize=1024)
+def _provenance_text(*values: Any) -> str:
+    """Nearly all results of one worker say the same of where they come from."""
+    return json_text(Provenance(*values))
 
 
 def _timing(run: Run, now: float) -> Timing:

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 
 from setproctitle import setproctitle
 
+from tokenyard.garbage import collect_seldom
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
 from worker.care import Care
@@ -53,6 +54,7 @@ def main(settings: WorkerSettings, device: int, pipe: Connection) -> None:
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     threading.excepthook = _end_process
+    collect_seldom()
     try:
         WorkerProcess(settings, device, pipe).run()
     except Exception as fault:

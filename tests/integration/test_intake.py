@@ -260,3 +260,89 @@ def test_wishers_wake_and_are_told_once(yard: Yard) -> None:
     # and the entry to stay until somebody grants the wish, though nobody is given it again.
     assert yard.connection.xlen(yard.keys.wishers) == 1
     assert yard.connection.xpending(yard.keys.wishers, GROUP)["pending"] == 0
+
+
+class TestEvents:
+    """They are acknowledged with the next read, so a leader that dies has heard some in vain."""
+
+    def add(self, yard: Yard, count: int) -> list[str]:
+        added = [yard.connection.xadd(yard.keys.events, {"event": "changed"}) for _ in range(count)]
+        return [entry.decode() for entry in added]
+
+    def hear(self, intake: Intake) -> list[str]:
+        _, events = intake.read(0, 0, everything=False)
+        return [event.id for event in events]
+
+    def unacknowledged(self, yard: Yard) -> int:
+        return int(yard.connection.xpending(yard.keys.events, GROUP)["pending"])
+
+    def test_each_is_heard_once_and_acknowledged_with_the_next_read(self, yard: Yard) -> None:
+        first = self.add(yard, 3)
+        assert self.hear(yard.intake) == first
+
+        second = self.add(yard, 2)
+        assert self.hear(yard.intake) == second
+        assert self.unacknowledged(yard) == 2
+
+        assert self.hear(yard.intake) == []
+        assert self.unacknowledged(yard) == 0
+
+    @pytest.mark.parametrize("count", [1, LOOK_AHEAD, 3 * LOOK_AHEAD])
+    def test_a_new_leader_hears_what_the_one_before_has_heard_in_vain(
+        self, yard: Yard, count: int
+    ) -> None:
+        # Given a leader that has read events and dies before it reads again, and newer events
+        missed = self.add(yard, count)
+        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.events: ">"})
+        newer = self.add(yard, 2)
+
+        # If another takes over, I expect it to hear each once, in order,
+        successor = Intake(yard.connection, yard.keys, max_batch=BATCH, most_held=BATCH)
+        successor.read_again()
+        heard: list[str] = []
+        while len(heard) < len(missed + newer):
+            heard += self.hear(successor)
+        assert heard == missed + newer
+
+        # then none, and nothing to be left behind.
+        assert self.hear(successor) == []
+        assert self.unacknowledged(yard) == 0
+
+    def test_one_that_leads_again_hears_nothing_twice(self, yard: Yard) -> None:
+        # Given a leader with events that it has not acknowledged
+        self.add(yard, 3)
+        self.hear(yard.intake)
+
+        # If it takes over anew, I expect it to acknowledge them, and to hear what is new.
+        yard.intake.read_again()
+        newer = self.add(yard, 1)
+        assert self.hear(yard.intake) + self.hear(yard.intake) == newer
+        assert self.hear(yard.intake) == []
+        assert self.unacknowledged(yard) == 0
+
+    def test_what_was_trimmed_before_anybody_heard_it_twice_does_not_hold_it_up(
+        self, yard: Yard
+    ) -> None:
+        self.add(yard, 5)
+        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.events: ">"})
+        yard.connection.xtrim(yard.keys.events, maxlen=0, approximate=False)
+        newer = self.add(yard, 1)
+
+        yard.intake.read_again()
+        heard = [*self.hear(yard.intake), *self.hear(yard.intake)]
+
+        assert heard[-1:] == newer
+        assert self.hear(yard.intake) == []
+        assert self.unacknowledged(yard) == 0
+
+    def test_a_read_that_fails_loses_no_acknowledgement(self, yard: Yard) -> None:
+        # Given events to be acknowledged, and a server whose intake has lost its group
+        self.add(yard, 3)
+        self.hear(yard.intake)
+        yard.connection.xgroup_destroy(yard.keys.intake("low"), GROUP)
+        with pytest.raises(redis.ResponseError):
+            self.hear(yard.intake)
+
+        yard.connection.xgroup_create(yard.keys.intake("low"), GROUP, "0")
+        assert self.hear(yard.intake) == []
+        assert self.unacknowledged(yard) == 0

@@ -8,6 +8,7 @@ from typing import Self
 
 from tests.support.yard import Yard
 from tokenyard.keys import INTAKE_CLASSES
+from tokenyard.parse import unfold
 from tokenyard.replies import Reply, decode_replies
 from tokenyard.scripts import Why, destination
 from tokenyard.wire import Assignment, Request
@@ -67,7 +68,8 @@ class OnLane:
     @property
     def name(self) -> Name:
         """Whose it is."""
-        return self.fields.get(b"client", b"anon").decode(), self.fields[b"id"].decode()
+        fields = unfold(self.fields)
+        return fields.get(b"client", b"anon").decode(), fields[b"id"].decode()
 
 
 @dataclass

@@ -159,6 +159,42 @@ def test_full_lane_takes_no_more_also_within_one_round(yard: Yard) -> None:
     assert [entry for entry, _ in yard.intake()] == [waiting[2].entry]
 
 
+def test_entries_that_do_not_stand_in_a_row_are_found(yard: Yard) -> None:
+    """Given others between those to move, and some in another intake, I expect each on its lane."""
+    one, two = yard.worker("one"), yard.worker("two")
+    normal = [yard.submit() for _ in range(9)]
+    high = [yard.submit(priority_class="high") for _ in range(3)]
+    chosen = [high[2], normal[0], normal[8], high[0], normal[4]]
+    lanes = [one, two, one, two, two]
+
+    moves = [item.to(worker) for item, worker in zip(chosen, lanes, strict=True)]
+    assert yard.scripts.dispatch(yard.token, moves) == [Dispatched.DISPATCHED] * 5
+
+    for worker in (one, two):
+        meant = [item.request for item, lane in zip(chosen, lanes, strict=True) if lane == worker]
+        assert [item.request for item in yard.lane(worker)] == meant
+    assert len(yard.intake()) + len(yard.intake("high")) == 7
+
+
+def test_pages_with_gaps_and_large_entries(yard: Yard) -> None:
+    """Given some that are gone and some that nobody wants in between, I expect the others moved."""
+    worker = yard.worker()
+    text = "x" * 300_000  # so many bytes that not all are read at once
+    waiting = [yard.submit(make_request(prompt=f"{at}{text}")) for at in range(50)]
+    gone, left = waiting[3:40:6], waiting[5:50:7]
+    yard.connection.xdel(yard.keys.intake("normal"), *(item.entry for item in gone))
+    chosen = [item for item in waiting if item not in left]
+
+    codes = yard.scripts.dispatch(yard.token, [item.to(worker) for item in chosen])
+
+    moved = [item for item in chosen if item not in gone]
+    assert [code is Dispatched.DISPATCHED for code in codes] == [item in moved for item in chosen]
+    assert set(codes) == {Dispatched.DISPATCHED, Dispatched.GONE}
+    assert [item.request for item in yard.lane(worker)] == [item.request for item in moved]
+    rest = [item.entry for item in left if item not in gone]
+    assert [entry for entry, _ in yard.intake()] == rest
+
+
 def test_codes_follow_the_order_of_the_moves(yard: Yard) -> None:
     worker = yard.worker()
     good, full, closed = (yard.submit() for _ in range(3))

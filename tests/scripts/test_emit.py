@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard

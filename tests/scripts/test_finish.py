@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.scripts import Publication, Published
-from tokenyard.wire import Assignment
+from tokenyard.wire import Assignment, Request
 
 KINDS = [make_request, framed]
 
@@ -50,6 +51,30 @@ def test_result_goes_behind_the_deltas_and_forgets_their_count(yard: Yard, kind)
 
     assert yard.replies(assignment.request) == [delta.reply, done.reply]
     assert yard.published(assignment.request) == b""
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_tokens_of_an_earlier_attempt_are_forgotten(yard: Yard, is_read: bool) -> None:
+    """Given tokens published before a rescue, I expect them gone with the result.
+
+    Also where the next worker cannot read the request and knows only whose it is.
+    """
+    first, second = yard.worker(), yard.worker()
+    request = make_request(stream=True)
+    delta = Publication(yard.assign(first, request), make_delta(request.id, 0, [1, 2]))
+    yard.scripts.emit(first, [delta])
+    yard.expire(first)
+    yard.rescue(first)
+    again = yard.place(yard.waiting(request), second)
+    if not is_read:
+        unread = Request(id=request.id, client=request.client)
+        again = msgspec.structs.replace(again, request=unread, fault="params: of a newer version")
+    seq = len(again.published) // 4
+
+    yard.scripts.finish(second, [result(again, [1, 2], seq=seq, status="failed")])
+
+    assert seq == 2
+    assert not yard.connection.exists(yard.keys.tokens(request.client, request.id))
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "expired"])

@@ -59,6 +59,15 @@ def test_of_a_deadline_named_twice_the_last_counts(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10) == ("", [late.decode()])
 
 
+def test_field_that_cannot_be_read_says_no_deadline(yard: Yard) -> None:
+    for shared in ("", "{", "[]", "7", '{"deadline":1000}', '{"deadline":"soon"}'):
+        yard.push({"id": "a", "prompt": "x", "shared": shared})
+    late = yard.push({"id": "b", "prompt": "x", "shared": '{"deadline":"1000"}'})
+    yard.push({"id": "c", "prompt": "x", "shared": '{"deadline":"1000"}', "deadline": FUTURE_MS})
+
+    assert yard.scripts.overdue("normal", "-", 10) == ("", [late.entry])
+
+
 def test_clients_whose_leases_have_run_out_are_named(yard: Yard) -> None:
     yard.scripts.submit("normal", [make_request(client="ann")], watched="ann")
     yard.scripts.submit("normal", [make_request(client="bob")], watched="bob")

@@ -263,3 +263,6 @@ def test_tokens_of_a_prompt(fields: dict, tokens: int) -> None:
         raw = {b"messages": b'[{"role":"user","content":"x"}]'}
 
     assert prompt_tokens(request, raw) == tokens
+
+    shared = {b"shared": b"{}"}  # the prompt may stand there, too
+    assert prompt_tokens(request, shared) == tokens

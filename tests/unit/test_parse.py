@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenyard.errors import Code
-from tokenyard.parse import parse_assignment, parse_request
+from tokenyard.parse import parse_assignment, parse_request, unfold
 from tokenyard.wire import (
     MAX_FIELDS,
     Assignment,
@@ -384,3 +384,93 @@ def test_defaults_refuse_nothing_that_would_be_good_without_them(params: bytes) 
     assert plain is not None
     assert found is not None
     assert bool(found.fault) == bool(plain.fault)
+
+
+SHARED = b'{"v":"1","client":"ann","reply_to":"replies:ann","params":"{\\"max_tokens\\":3}"}'
+FOLDED = {b"id": b"q1", b"tokens": pack_tokens([1, 2]), b"shared": SHARED}
+
+
+@pytest.mark.parametrize("prompt", [{b"tokens": pack_tokens([1, 2])}, {b"prompt": b"x"}])
+def test_what_requests_have_in_common_may_stand_in_one_field(prompt: dict[bytes, bytes]) -> None:
+    fields = {b"id": b"q1", **prompt}
+    plain = {b"v": b"1", b"client": b"ann", b"reply_to": b"replies:ann"}
+    plain[b"params"] = b'{"max_tokens":3}'
+
+    assert parse_request(fields | {b"shared": SHARED}) == parse_request(fields | plain)
+
+
+def test_an_entry_has_the_last_word_on_what_it_shares() -> None:
+    found = parse_request({**FOLDED, b"params": b'{"max_tokens":4}'})
+
+    assert isinstance(found, Request)
+    assert (found.client, found.params.max_tokens) == ("ann", 4)
+
+
+def test_what_only_the_system_writes_is_not_shared() -> None:
+    spoofed = b'{"sid":"high/1-1","attempt":"7","published":"abcd","model":"m"}'
+
+    found = unfold({b"id": b"q1", b"shared": spoofed, b"attempt": b"1"})
+
+    assert found == {b"id": b"q1", b"model": b"m", b"attempt": b"1"}
+
+
+@pytest.mark.parametrize(
+    "shared", [b"", b"{", b"[]", b"null", b'{"n":1}', b"\xff", b'{"client":"no spaces"}']
+)
+def test_nobody_is_known_where_the_shared_field_cannot_be_read(shared: bytes) -> None:
+    """The client may stand there, so that there is nobody to answer."""
+    assert isinstance(parse_request({**FOLDED, b"shared": shared}), Unanswerable)
+
+
+@pytest.mark.parametrize("reply_to", ["", "replies:ann", "replies:bob"])
+def test_who_asks_by_a_field_of_its_own_is_told_that_the_shared_one_cannot_be_read(
+    reply_to: str,
+) -> None:
+    own = {b"id": b"q1", b"client": b"ann", b"reply_to": reply_to.encode()}
+
+    found = parse_request({**own, b"prompt": b"x", b"shared": b"{"})
+
+    assert isinstance(found, Refused)
+    assert (found.id, found.client, found.code) == ("q1", "ann", Code.INVALID_REQUEST)
+    assert found.reply_to == (reply_to if reply_to == "replies:ann" else "")
+    assert found.message.startswith("shared: ")
+
+
+@pytest.mark.parametrize("own", [{b"id": b""}, {b"client": b"no spaces"}])
+def test_nobody_is_known_where_the_shared_field_and_the_name_cannot_be_read(
+    own: dict[bytes, bytes],
+) -> None:
+    fields = {b"id": b"q1", b"client": b"ann", b"prompt": b"x", b"shared": b"{"}
+    assert isinstance(parse_request(fields | own), Unanswerable)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({b"tokens": b""}, "tokens"),
+        ({b"tokens": b"abc"}, "tokens"),
+        ({b"tokens": pack_tokens([-1])}, "tokens"),
+        ({b"shared": b'{"prompt":"x"}'}, "prompt"),
+        ({b"shared": b'{"params":"{\\"top_p\\":2}"}'}, "params.top_p"),
+    ],
+)
+def test_a_fault_is_told_as_if_the_fields_stood_by_themselves(
+    fields: dict[bytes, bytes], field: str
+) -> None:
+    found = parse_request(FOLDED | fields)
+
+    assert isinstance(found, Refused)
+    assert found.message.startswith(field)
+
+
+def test_defaults_of_a_model_fill_what_is_shared() -> None:
+    found = parse_request(FOLDED, {"temperature": 0.5})
+
+    assert isinstance(found, Request)
+    assert (found.params.max_tokens, found.params.temperature) == (3, 0.5)
+
+
+def test_what_is_shared_is_not_shared_again() -> None:
+    nested = b'{"shared":"{\\"model\\":\\"m\\"}","tenant":"t"}'
+
+    assert unfold({b"id": b"q1", b"shared": nested}) == {b"id": b"q1", b"tenant": b"t"}

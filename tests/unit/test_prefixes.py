@@ -36,6 +36,14 @@ def known(*workers: str, tokens: int = 0) -> Prefixes:
 
 
 class TestHints:
+    @pytest.mark.parametrize("prompt", ["a" * 999, [{"role": "user", "content": "x" * 256}]])
+    def test_a_prompt_that_is_shared_has_the_same_blocks(self, prompt: Any) -> None:
+        kind = "prompt" if isinstance(prompt, str) else "messages"
+        found = look_closely(make_request(**{kind: prompt}), {b"shared": b"{}"})
+
+        assert len(found.blocks) > 2
+        assert found == hints(prompt)
+
     @pytest.mark.parametrize(
         ("short", "long"),
         [

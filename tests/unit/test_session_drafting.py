@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenyard import drafting
 from tokenyard.drafting import Drafter, SamplingOptions
 from tokenyard.errors import InvalidRequest, SettingsError
 from tokenyard.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
-from tokenyard.wire import SamplingParams, request_fields, unpack_tokens
+from tokenyard.wire import SamplingParams, mould_of, prompt_value, request_fields, unpack_tokens
 
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 
@@ -37,9 +38,11 @@ class Bytes:
 
 
 def wire_size(draft: Any) -> int:
-    fields = request_fields(draft.request)
+    """Bytes of the entry that `submit` writes."""
+    mould, prompt = mould_of(draft.request), prompt_value(draft.request)
+    fields = {"id": draft.request.id, mould.field: prompt, "shared": mould.shared}
     return sum(
-        len(name) + (len(value) if isinstance(value, bytes) else len(str(value).encode()))
+        len(name) + len(value if isinstance(value, bytes) else value.encode())
         for name, value in fields.items()
     )
 
@@ -55,9 +58,12 @@ def test_sampling_options_are_those_of_the_wire() -> None:
 )
 def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: Any) -> None:
     drafter = Drafter("me", tokenizer)
-    for options in ({}, {"id": "ß"}, {"max_tokens": 3, "metadata": {"x": 1}, "stream": True}):
+    said: list[dict[str, Any]] = [{}, {"id": "ß"}, {"stop": ["ß"], "detokenize": True}]
+    said += [{"max_tokens": 3, "metadata": {"x": '"ß"'}, "stream": True}]
+    for options in said:
         draft = drafter.draft(prompt, options)
         assert draft.size == wire_size(draft)
+        assert draft.mould == mould_of(draft.request)
 
 
 def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
@@ -66,6 +72,36 @@ def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
     drafter.draft("xxxx", {"id": "q"})
     with pytest.raises(InvalidRequest, match="bytes"):
         drafter.draft("xxxxx", {"id": "q"})
+
+
+@pytest.mark.parametrize("alike", [True, 1.0])
+def test_what_only_looks_the_same_is_read_again(alike: Any) -> None:
+    drafter = Drafter("me", None)
+    drafter.draft([1], {"seed": 1})
+
+    with pytest.raises(InvalidRequest, match="seed"):
+        drafter.draft([1], {"seed": alike})
+    with pytest.raises(InvalidRequest, match="seed"):
+        drafter.draft_many([[1]], {"seed": alike})
+
+
+def test_threads_that_say_different_things_get_what_they_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a thread that looks whether the options are those that are known,
+    drafter = Drafter("me", None)
+    drafter.draft([1], {"model": "a"})
+    compare = drafting._is_same
+
+    def interrupted(known: Any, given: Any) -> bool:
+        monkeypatch.undo()
+        same = compare(known, given)
+        drafter.draft([1], {"model": "b"})
+        return same
+
+    # if another has options of its own read meanwhile, I expect each to have its own.
+    monkeypatch.setattr(drafting, "_is_same", interrupted)
+    assert drafter.draft([1], {"model": "a"}).request.model == "a"
 
 
 def test_ids_of_our_making_differ() -> None:

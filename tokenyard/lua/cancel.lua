@@ -27,6 +27,7 @@
 -- @include pack_result
 -- @include server_ms
 -- @include take_queued
+-- @include wish_of
 
 local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
 local MOST_TTL_S = 30 * 24 * 3600
@@ -58,8 +59,7 @@ end
 
 local found = redis.call('XRANGE', place, entry, entry)[1]
 if not state and not found then return MOVED end
-local fields, wish = found and found[2] or {}, {}
-for i = 1, #fields, 2 do wish[fields[i]] = fields[i + 1] end
+local wish = wish_of(found and found[2] or {})
 if state == 'assigned' then
   redis.call('XDEL', place, entry)
   redis.call('XADD', place, '*', 'cancel', entry)

@@ -5,12 +5,13 @@
 -- KEYS[2] leases (zset): lease expiry in ms by worker
 -- KEYS[3] info (hash)
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
--- KEYS[5...] for each item: intake:<class> (stream), lane:<worker> (stream),
---   request:<client>/<id> (hash)
+-- KEYS[5...] for each route from an intake to a lane: intake:<class> (stream),
+--   lane:<worker> (stream); then for each item: request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
--- ARGV[3...] for each item: priority class, entry id, worker, most entries on that lane, 1 if it
---   must be alone there (else 0), why there (words, for the record)
+-- ARGV[3...] number of routes; for each: priority class, worker, most entries on that lane, 1 if
+--   an item must be alone there (else 0); then for each item: its route (from 1), entry id, why
+--   there (words, for the record)
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
 --   stays), 5 GONE (nobody waits there any more)
@@ -27,6 +28,8 @@ local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, cr
   epoch = true}
 -- And those of them that go on with a retry.
 local CARRIED = {published = true, epoch = true}
+-- What a request has been through, of which only a retry has anything.
+local HISTORY = {'crashes', 'faults'}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.
 local MOST_VALUES = 256
 
@@ -86,48 +89,93 @@ local function leave(intake, entry)
   list[#list + 1], list[entry] = entry, true
 end
 
-local function dispatch(intake, lane, ledger, class, entry, worker, most, alone, why)
-  if leaving[intake] and leaving[intake][entry] then return GONE end
+-- Entries that are wanted mostly stand in a row, so all of an intake are read at the first: a page
+-- at a time, until they are very many bytes.
+local PAGE, MOST_BYTES = 16, 4 * 1024 * 1024
+local wanted, read = {}, {}
+local function read_row(intake, entry)
+  local entries, left, size = {}, wanted[intake], 0
+  local from = entry
+  while left > 0 and size < MOST_BYTES do
+    local page = redis.call('XRANGE', intake, from, '+', 'COUNT', math.min(left, PAGE))
+    for _, item in ipairs(page) do
+      entries[item[1]] = item[2]
+      for i = 2, #item[2], 2 do size = size + #item[2][i] end
+    end
+    left = #page < PAGE and 0 or left - PAGE
+    from = left > 0 and '(' .. page[PAGE][1]
+  end
+  return entries
+end
+
+local function find(intake, entry)
+  read[intake] = read[intake] or read_row(intake, entry)
+  local fields = read[intake][entry]
+  if fields then return fields end
   local found = redis.call('XRANGE', intake, entry, entry)[1]
-  if not found then
+  return found and found[2]
+end
+
+local function dispatch(route, ledger, entry, why)
+  local intake, class, worker = route.intake, route.class, route.worker
+  if leaving[intake] and leaving[intake][entry] then return GONE end
+  local fields = find(intake, entry)
+  if not fields then
     leave(intake, entry)
     return GONE
   end
-  local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'sid', 'attempt', 'crashes',
-    'faults', 'queued_tokens')
+  local is_retry = class == 'retry'
+  local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'attempt', 'queued_tokens',
+    'sid', unpack(is_retry and HISTORY or {}))
   if known[1] and (known[1] ~= 'waiting' or known[2] ~= class or known[3] ~= entry) then
     leave(intake, entry)
     return DUPLICATE
   end
-  local target = lane_of(lane, worker)
+  local target = lane_of(route.lane, worker)
   if target.closed then return CLOSED end
-  if target.quarantined or target.load >= (alone == '1' and 1 or tonumber(most)) then
-    return FULL
-  end
+  if target.quarantined or target.load >= (route.alone and 1 or route.most) then return FULL end
 
-  local sid = known[4] or (class .. '/' .. entry)
-  local attempt = tonumber(known[5] or '0') + 1
-  local placed = redis.call('XADD', lane, '*', 'sid', sid, 'attempt', attempt,
-    'crashes', known[6] or '0', 'faults', known[7] or '0',
-    unpack(lane_fields(found[2], class == 'retry' and known[1])))
-  redis.call('HSET', ledger, 'state', 'assigned', 'sid', sid, 'worker', worker,
-    'attempt', attempt, 'entry', placed, 'queued_tokens', 0,
-    't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
+  local sid = known[6] or (class .. '/' .. entry)
+  local attempt = tonumber(known[4] or '0') + 1
+  local placed
+  if is_retry then
+    placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
+      'crashes', known[7] or '0', 'faults', known[8] or '0',
+      unpack(lane_fields(fields, known[1])))
+  else
+    placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
+      unpack(lane_fields(fields)))
+  end
+  redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
+    'entry', placed, 'queued_tokens', 0, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
+  if not known[6] then redis.call('HSET', ledger, 'sid', sid) end
   leave(intake, entry)
-  queued = queued + tonumber(known[8] or '0')
+  queued = queued + tonumber(known[5] or '0')
   target.load = target.load + 1
-  if alone == '1' then
+  if route.alone then
     redis.call('HSET', KEYS[4], worker, placed)
     target.quarantined = true
   end
   return DISPATCHED
 end
 
+local routes = {}
+for i = 1, tonumber(ARGV[3]) do
+  local k, a = 3 + 2 * i, 4 * i
+  routes[i] = {intake = KEYS[k], lane = KEYS[k + 1], class = ARGV[a], worker = ARGV[a + 1],
+    most = tonumber(ARGV[a + 2]), alone = ARGV[a + 3] == '1'}
+end
+local first_key, first_arg = 5 + 2 * #routes, 4 + 4 * #routes
+local items = #KEYS - first_key + 1
+for item = 0, items - 1 do
+  local intake = routes[tonumber(ARGV[first_arg + 3 * item])].intake
+  wanted[intake] = (wanted[intake] or 0) + 1
+end
 local replies = {}
-for item = 0, (#KEYS - 4) / 3 - 1 do
-  local k, a = 5 + item * 3, 3 + item * 6
-  replies[item + 1] = dispatch(KEYS[k], KEYS[k + 1], KEYS[k + 2],
-    ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
+for item = 0, items - 1 do
+  local a = first_arg + 3 * item
+  replies[item + 1] = dispatch(routes[tonumber(ARGV[a])], KEYS[first_key + item], ARGV[a + 1],
+    ARGV[a + 2])
 end
 for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries) end
 if queued > 0 then redis.call('HINCRBY', KEYS[3], 'queued_tokens', -queued) end

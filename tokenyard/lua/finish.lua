@@ -6,12 +6,14 @@
 -- KEYS[3] events (stream)
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[5...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
---   each of its results: request:<client>/<id> (hash), tokens:<client>/<id> (string)
+--   each of its results: request:<client>/<id> (hash), and tokens:<client>/<id> (string) of those
+--   that may have published any
 -- ARGV[1] the worker
 -- ARGV[2] most entries a reply stream keeps, about
 -- ARGV[3] tokens of all of them, in and out, for policies that weigh them
 -- ARGV[4...] for each destination: kind (flat or frame), number of results, then for each
---   result: lane entry, attempt, status, time to live in s, the reply (msgpack map)
+--   result: lane entry, attempt, status, time to live in s, the reply (msgpack map), 1 if it may
+--   have published tokens (else 0)
 -- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
 --   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
 -- Atomic, because the first valid writer of a result must be the only one.
@@ -40,7 +42,7 @@ local function finish(ledger, tokens, entry, attempt, status, ttl, item)
   if owner[3] ~= 'assigned' then return REPEATED end
   redis.call('HSET', ledger, 'state', status, 'result', item, 'ended', now)
   redis.call('EXPIRE', ledger, ttl)
-  forgotten[#forgotten + 1] = tokens
+  if tokens then forgotten[#forgotten + 1] = tokens end
   places[#places + 1] = entry
   return FINISHED
 end
@@ -51,15 +53,16 @@ while k <= #KEYS do
   local items, longest = {}, 0
   k, a = k + 1, a + 2
   for _ = 1, count do
-    local code = finish(KEYS[k], KEYS[k + 1], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3],
-      ARGV[a + 4])
+    local has_tokens = ARGV[a + 5] == '1'
+    local code = finish(KEYS[k], has_tokens and KEYS[k + 1], ARGV[a], ARGV[a + 1], ARGV[a + 2],
+      ARGV[a + 3], ARGV[a + 4])
     if code == FINISHED then
       items[#items + 1] = ARGV[a + 4]
       longest = math.max(longest, tonumber(ARGV[a + 3]))
       freed = freed + 1
     end
     replies[#replies + 1] = code
-    k, a = k + 2, a + 5
+    k, a = k + (has_tokens and 2 or 1), a + 6
   end
   if #items > 0 then
     add_replies(destination, kind, items, ARGV[2])

@@ -8,16 +8,13 @@
 -- Atomic by itself: nothing is changed.
 
 -- @include server_ms
+-- @include wish_of
 
 local from = ARGV[1] == '-' and '-' or '(' .. ARGV[1]
 local entries = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[2])
 local replies, now = {''}, server_ms()
 for _, item in ipairs(entries) do
-  local deadline
-  for i = 1, #item[2], 2 do
-    -- Of a field named twice the last counts, as for all who read the entry.
-    if item[2][i] == 'deadline' then deadline = tonumber(item[2][i + 1]) end
-  end
+  local deadline = tonumber(wish_of(item[2])['deadline'])
   if deadline and deadline < now then replies[#replies + 1] = item[1] end
 end
 if #entries == tonumber(ARGV[2]) then replies[1] = entries[#entries][1] end

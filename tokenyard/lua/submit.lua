@@ -12,9 +12,10 @@
 -- ARGV[2] the client, if its requests (also those that it has submitted before) are to be
 --   cancelled when it disappears, else ''
 -- ARGV[3] length of that client's lease in ms
--- ARGV[4...] for each request: its id, its tokens (about), the time in ms since the epoch after
---   which it is refused if it would have to wait longer (0: never), number of field arguments,
---   then field, value, ...
+-- ARGV[4] number of moulds: what requests have in common
+-- ARGV[5...] for each mould: the field that holds the prompt, the field `shared` (JSON), the time in
+--   ms since the epoch after which a request is refused if it would have to wait longer (0: never);
+--   then for each request: its mould (from 1), its id, its tokens (about), its prompt
 -- Returns for each request: {1, server id, requests before it, their time in ms or -1} ACCEPTED,
 --   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE
 -- Atomic, because two submitters of one id must not both find it unknown.
@@ -70,10 +71,16 @@ local function attach(id)
   attached = true
 end
 
-local replies, at = {}, 4
+local moulds = {}
+for i = 1, tonumber(ARGV[4]) do
+  local at = 2 + 3 * i
+  moulds[i] = {field = ARGV[at], shared = ARGV[at + 1], latest = tonumber(ARGV[at + 2])}
+end
+
+local replies, at = {}, 5 + 3 * #moulds
 for i = 8, #KEYS do
-  local ledger, id, tokens = KEYS[i], ARGV[at], tonumber(ARGV[at + 1])
-  local latest, count = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  local ledger, mould, id = KEYS[i], moulds[tonumber(ARGV[at])], ARGV[at + 1]
+  local tokens, latest = tonumber(ARGV[at + 2]), mould.latest
   local state = redis.call('HGET', ledger, 'state')
   local time = time_for(ahead)
   if state then
@@ -86,7 +93,8 @@ for i = 8, #KEYS do
     replies[#replies + 1] = {LATE, time}
     refused.DEADLINE_EXCEEDED = refused.DEADLINE_EXCEEDED + 1
   else
-    local entry = redis.call('XADD', intake, '*', unpack(ARGV, at + 4, at + 3 + count))
+    local entry = redis.call('XADD', intake, '*', 'id', id, mould.field, ARGV[at + 3],
+      'shared', mould.shared)
     local sid = class .. '/' .. entry
     redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'intake', class, 'entry', entry,
       'queued_tokens', tokens)
@@ -95,7 +103,7 @@ for i = 8, #KEYS do
     accepted = true
     attach(id)
   end
-  at = at + 4 + count
+  at = at + 4
 end
 if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
 if attached then redis.call('ZADD', KEYS[6], now + tonumber(ARGV[3]), client) end

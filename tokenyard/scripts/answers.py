@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import Reply
@@ -90,8 +91,7 @@ class HandedBack(enum.IntEnum):
     HANDED_BACK = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
+class Acceptance(Struct, frozen=True, gc=False):
     """Answer to one submission.
 
     ACCEPTED has the server id, how many requests are served before it and their time in ms (-1
@@ -106,8 +106,7 @@ class Acceptance:
     eta_ms: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True, gc=False):
     """One intake entry that should go onto one lane."""
 
     intake: IntakeClass
@@ -120,8 +119,7 @@ class Move:
     why: str = ""  # there; for the record
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Struct, frozen=True):
     """One reply of a worker, with the fencing token of its assignment."""
 
     assignment: Assignment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from tokenyard.keys import GROUP, Keys, PriorityClass
 from tokenyard.replies import ErrorInfo, json_text
 from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted, Wished
 from tokenyard.scripts.calls import Arg, Call, Caller
-from tokenyard.wire import DEFAULT_RESULT_TTL_S, Request, request_fields
+from tokenyard.wire import DEFAULT_RESULT_TTL_S, Mould, Request, mould_of, prompt_value
 
 #: A client that wants to be watched renews its lease three times in this.
 CLIENT_LEASE_MS = 30_000
@@ -23,6 +24,7 @@ WISH_TTL_S = 3600
 PLACE_FIELDS = ("state", "intake", "worker")
 #: Without a tokenizer: bytes of text that make a token, about.
 _BYTES_PER_TOKEN = 4
+_ACCEPTED = Submitted.ACCEPTED
 
 
 def submit(
@@ -32,23 +34,28 @@ def submit(
     *,
     watched: str = "",
     refuse_late: bool = False,
+    moulds: Sequence[Mould] | None = None,
 ) -> Call[list[Acceptance]]:
     """Accept a burst of requests of one priority class, each at most once.
 
     ``watched`` names the client whose requests these are, if they are to be cancelled when it
     disappears. With ``refuse_late`` a request that would wait beyond its deadline is refused.
+    ``moulds`` are those of the requests, for a caller who has them.
     """
-    args: list[Arg] = [priority_class, watched, CLIENT_LEASE_MS]
-    for request in requests:
-        fields = request_fields(request)
-        args += [request.id, queued_tokens(request)]
-        args += [request.deadline_ms or 0 if refuse_late else 0, 2 * len(fields)]
-        for item in fields.items():
-            args.extend(item)
-    ledgers = [keys.ledger(request.client, request.id) for request in requests]
+    numbers: dict[Mould, int] = {}
+    args: list[Arg] = []
+    ledgers: list[str] = []
+    for request, known in zip(requests, moulds or itertools.repeat(None), strict=False):
+        mould = known or mould_of(request)
+        number = numbers.setdefault(mould, len(numbers) + 1)
+        args += (number, request.id, queued_tokens(request), prompt_value(request))
+        ledgers.append(keys.ledger(request.client, request.id))
+    common: list[Arg] = [priority_class, watched, CLIENT_LEASE_MS, len(numbers)]
+    for mould in numbers:
+        common += (mould.field, mould.shared, mould.deadline_ms if refuse_late else 0)
     intakes = [keys.intake(name) for name in ("high", "normal", "low", "retry")]
     shared = [keys.info, *intakes, keys.clients, keys.attached(watched)]
-    return Call("submit", [*shared, *ledgers], args, _acceptances)
+    return Call("submit", [*shared, *ledgers], common + args, _acceptances)
 
 
 def queued_tokens(request: Request) -> int:
@@ -60,18 +67,21 @@ def queued_tokens(request: Request) -> int:
 
 
 def _acceptances(answers: list[list[Any]]) -> list[Acceptance]:
-    return [_acceptance(Submitted(code), *values) for code, *values in answers]
+    return [
+        Acceptance(_ACCEPTED, answer[1].decode(), "", 0, answer[2], answer[3])
+        if answer[0] == _ACCEPTED
+        else _other_acceptance(Submitted(answer[0]), answer[1])
+        for answer in answers
+    ]
 
 
-def _acceptance(code: Submitted, value: Any, position: int = 0, eta_ms: int = -1) -> Acceptance:
+def _other_acceptance(code: Submitted, value: Any) -> Acceptance:
     match code:
-        case Submitted.ACCEPTED:
-            return Acceptance(code, sid=value.decode(), position=position, eta_ms=eta_ms)
         case Submitted.KNOWN:
             return Acceptance(code, state=value.decode())
         case Submitted.FULL:
             return Acceptance(code, retry_after_ms=value)
-        case Submitted.LATE:
+        case _:
             return Acceptance(code, eta_ms=value)
 
 

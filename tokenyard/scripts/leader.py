@@ -52,17 +52,19 @@ class LeaderScripts(Caller):
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries onto lanes; one code for each, all NOT_LEADER for a deposed leader."""
-        keys = [self.keys.leader, self.keys.leases, self.keys.info, self.keys.quarantine]
-        args: list[Arg] = [token, GROUP]
+        routes: dict[tuple[IntakeClass, str, int, bool], int] = {}
+        items: list[Arg] = []
         for move in moves:
-            keys += [
-                self.keys.intake(move.intake),
-                self.keys.lane(move.worker),
-                self.keys.ledger(move.client, move.request_id),
-            ]
-            args += [move.intake, move.entry, move.worker, move.lane_limit]
-            args += [int(move.alone), move.why]
-        return codes(Dispatched, self._run("dispatch", keys, args), len(moves))
+            route = (move.intake, move.worker, move.lane_limit, move.alone)
+            number = routes.setdefault(route, len(routes) + 1)
+            items += (number, move.entry, move.why)
+        keys = [self.keys.leader, self.keys.leases, self.keys.info, self.keys.quarantine]
+        args: list[Arg] = [token, GROUP, len(routes)]
+        for intake, worker, limit, alone in routes:
+            keys += [self.keys.intake(intake), self.keys.lane(worker)]
+            args += [intake, worker, limit, int(alone)]
+        keys += [self.keys.ledger(move.client, move.request_id) for move in moves]
+        return codes(Dispatched, self._run("dispatch", keys, args + items), len(moves))
 
     def answer(
         self,

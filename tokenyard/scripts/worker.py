@@ -94,10 +94,14 @@ class WorkerScripts(Caller):
             keys.append(stream)
             args += [kind, len(group)]
             for _, item in group:
-                keys += self._ledger_and_tokens(item)
-                args += [item.assignment.entry, item.assignment.attempt]
-                args += [item.reply.status or "failed", item.assignment.request.result_ttl_s]
-                args.append(encode_reply(item.reply))
+                request, reply = item.assignment.request, item.reply
+                may_have_tokens = request.stream or reply.seq > 0
+                keys.append(self.keys.ledger(request.client, request.id))
+                if may_have_tokens:
+                    keys.append(self.keys.tokens(request.client, request.id))
+                args += (item.assignment.entry, item.assignment.attempt)
+                args += (reply.status or "failed", request.result_ttl_s, encode_reply(reply))
+                args.append(int(may_have_tokens))
         return self._published("finish", keys, args, order, len(results))
 
     def _ledger_and_tokens(self, item: Publication) -> list[str]:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import shake_128
 from typing import Final
 
@@ -28,6 +29,7 @@ from worker.engines import (
     Unsupported,
 )
 from worker.engines.admission import (
+    PromptField,
     check_params,
     check_prompt,
     check_resumable,
@@ -36,6 +38,9 @@ from worker.engines.admission import (
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated_cache import PrefixCache
 
+#: Prompts and answers that are kept, for those that come again, as in benchmarks: there the engine
+#: stands for a device, whose work costs the processor nothing.
+KEPT: Final = 1024
 UNLIMITED_SLOTS: Final = 256  # what an engine without a batch limit tells the coordinator
 _BYTES: Final = 256  # the vocabulary of text prompts
 _PRINTABLE: Final = [chr(33 + at) for at in range(94)]
@@ -333,13 +338,12 @@ def _so_far(choice: Choice, made: int) -> Choice:
 def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation:
     request = assignment.request
     packed = _tokenize(request)
-    prompt = unpack_tokens(packed)
     field = prompt_field(request)
     known = info.vocab_size if field == "tokens" else _BYTES
-    check_prompt(field, prompt, known, info.max_model_len)
+    prompt_tokens = _checked(field, packed, known, info.max_model_len)
     _check_simulated(request, info.vocab_size)
     published = unpack_tokens(assignment.published)
-    room = info.max_model_len - len(prompt)
+    room = info.max_model_len - prompt_tokens
     choices = [
         _choice(request, index, salt + packed, published, room, info.vocab_size)
         for index in range(request.params.n)
@@ -347,13 +351,21 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
     return _Generation(
         key=assignment.entry,
         request=request,
-        prompt_tokens=len(prompt),
+        prompt_tokens=prompt_tokens,
         streams=request.stream,
         choices=choices,
         longest=max(len(choice.tokens) for choice in choices),
         made=len(published),
         resumed_at=len(published),
     )
+
+
+@lru_cache(maxsize=KEPT)
+def _checked(field: PromptField, packed: bytes, known: int, max_model_len: int) -> int:
+    """How many tokens a prompt has; refuses it as `check_prompt` does."""
+    prompt = unpack_tokens(packed)
+    check_prompt(field, prompt, known, max_model_len)
+    return len(prompt)
 
 
 def _tokenize(request: Request) -> bytes:
@@ -386,7 +398,7 @@ def _choice(
     """A whole choice; what was published stands, should another version have made it."""
     params = request.params
     count = room if params.max_tokens is None else min(params.max_tokens, room)
-    tokens = published + _hashed(prompt, params.seed, index, count, vocab_size)[len(published) :]
+    tokens = [*published, *_hashed(prompt, params.seed, index, count, vocab_size)[len(published) :]]
     tokens, reason, stop = _cut_at_token(tokens, params)
     if not request.wants_text:
         return Choice(index, tokens, None, reason, stop)
@@ -400,6 +412,7 @@ def _choice(
     return Choice(index, tokens[:end], shown, "stop", word)
 
 
+@lru_cache(maxsize=KEPT)
 def _hashed(prompt: bytes, seed: int | None, index: int, count: int, vocab_size: int) -> list[int]:
     """Words of an extendable hash: a longer answer begins as a shorter one."""
     words = shake_128(prompt + b"%d/%d" % (seed or 0, index)).digest(4 * count)
