@@ -35,7 +35,7 @@ def test_the_connection_that_was_just_used_is_used_again(direct: redis.Redis) ->
 def test_each_of_several_threads_has_an_answer_of_its_own(direct: redis.Redis) -> None:
     together = Barrier(8)
 
-    def ask(number: int) -> set[bytes | None]:
+    def ask(number: int) -> set[bool]:
         together.wait(30.0)
         return {direct.echo(f"{number}/{at}") == f"{number}/{at}".encode() for at in range(200)}
 
