@@ -17,13 +17,22 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Final
 
 import click
 
 from benchmarks import raw
-from benchmarks.measure import Latencies, Throughput, measure_throughput, paced, print_table
+from benchmarks.measure import (
+    Latencies,
+    Throughput,
+    flowing,
+    measure_throughput,
+    paced,
+    print_table,
+)
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
-from tokenyard import Client
+from tokenyard import Client, Handle
 from tokenyard.broker import EmbeddedBroker
 from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens
 from worker.engines import Finished
@@ -36,6 +45,20 @@ WINDOW = 2048
 #: Prompts differ, but not all: checking an answer must not cost more than getting it.
 PROMPTS = 64
 RATE = 100.0
+#: Longest wait for one answer.
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured in a round."""
+
+    requests: int
+    paced_requests: int
+
+    def flow(self, rate: float) -> int:
+        """Requests at ``rate``, for as long as the paced ones take."""
+        return max(self.paced_requests, int(rate * self.paced_requests / RATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +66,18 @@ class Round:
     """One measurement of either side."""
 
     throughput: Throughput
-    latency: Latencies
+    latency: Latencies  # at `RATE`, one at a time
+    half: Latencies  # at half of Tokenyard's throughput, as that round measured it
+
+
+#: What is measured in a round, of both sides.
+MEASURES: Final[dict[str, Callable[[Round], float]]] = {
+    "requests_per_s": lambda one: one.throughput.per_s,
+    "p50_ms": lambda one: one.latency.percentile(50),
+    "p99_ms": lambda one: one.latency.percentile(99),
+    "half_p50_ms": lambda one: one.half.percentile(50),
+    "half_p99_ms": lambda one: one.half.percentile(99),
+}
 
 
 def prompts() -> list[list[int]]:
@@ -71,6 +105,7 @@ class Checked:
         self._client = client
         self._prompts = prompts()
         self._answers = [expected(prompt) for prompt in self._prompts]
+        self._under_way: SimpleQueue[tuple[int, Handle]] = SimpleQueue()
 
     def many(self, requests: int) -> int:
         """Ask ``requests`` times with `WINDOW` under way."""
@@ -85,48 +120,61 @@ class Checked:
     def one(self, number: int) -> None:
         """Ask once."""
         prompt = self._prompts[number % PROMPTS]
-        result = self._client.submit(prompt, max_tokens=RESULT_TOKENS).result(30.0)
+        result = self._client.submit(prompt, max_tokens=RESULT_TOKENS).result(PATIENCE_S)
         self._check(number, result.tokens)
+
+    def start(self, numbers: range) -> None:
+        """Ask several times, and wait for nothing."""
+        prompts = [self._prompts[number % PROMPTS] for number in numbers]
+        for pair in zip(
+            numbers, self._client.submit_many(prompts, max_tokens=RESULT_TOKENS), strict=True
+        ):
+            self._under_way.put(pair)
+
+    def next(self) -> list[int]:
+        """Wait for the next answer to what was started."""
+        number, handle = self._under_way.get(timeout=PATIENCE_S)
+        self._check(number, handle.result(PATIENCE_S).tokens)
+        return [number]
 
     def _check(self, number: int, tokens: list[int]) -> None:
         if tokens != self._answers[number % PROMPTS]:
             sys.exit(f"request {number}: wrong answer {tokens}")
 
 
-def measure_yard(yard: Yard, requests: int, paced_requests: int) -> Round:
+def measure_yard(yard: Yard, plan: Plan) -> Round:
     """Tokenyard, with every guarantee."""
     with Client(yard.url, yard=yard.name) as client:
         checked = Checked(client)
-        checked.many(min(requests, 2000))  # everybody is warm
-        throughput = measure_throughput(yard.pids, lambda: checked.many(requests))
-        return Round(throughput, paced(paced_requests, RATE, checked.one))
+        checked.many(min(plan.requests, 2000))  # everybody is warm
+        throughput = measure_throughput(yard.pids, lambda: checked.many(plan.requests))
+        latency = paced(plan.paced_requests, RATE, checked.one)
+        rate = throughput.per_s / 2
+        half = flowing(plan.flow(rate), rate, checked.start, checked.next)
+        return Round(throughput, latency, half)
 
 
-def measure_raw(broker: EmbeddedBroker, requests: int, paced_requests: int) -> Round:
-    """Plain redis-py, nothing guaranteed."""
+def measure_raw(broker: EmbeddedBroker, plan: Plan, rate: float) -> Round:
+    """Plain redis-py, nothing guaranteed; ``rate`` is half of Tokenyard's throughput."""
     payload = pack_tokens(prompts()[0])
     url, run = broker.url, secrets.token_hex(4)
-    throughput = raw.throughput(url, f"{run}t", requests, payload, WINDOW, broker.pid)
-    return Round(throughput, raw.latency(url, f"{run}l", paced_requests, payload, RATE))
-
-
-def median(rounds: list[Round], value: Callable[[Round], float]) -> float:
-    """Of the rounds."""
-    return statistics.median(map(value, rounds))
+    return Round(
+        raw.throughput(url, f"{run}t", plan.requests, payload, WINDOW, broker.pid),
+        raw.latency(url, f"{run}l", plan.paced_requests, payload, RATE),
+        raw.flow(url, f"{run}h", plan.flow(rate), payload, rate),
+    )
 
 
 def summary(ours: list[Round], theirs: list[Round]) -> dict[str, float]:
     """The figures, medians over the rounds."""
-    ratios = [a.throughput.per_s / b.throughput.per_s for a, b in zip(ours, theirs, strict=True)]
-    figures = {
-        "requests_per_s": median(ours, lambda one: one.throughput.per_s),
-        "raw_requests_per_s": median(theirs, lambda one: one.throughput.per_s),
-        "ratio_to_raw": statistics.median(ratios),
-        "p50_ms": median(ours, lambda one: one.latency.percentile(50)),
-        "p99_ms": median(ours, lambda one: one.latency.percentile(99)),
-        "raw_p50_ms": median(theirs, lambda one: one.latency.percentile(50)),
-        "raw_p99_ms": median(theirs, lambda one: one.latency.percentile(99)),
-    }
+    figures: dict[str, float] = {}
+    for name, value in MEASURES.items():
+        figures[name] = statistics.median(map(value, ours))
+        figures[f"raw_{name}"] = statistics.median(map(value, theirs))
+        ratios = [value(a) / value(b) for a, b in zip(ours, theirs, strict=True)]
+        figures[f"{name}_to_raw"] = statistics.median(ratios)
+    figures["ratio_to_raw"] = figures.pop("requests_per_s_to_raw")
+    figures["half_rate"] = figures["requests_per_s"] / 2
     for prefix, rounds in (("cpu_us", ours), ("raw_cpu_us", theirs)):
         for name in rounds[0].throughput.cpu_s:
             used = [one.throughput.cpu_us(name) for one in rounds]
@@ -136,10 +184,12 @@ def summary(ours: list[Round], theirs: list[Round]) -> dict[str, float]:
 
 def show(figures: dict[str, float], requests: int, rounds: int) -> None:
     """The figures as a table."""
-    rows = [
-        ("requests/s", figures["requests_per_s"], figures["raw_requests_per_s"]),
-        ("p50 ms at 100/s", figures["p50_ms"], figures["raw_p50_ms"]),
-        ("p99 ms at 100/s", figures["p99_ms"], figures["raw_p99_ms"]),
+    half = f"{figures['half_rate']:,.0f}/s"
+    rows = [("requests/s", figures["requests_per_s"], figures["raw_requests_per_s"])]
+    rows += [
+        (f"{name} ms at {rate}", figures[f"{key}_ms"], figures[f"raw_{key}_ms"])
+        for rate, keys in ((f"{RATE:g}/s", ("p50", "p99")), (half, ("half_p50", "half_p99")))
+        for name, key in zip(("p50", "p99"), keys, strict=True)
     ]
     for name, middle in (
         ("client", "client"),
@@ -160,7 +210,11 @@ def show(figures: dict[str, float], requests: int, rounds: int) -> None:
         ("", "Tokenyard", "raw three hops"),
         rows,
     )
-    print(f"Tokenyard / raw: {figures['ratio_to_raw']:.2f}")
+    print(
+        f"Tokenyard / raw: requests/s {figures['ratio_to_raw']:.2f}; at {RATE:g}/s"
+        f" p50 {figures['p50_ms_to_raw']:.2f}, p99 {figures['p99_ms_to_raw']:.2f}; at {half}"
+        f" p50 {figures['half_p50_ms_to_raw']:.2f}, p99 {figures['half_p99_ms_to_raw']:.2f}"
+    )
 
 
 @click.command(context_settings={"show_default": True})
@@ -173,14 +227,15 @@ def main(requests: int, paced_requests: int, rounds: int, quick: bool, as_json: 
     """Measure what the broker adds, against the raw limit of the same three hops."""
     if quick:
         requests, paced_requests, rounds = 3_000, 100, 1
+    plan = Plan(requests, paced_requests)
     ours, theirs = [], []
     with (
         embedded_broker() as broker,
         simulated_yard(broker, "bench", WORKERS, max_num_seqs=WINDOW) as yard,
     ):
         for _ in range(rounds):
-            theirs.append(measure_raw(broker, requests, paced_requests))
-            ours.append(measure_yard(yard, requests, paced_requests))
+            ours.append(measure_yard(yard, plan))
+            theirs.append(measure_raw(broker, plan, ours[-1].throughput.per_s / 2))
     figures = summary(ours, theirs)
     if as_json:
         print(json.dumps(figures))

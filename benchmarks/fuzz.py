@@ -165,6 +165,7 @@ class Fuzzer:
             pipeline.xadd(lane, stray)
         event: dict[Any, Any] = mangle(self._draw, {b"event": b"freed", b"count": b"1"})
         pipeline.xadd(self._keys.events, event)
+        pipeline.xadd(self._keys.freed, event)
 
     def wait_until_quiet(self) -> None:
         """Wait until nothing waits and nothing runs; exits where that does not come."""

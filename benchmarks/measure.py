@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 Pids = Mapping[str, Iterable[int]]
+
+#: Requests of a flow are sent together so often.
+TICK_S: Final = 0.005
 
 
 def cpu_seconds(pids: Pids) -> dict[str, float]:
@@ -72,6 +78,45 @@ def paced(requests: int, rate: float, ask: Callable[[int], None]) -> Latencies:
         time.sleep(max(0.0, due - time.perf_counter()))
         ask(number)
         times.append((time.perf_counter() - due) * 1000)
+    return Latencies(times)
+
+
+def flowing(
+    requests: int,
+    rate: float,
+    send: Callable[[range], None],
+    receive: Callable[[], Iterable[int]],
+) -> Latencies:
+    """Send at a fixed rate per second, whatever has been answered, and time each request.
+
+    Every `TICK_S` all that are due are sent together. ``receive`` waits for the next answers and
+    returns the numbers of their requests; it is called in a thread of its own. Times count from
+    the tick at which a request was due.
+    """
+    due: list[float] = [0.0] * requests
+    times: list[float] = []
+
+    def listen() -> None:
+        while len(times) < requests:
+            numbers = receive()
+            now = time.perf_counter()
+            times.extend((now - due[number]) * 1000 for number in numbers)
+
+    with ThreadPoolExecutor(1) as pool:
+        listening = pool.submit(listen)
+        start, sent = time.perf_counter(), 0
+        for tick in itertools.count(1):
+            at = start + tick * TICK_S
+            batch = range(sent, min(requests, int(tick * TICK_S * rate)))
+            for number in batch:
+                due[number] = at
+            time.sleep(max(0.0, at - time.perf_counter()))
+            if batch:
+                send(batch)
+            sent += len(batch)
+            if sent == requests or listening.done():
+                break
+        listening.result()
     return Latencies(times)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from benchmarks.measure import Latencies, Throughput, measure_throughput, paced
+from benchmarks.measure import Latencies, Throughput, flowing, measure_throughput, paced
 
 BATCH = 256
 WORKERS = 2
@@ -150,6 +150,15 @@ def throughput(
             "broker": [broker_pid],
         }
         return measure_throughput(pids, ask)
+
+
+def flow(url: str, run: str, requests: int, payload: bytes, rate: float) -> Latencies:
+    """Time from submission to reply at a fixed rate, whatever has been answered."""
+    with running(url, run):
+        sender, receiver = RawClient(url, run), RawClient(url, run)
+        sender.send(range(1), payload)
+        receiver.receive()
+        return flowing(requests, rate, lambda batch: sender.send(batch, payload), receiver.receive)
 
 
 def latency(url: str, run: str, requests: int, payload: bytes, rate: float) -> Latencies:

@@ -32,6 +32,10 @@ from tokenyard.wire import Refused, Request, Unanswerable
 
 log = logging.getLogger("tokenyard.coordinator.dispatcher")
 
+#: Places that became free are heard of so often where no request waits for one: their stream is
+#: bounded, and loads that only grow would close the lanes.
+HEAR_EVERY_S = 0.1
+
 
 class Deposed(Exception):
     """Another coordinator leads."""
@@ -65,6 +69,7 @@ class Dispatcher:
         self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
+        self._hears_at = 0.0  # monotonic; of places, though nobody waits for one
         self.rate = Rate()
 
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
@@ -75,7 +80,9 @@ class Dispatcher:
         """
         room = self._room() if may_place else 0
         patience_ms = min(block_ms, self._patience_ms)
-        entries, events = self._intake.read(room, patience_ms, everything=self._is_varied())
+        entries, events = self._intake.read(
+            room, patience_ms, everything=self._is_varied(), places=self._hears_places()
+        )
         self._heed(events)
         self.take_in(token, entries)
         self._drop_gone()
@@ -87,6 +94,18 @@ class Dispatcher:
             self._place(token)
         if self._roster.is_stale or self._intake.is_auditing:
             self._patience_ms = 0
+
+    def _hears_places(self) -> bool:
+        """Whether places that become free are heard of in this turn.
+
+        Where nothing waits for one, and the policy does not look at loads, a turn for each result
+        would only take time from the processes that the result is on its way to.
+        """
+        now = time.monotonic()
+        if not len(self._held) and self._selection.is_blind and now < self._hears_at:
+            return False
+        self._hears_at = now + HEAR_EVERY_S
+        return True
 
     def _is_varied(self) -> bool:
         """Whether requests for one model could hide those for another behind them.

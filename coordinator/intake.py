@@ -62,23 +62,25 @@ class Intake:
         self._next_audit = 0.0  # not before (monotonic)
         self._is_wished = False
         self.is_behind = False  # whether it reads on, since more may wait than is held
-        self._heard: list[bytes] = []  # events to acknowledge
-        self._has_missed = False  # whether events may be pending that a leader before has read
+        self._heard: dict[str, list[bytes]] = {}  # events to acknowledge, by stream
+        # Streams of events of which some may be pending that a leader before has read.
+        self._missed: set[str] = set()
 
     def read(
-        self, room: int, block_ms: int, *, everything: bool
+        self, room: int, block_ms: int, *, everything: bool, places: bool = True
     ) -> tuple[list[Entry], list[Event]]:
         """Entries of each class and events; waits for either.
 
         About ``room`` of each class; with ``everything`` a batch of each, turn by turn, until
         all that waits is held or the bound is reached. What was pending when a term began is
-        read before anything new of its class. Events are acknowledged with the next read, which
-        spares a round trip in each turn; they and wishers only wake, and whoever takes over reads
-        the yard anew.
+        read before anything new of its class. With ``places`` it also hears of those that became
+        free on lanes. Events are acknowledged with the next read, which spares a round trip in
+        each turn; they and wishers only wake, and whoever takes over reads the yard anew.
         """
         count, wanted = self._wants(room, everything=everything)
         streams = {self._keys.intake(name): self._behind.get(name, ">") for name in wanted}
-        streams[self._keys.events] = "0" if self._has_missed else ">"
+        for stream in (self._keys.events, *([self._keys.freed] if places else ())):
+            streams[stream] = "0" if stream in self._missed else ">"
         streams[self._keys.wishers] = ">"
         answer = self._ask(
             "XREADGROUP",
@@ -97,9 +99,10 @@ class Intake:
         if not self._heard:
             return run.execute_command(*command)
         with run.pipeline(transaction=False) as pipeline:
-            pipeline.execute_command("XACK", self._keys.events, GROUP, *self._heard)
+            for stream, events in self._heard.items():
+                pipeline.execute_command("XACK", stream, GROUP, *events)
             pipeline.execute_command(*command)
-            _, answer = pipeline.execute()
+            answer = pipeline.execute()[-1]
         self._heard.clear()
         return answer
 
@@ -122,8 +125,7 @@ class Intake:
                 self._is_wished = True
                 continue
             if name is None:
-                self._heard += [item for item, _ in items]
-                self._has_missed = self._has_missed and len(items) == count
+                self._hear(stream.decode(), [item for item, _ in items], count)
                 events += [Event(item.decode(), fields or {}) for item, fields in items]
                 continue
             entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
@@ -132,6 +134,13 @@ class Intake:
             elif name in self._behind:
                 self._behind[name] = entries[-1].id
         return entries, events
+
+    def _hear(self, stream: str, events: list[bytes], count: int) -> None:
+        """Note what is to be acknowledged, and whether all is read that a leader before had."""
+        if events:
+            self._heard.setdefault(stream, []).extend(events)
+        if len(events) < count:
+            self._missed.discard(stream)
 
     def take_wished(self) -> bool:
         """Whether clients have wished for a cancel since this was asked; see `Wishes`."""
@@ -143,7 +152,7 @@ class Intake:
         self.held.clear()
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
-        self._has_missed = True
+        self._missed = {self._keys.events, self._keys.freed}
         self.is_behind = True
 
     @property

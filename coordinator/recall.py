@@ -54,7 +54,7 @@ class Recall:
         # The last event first, as where the loads are read: what leaves in between is counted
         # twice, not never.
         pipeline = self._connection.pipeline(transaction=False)
-        pipeline.xrevrange(self._keys.events, count=1)
+        pipeline.xrevrange(self._keys.freed, count=1)
         pipeline.xrange(self._keys.lane(worker))
         last, entries = pipeline.execute()
         work = sum(self._weigh(worker, fields, is_new=is_new) for _, fields in entries)

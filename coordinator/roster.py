@@ -142,7 +142,7 @@ class Roster:
         # No transaction: a server without memory refuses them. So the last event comes first: what
         # leaves a lane in between is counted twice, not never, and `dispatch` knows of a full lane.
         pipeline = self._connection.pipeline(transaction=False)
-        pipeline.xrevrange(self._keys.events, count=1)
+        pipeline.xrevrange(self._keys.freed, count=1)
         for worker in self.members:
             pipeline.xlen(self._keys.lane(worker))
         last, *loads = pipeline.execute()

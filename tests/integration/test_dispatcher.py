@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import coordinator.dispatcher
+import coordinator.roster
 from coordinator.held import FAIR_TURN
 from coordinator.schedule import first_difference, read_schedule
 from tests.support.builders import make_request
@@ -71,6 +74,60 @@ class TestLateBinding:
         # I expect the other model's requests to overtake those that wait.
         assert lanes.wait_for_load(free, 4) == ["s0", "s1", "s2", "s3"]
         assert lanes.ids(full) == ["a0"]
+
+
+class TestPlaces:
+    """Places that become free: whom they wake, and when."""
+
+    @pytest.fixture(autouse=True)
+    def never_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coordinator.dispatcher, "HEAR_EVERY_S", math.inf)
+
+    def answer_one(self, lanes: Lanes, worker: str) -> None:
+        lanes.push([make_request()])
+        lanes.wait_for_load(worker, 1)
+        lanes.finish(worker, lanes.lane(worker)[0])
+
+    def heard(self, lanes: Lanes) -> int:
+        """How many the coordinator has read."""
+        [group] = lanes.connection.xinfo_groups(lanes.keys.freed)
+        return int(group["entries-read"] or 0)
+
+    def test_nobody_is_woken_where_nothing_waits(self, lanes: Lanes) -> None:
+        # Given a coordinator that knows its worker, and has heard of places once
+        worker = lanes.worker()
+        lanes.coordinator()
+        self.answer_one(lanes, worker)
+        self.answer_one(lanes, worker)
+        before = self.heard(lanes)
+
+        # I expect it to go on without hearing of any.
+        for _ in range(5):
+            self.answer_one(lanes, worker)
+        assert self.heard(lanes) == before < lanes.connection.xlen(lanes.keys.freed)
+
+    def test_a_policy_that_looks_at_loads_hears_of_each(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        lanes.coordinator(policy="least_loaded")
+
+        for count in range(1, 4):
+            self.answer_one(lanes, worker)
+            eventually(lambda: self.heard(lanes) == count)  # noqa: B023 - asked before it changes
+
+    def test_what_waits_is_given_a_place_that_becomes_free(
+        self, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given more requests than places, and loads that are not counted anew meanwhile
+        worker = lanes.worker(lane_limit=2)
+        monkeypatch.setattr(coordinator.roster, "REFRESH_S", math.inf)
+        lanes.coordinator()
+        lanes.push(requests(6))
+
+        # I expect each place that becomes free to be taken.
+        for left in (3, 2, 1, 0):
+            lanes.wait_for_load(worker, 2)
+            lanes.finish(worker, lanes.lane(worker)[0])
+            eventually(lambda: lanes.waiting() == left)  # noqa: B023 - asked before it changes
 
 
 class TestPriorities:

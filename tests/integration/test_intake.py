@@ -18,7 +18,7 @@ BATCH = 8
 
 @pytest.fixture
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
-    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.wishers):
+    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.freed, keys.wishers):
         connection.xgroup_create(stream, GROUP, "0", mkstream=True)
     return Intake(connection, keys, max_batch=BATCH, most_held=5 * BATCH)
 

@@ -31,7 +31,7 @@ def test_result_is_published_kept_and_frees_its_place(yard: Yard, kind) -> None:
     assert yard.ledger(request)["state"] == "completed"
     assert yard.lane(worker) == []
     assert 95 <= yard.ttl_s(yard.keys.ledger(request.client, request.id)) <= 100
-    assert yard.events()[-1] == {
+    assert yard.freed()[-1] == {
         b"event": b"freed",
         b"worker": worker.encode(),
         b"count": b"1",
@@ -89,10 +89,10 @@ def test_state_of_the_ledger_is_the_status_of_the_result(yard: Yard, status) -> 
 
 def test_step_without_results_wakes_nobody(yard: Yard) -> None:
     worker = yard.worker()
-    before = yard.events()
+    before = yard.freed()
 
     assert yard.scripts.finish(worker, []) == []
-    assert yard.events() == before
+    assert yard.freed() == before
 
 
 def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) -> None:
@@ -109,7 +109,7 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) ->
     assert yard.replies(ann[0].request) == [step[0].reply, step[3].reply]
     assert yard.replies(flat[0].request) == [step[1].reply]
     assert yard.lane(worker) == []
-    assert yard.events()[-1][b"count"] == b"3"
+    assert yard.freed()[-1][b"count"] == b"3"
 
 
 def test_result_repeated_after_a_lost_answer_appears_once(yard: Yard) -> None:
@@ -117,12 +117,12 @@ def test_result_repeated_after_a_lost_answer_appears_once(yard: Yard) -> None:
     assignment = yard.assign(worker)
     first = result(assignment, [1])
     yard.scripts.finish(worker, [first])
-    events = yard.events()
+    freed = yard.freed()
 
     assert yard.scripts.finish(worker, [result(assignment, [2])]) == [Published.REPEATED]
     assert yard.replies(assignment.request) == [first.reply]
     assert yard.result(assignment.request) == first.reply
-    assert yard.events() == events
+    assert yard.freed() == freed
 
 
 def test_request_twice_in_one_step_finishes_once(yard: Yard) -> None:

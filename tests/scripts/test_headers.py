@@ -159,6 +159,7 @@ BUILDERS = {
     "leases": {r"\.leases\b"},
     "workers": {r"\.workers\b"},
     "events": {r"\.events\b"},
+    "freed": {r"\.freed\b"},
     "dead": {r"\.dead\b"},
     "info": {r"\.info\b"},
     "quarantine": {r"\.quarantine\b"},

@@ -178,6 +178,10 @@ class Yard:
         """The wake-ups for the coordinator."""
         return [fields for _, fields in self.connection.xrange(self.keys.events)]
 
+    def freed(self) -> list[dict[bytes, bytes]]:
+        """The places that became free, as the coordinator hears of them."""
+        return [fields for _, fields in self.connection.xrange(self.keys.freed)]
+
     def ttl_s(self, key: str) -> int:
         """Seconds that a key has to live; -1 where it stays."""
         return int(self.connection.ttl(key))

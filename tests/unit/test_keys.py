@@ -28,6 +28,7 @@ def test_keys_are_those_of_the_protocol(keys: Keys) -> None:
         keys.leases,
         keys.leader,
         keys.events,
+        keys.freed,
         keys.dead,
         keys.info,
     ] == [
@@ -42,6 +43,7 @@ def test_keys_are_those_of_the_protocol(keys: Keys) -> None:
         "tokenyard:{main}:leases",
         "tokenyard:{main}:leader",
         "tokenyard:{main}:events",
+        "tokenyard:{main}:freed",
         "tokenyard:{main}:dead",
         "tokenyard:{main}:info",
     ]

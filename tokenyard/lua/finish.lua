@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- Publish the results of one engine step, free their places on the lane, wake the coordinator.
+-- Publish the results of one engine step and free their places on the lane.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
 -- KEYS[2] lane:<worker> (stream)
--- KEYS[3] events (stream)
+-- KEYS[3] freed (stream)
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[5...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
 --   each of its results: request:<client>/<id> (hash), and tokens:<client>/<id> (string) of those

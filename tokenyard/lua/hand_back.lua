@@ -3,7 +3,7 @@
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
 -- KEYS[2] lane:<worker> (stream)
--- KEYS[3] events (stream)
+-- KEYS[3] freed (stream)
 -- KEYS[4] intake:retry (stream)
 -- KEYS[5] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[6] request:<client>/<id> (hash)

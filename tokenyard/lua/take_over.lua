@@ -8,7 +8,8 @@
 -- KEYS[5] intake:normal (stream)
 -- KEYS[6] intake:low (stream)
 -- KEYS[7] events (stream)
--- KEYS[8] wishers (stream)
+-- KEYS[8] freed (stream)
+-- KEYS[9] wishers (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the consumer group of the streams
 -- ARGV[3...] fields of info and their values
@@ -18,7 +19,7 @@
 
 local NOT_LEADER, READY = -1, 1
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
-for i = 3, 8 do
+for i = 3, 9 do
   local made = redis.pcall('XGROUP', 'CREATE', KEYS[i], ARGV[2], '0', 'MKSTREAM')
   if made.err and not made.err:find('BUSYGROUP') then return made end
 end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from importlib import resources
 from typing import Any, Generic, TypeVar
 
 import redis
+from redis.exceptions import NoScriptError
 
 from tokenyard.keys import Keys
 
@@ -42,6 +44,12 @@ def source(name: str) -> str:
     )
 
 
+@functools.cache
+def digest(name: str) -> str:
+    """By which the server knows a script."""
+    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+
+
 def codes(kind: type[E], answers: int | list[int], count: int) -> list[E]:
     """One code for each item; a single answer stands for all."""
     if isinstance(answers, int):
@@ -64,11 +72,16 @@ class Caller:
         self._connection = connection
         self._reply_maxlen = reply_maxlen
         self._dead_maxlen = dead_maxlen
-        self._script = functools.cache(lambda name: connection.register_script(source(name)))
 
     def call(self, call: Call[T]) -> T:
         """Make one call and read its answer."""
         return call.read(self._run(call.script, call.keys, call.args))
 
     def _run(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        return self._script(script)(keys=keys, args=args)
+        run: Any = self._connection.execute_command  # redis-py gives no types for it
+        command = ("EVALSHA", digest(script), len(keys), *keys, *args)
+        try:
+            return run(*command)
+        except NoScriptError:
+            run("SCRIPT LOAD", source(script))
+            return run(*command)

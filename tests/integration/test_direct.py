@@ -1,0 +1,106 @@
+"""The short way to a server: which connection a command takes, and what becomes of a broken one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import redis
+
+import tokenyard.direct
+from tests.support.builders import random_name
+from tests.support.servers import Server
+from tokenyard.connection import open_connection
+
+
+@pytest.fixture
+def direct(broker: Server) -> Iterator[redis.Redis]:
+    """A client that does not try again."""
+    with open_connection(broker.url, timeout_s=30.0, retries=0) as opened:
+        yield opened
+
+
+def cut(connection: redis.Redis, client_id: int) -> None:
+    """End a connection at the server."""
+    connection.client_kill_filter(_id=str(client_id))
+
+
+def test_the_connection_that_was_just_used_is_used_again(direct: redis.Redis) -> None:
+    assert {direct.client_id() for _ in range(5)} == {direct.client_id()}
+
+
+def test_each_of_several_threads_has_an_answer_of_its_own(direct: redis.Redis) -> None:
+    together = Barrier(8)
+
+    def ask(number: int) -> set[bool]:
+        together.wait(30.0)
+        return {direct.echo(f"{number}/{at}") == f"{number}/{at}".encode() for at in range(200)}
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == [{True}] * 8
+
+
+def test_an_error_is_raised_and_the_connection_stays_good(direct: redis.Redis) -> None:
+    name, before = random_name("key"), direct.client_id()
+    direct.set(name, "text", ex=60)
+
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        direct.lpush(name, "one")
+
+    assert (direct.get(name), direct.client_id()) == (b"text", before)
+
+
+def test_a_broken_connection_is_an_error_once(direct: redis.Redis, connection: redis.Redis) -> None:
+    cut(connection, direct.client_id())
+
+    with pytest.raises(redis.ConnectionError):
+        direct.ping()
+
+    assert direct.ping()
+
+
+def test_where_retries_are_allowed_a_broken_connection_is_not_noticed(
+    broker: Server, connection: redis.Redis
+) -> None:
+    with open_connection(broker.url, retries=1) as direct:
+        cut(connection, direct.client_id())
+
+        assert direct.ping()
+
+
+def test_a_connection_that_was_left_alone_is_looked_at_first(
+    direct: redis.Redis, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenyard.direct, "FRESH_S", 0.0)
+    cut(connection, direct.client_id())
+
+    assert direct.ping()
+
+
+def test_a_forked_process_has_a_connection_of_its_own(direct: redis.Redis) -> None:
+    before = direct.client_id()
+    ear, hand = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(hand, b"%d" % direct.client_id())
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    other = int(os.read(ear, 100))
+    os.close(ear)
+    os.close(hand)
+
+    assert status == 0
+    assert other != before
+    assert direct.client_id() == before
+
+
+def test_closing_ends_all_connections(broker: Server, connection: redis.Redis) -> None:
+    direct = open_connection(broker.url)
+    before = direct.client_id()
+
+    direct.close()
+
+    assert str(before) not in {one["id"] for one in connection.client_list()}
