@@ -40,6 +40,7 @@ class Member:
     weighed: tuple[int, int] = (0, 0)
     is_quarantined: bool = False
     conduct: Conduct = "RUNNING"  # see `_conduct`
+    worked_ms: float = 0.0  # when it was last seen at work, by the server's clock; 0: never
 
     @property
     def has_lease(self) -> bool:
@@ -113,6 +114,7 @@ class Roster:
                 weighed=before[worker].weighed if worker in before else (0, 0),
                 is_quarantined=worker.encode() in alone,
                 conduct=_conduct(info, self.postures),
+                worked_ms=before[worker].worked_ms if worker in before else 0.0,
             )
             for worker, info in _decode(entries, decode_worker)
             if worker in ends
@@ -148,9 +150,11 @@ class Roster:
         for worker in self.members:
             pipeline.xlen(self._keys.lane(worker))
         last, *loads = pipeline.execute()
+        now_ms = self.server_ms()
         for member, load in zip(self.members.values(), loads, strict=True):
             member.load = load
             member.work = member.work if load else 0
+            member.worked_ms = now_ms if load else member.worked_ms
         self._counted = position(last[0][0].decode()) if last else (0, 0)
         self._line_up()
 
@@ -163,6 +167,10 @@ class Roster:
 
     def _changed(self, worker: str, member: Member) -> None:
         """What lies on its lane has changed."""
+        member.worked_ms = self.server_ms()
+        self._show(worker, member)
+
+    def _show(self, worker: str, member: Member) -> None:
         if member.may_serve:
             self.lanes[member.info.model].put(_lane(worker, member))
 
@@ -171,7 +179,7 @@ class Roster:
         member = self.members.get(worker)
         if member:
             member.work, member.weighed = work, position(event)
-            self._changed(worker, member)
+            self._show(worker, member)
 
     def add_load(self, worker: str, *, work: int = 0, alone: bool = False) -> None:
         """Count an entry that came onto a lane; with ``alone`` no other may follow it."""
