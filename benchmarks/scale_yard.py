@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ class Yards:
     coordinators: Sequence[int]
     crew: int
     broker: int
+    is_well: Callable[[], bool]  # raises `ChildProcessError` with the last words of who has ended
 
     @property
     def pids(self) -> dict[str, list[int]]:
@@ -91,7 +92,9 @@ def scale_yards(broker: EmbeddedBroker, crew: Crew, count: int = 1) -> Iterator[
                 START_TIMEOUT_S,
             )
         coordinators = [processes[name].pid for name in names]
-        yield Yards(broker.url, names, coordinators, processes["crew"].pid, broker.pid)
+        yield Yards(
+            broker.url, names, coordinators, processes["crew"].pid, broker.pid, watch.is_well
+        )
         watch.is_well()
 
 
