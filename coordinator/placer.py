@@ -24,7 +24,7 @@ log = logging.getLogger("tokenyard.coordinator.placer")
 #: Pause between two decisions where nothing has happened that cannot wait.
 PAUSE_S: Final = 0.05
 #: Nor is there one for so many times what the last one took: that grows with the workers.
-REST: Final = 19
+REST: Final = 49
 
 
 class Queue(Protocol):
