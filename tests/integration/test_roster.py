@@ -294,3 +294,54 @@ class TestJoined:
 
         assert [lane.name for lane in roster.crew()] == ["a", "b", "c"]
         assert given(roster) == ["c"]
+
+
+class TestRoom:
+    def test_lanes_follow_what_comes_and_goes(self, yard: Yard, roster: Roster) -> None:
+        """Between two readings, so that nobody needs to look at all lanes for one request."""
+        a = yard.worker("a", model="adder", lane_limit=2)
+        b = yard.worker("b", model="adder", lane_limit=2)
+        roster.refresh()
+        lanes = roster.lanes["adder"]
+
+        roster.add_load(a, work=10)
+        roster.add_load(a, work=10)
+        roster.add_load(b, alone=True)
+
+        assert [(lane.load, lane.work) for lane in lanes] == [(2, 20), (1, 0)]
+        assert lanes.room == 0
+        assert lanes.next_open("") is None
+
+        roster.free(a, 1, "9999999999999-0", work=10)
+        assert (lanes[0].load, lanes[0].work) == (1, 10)
+        assert lanes.next_open("") == lanes[0]
+
+    def test_of_a_worker_that_is_paused_they_follow_when_it_runs_again(
+        self, yard: Yard, roster: Roster
+    ) -> None:
+        worker = yard.worker("a", model="adder", lane_limit=2)
+        yard.tell(worker_scope("a"), "PAUSED")
+        roster.refresh()
+
+        roster.add_load(worker)
+        roster.free(worker, 1, "9999999999999-0")
+
+        assert not roster.lanes
+        yard.tell(worker_scope("a"), "RUNNING")
+        read_anew(roster)
+        assert roster.lanes["adder"].room == 2
+
+    def test_when_a_worker_was_last_at_work_is_remembered(self, yard: Yard, roster: Roster) -> None:
+        """Given one with an entry on its lane, and one whose only entry has come and gone."""
+        busy, quick, idle = (yard.worker(name, model="adder") for name in "abc")
+        yard.connection.xadd(yard.keys.lane(busy), {"id": "q"})
+        roster.refresh()
+        roster.add_load(quick)
+        roster.free(quick, 1, "9999999999999-0")
+        yard.connection.delete(yard.keys.lane(busy))
+
+        read_anew(roster)
+
+        assert roster.members[busy].worked_ms > 0
+        assert roster.members[quick].worked_ms > 0
+        assert roster.members[idle].worked_ms == 0
