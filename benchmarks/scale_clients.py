@@ -24,7 +24,7 @@ import psutil
 from benchmarks.child import run_child
 from benchmarks.measure import cpu_seconds
 from benchmarks.scale_crew import answer
-from benchmarks.scale_yard import PROMPTS, Crew, progress, prompts, scale_yards
+from benchmarks.scale_yard import PROMPTS, Crew, costs_us, progress, prompts, scale_yards
 from tokenyard import AsyncClient
 from tokenyard.broker import EmbeddedBroker
 from tokenyard.wire import pack_tokens, unpack_tokens
@@ -33,6 +33,7 @@ from tokenyard.wire import pack_tokens, unpack_tokens
 WINDOW: Final = 2048
 #: Clients that connect at the same time.
 _AT_ONCE: Final = 64
+_IDLE_S: Final = 2.0
 _TIMEOUT_S: Final = 300.0
 
 
@@ -43,6 +44,7 @@ class Run:
     requests: int
     seconds: float
     cpu_s: dict[str, float]  # by process
+    idle_s: dict[str, float]  # processor seconds for each second in which nobody asks
     client_bytes: float  # resident memory of each client
     broker_bytes: float  # and what each takes in the broker, with its connections
 
@@ -81,6 +83,7 @@ async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str,
     gate = asyncio.Semaphore(_AT_ONCE)
     await asyncio.gather(*(_connect(one, gate) for one in everybody))
     after = process.memory_info().rss, broker.memory_info().rss
+    idle_s = await _idle_s(groups)
     each, window = max(1, requests // clients), max(1, WINDOW // clients)
     used, began = cpu_seconds(groups), time.perf_counter()
     await asyncio.gather(*(_ask(one, each, window) for one in everybody))
@@ -90,8 +93,17 @@ async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str,
         each * clients,
         seconds,
         {name: now[name] - used[name] for name in groups},
+        idle_s,
         *((new - old) / clients for new, old in zip(after, before, strict=True)),
     )
+
+
+async def _idle_s(groups: dict[str, list[int]]) -> dict[str, float]:
+    """What each process takes of a second while all clients only listen."""
+    before = cpu_seconds(groups)
+    await asyncio.sleep(_IDLE_S)
+    after = cpu_seconds(groups)
+    return {name: (after[name] - before[name]) / _IDLE_S for name in groups}
 
 
 def figures(runs: list[Run]) -> dict[str, float]:
@@ -99,9 +111,10 @@ def figures(runs: list[Run]) -> dict[str, float]:
     found: dict[str, float] = {
         "per_s": statistics.median(one.requests / one.seconds for one in runs)
     }
+    costs = [costs_us(one.cpu_s, one.idle_s, one.seconds, one.requests) for one in runs]
     for name in runs[0].cpu_s:
-        used = (1e6 * one.cpu_s[name] / one.requests for one in runs)
-        found[f"us_{name}"] = statistics.median(used)
+        found[f"us_{name}"] = statistics.median(one[name] for one in costs)
+        found[f"idle_ms_{name}"] = statistics.median(1000 * one.idle_s[name] for one in runs)
     found["kib_each"] = statistics.median(one.client_bytes for one in runs) / 1024
     found["kib_each_broker"] = statistics.median(one.broker_bytes for one in runs) / 1024
     return found

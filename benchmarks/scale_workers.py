@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.measure import Throughput, cpu_seconds, measure_throughput
-from benchmarks.scale_yard import Asker, Crew, progress, scale_yards
+from benchmarks.scale_yard import Asker, Crew, costs_us, progress, scale_yards
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
 from worker.roster_entry import lane_limit
@@ -80,11 +80,4 @@ def figures(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _costs_us(run: Throughput, idle_s: Mapping[str, float]) -> dict[str, float]:
-    """What a request costs each process beyond what the second costs anyway.
-
-    On a slow machine a request else pays for more of the leases that are renewed meanwhile.
-    """
-    return {
-        name: 1e6 * max(0.0, run.cpu_s[name] - idle_s[name] * run.seconds) / run.requests
-        for name in idle_s
-    }
+    return costs_us(run.cpu_s, idle_s, run.seconds, run.requests)

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +121,18 @@ class Asker:
                 sys.exit(f"request {number}: wrong answer {result.tokens}, {result.error}")
             count += 1
         return count
+
+
+def costs_us(
+    cpu_s: Mapping[str, float], idle_s: Mapping[str, float], seconds: float, requests: int
+) -> dict[str, float]:
+    """What a request costs each process, in µs, beyond what each second costs anyway.
+
+    On a slow machine a request else pays for more of the leases and looks that go on meanwhile.
+    """
+    return {
+        name: 1e6 * max(0.0, cpu_s[name] - idle_s[name] * seconds) / requests for name in idle_s
+    }
 
 
 def progress(words: str) -> None:
