@@ -86,14 +86,25 @@ class Side:
         return len(self._payloads[0]) + len(f"{self._run}-{self._count}")
 
     def memory(self) -> int:
-        """Bytes that the broker uses, but for buffers, once it rewrites no file."""
-        until = time.monotonic() + _PATIENCE_S
-        while self._connection.info("persistence")["aof_rewrite_in_progress"]:
-            if time.monotonic() > until:
-                raise TimeoutError("the append-only file is rewritten without end")
-            time.sleep(_POLL_S)
+        """Bytes that the broker uses, but for buffers."""
+        self._settle()
         told: dict[str, int] = self._connection.info("memory")
         return told["used_memory"] - told["mem_clients_normal"] - told["mem_aof_buffer"]
+
+    def _settle(self) -> None:
+        """Have the append-only file rewritten now, so that it is not while something is timed."""
+        self._wait_for_file()
+        self._connection.bgrewriteaof()
+        self._wait_for_file()
+
+    def _wait_for_file(self) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < until:
+            told = self._connection.info("persistence")
+            if not (told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"]):
+                return
+            time.sleep(10 * _POLL_S)
+        raise TimeoutError(f"the append-only file is still rewritten after {_PATIENCE_S:g} s")
 
     def drain(self, requests: int) -> Throughput:
         """Let so many be dispatched and answered."""

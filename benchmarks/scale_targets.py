@@ -13,6 +13,8 @@ Figures = Mapping[str, Mapping[str, float]]
 WORKERS_RATIO: Final = 1.3
 #: Bytes of a waiting request beyond its payload.
 BYTES: Final = 400.0
+#: Of fewer than so many what a broker takes anyway is seen, too.
+LEAST_WEIGHED: Final = 100_000
 #: How far rate and latency may be off those of an empty yard.
 BACKLOG_SHARE: Final = 0.1
 #: How far memory may grow from the first look to the last.
@@ -36,7 +38,7 @@ def _workers(figures: Figures) -> Iterator[str]:
 def _backlog(figures: Figures) -> Iterator[str]:
     for waiting, one in figures.items():
         beyond = one["bytes_beyond_payload"]
-        if beyond > BYTES:
+        if beyond > BYTES and int(waiting) >= LEAST_WEIGHED:
             yield f"backlog of {waiting}: {beyond:.0f} bytes each beyond payload, not {BYTES:g}"
         if one["dispatch_ratio"] < 1 - BACKLOG_SHARE:
             yield f"backlog of {waiting}: dispatched at {one['dispatch_ratio']:.2f} of the rate"
