@@ -158,7 +158,7 @@ def _yard(
             process = start_tethered(command, folder / f"{program}.log")
             stack.callback(stop_tethered, process, STOP_S)
             processes[program] = process
-        watch = _Watch(processes, folder)
+        watch = Watch(processes, folder)
         wait_until(broker.url, name, lambda view: watch.is_well() and is_up(view), START_TIMEOUT_S)
         pids = {program: process.pid for program, process in processes.items()}
         children = [child.pid for child in psutil.Process(pids["worker"]).children(recursive=True)]
@@ -174,7 +174,7 @@ def _yard(
         )
 
 
-class _Watch:
+class Watch:
     """Sees programs that end before they should."""
 
     def __init__(self, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path) -> None:

@@ -152,8 +152,10 @@ def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Itera
     """Those that serve last, so that they are what a device shows while one gives way."""
     awake = [one for one in workers if one.info.state in AWAKE]
     leaders = [one for one in awake if one.info.state != "attached"]
+    named: dict[str, set[DeviceId]] = {}
+    for one in workers:
+        named.setdefault(one.info.name, set()).add(one.device)
     for leader in sorted(leaders, key=lambda one: one.info.state in SERVING):
-        group = leader.info.group
-        devices = {one.device for one in workers if one is leader or one.info.name in group}
+        devices = {leader.device}.union(*(named.get(name, ()) for name in leader.info.group))
         swapped_ms = max(swapped[device] for device in devices)
         yield Holder(leader, frozenset(devices), swapped_ms)

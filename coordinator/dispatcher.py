@@ -15,8 +15,8 @@ from coordinator.counts import Counts
 from coordinator.demand import Demand
 from coordinator.intake import Entry, Event, Intake
 from coordinator.judge import Judge
+from coordinator.lanes import Lanes
 from coordinator.plan import Placed, make_plan
-from coordinator.policies import Lane
 from coordinator.rate import Rate
 from coordinator.roster import Roster
 from coordinator.selection import Selection
@@ -121,7 +121,7 @@ class Dispatcher:
             where = "waiting in the intake"
             self.refuse(token, waiting, refusals.late(waiting.request, where))
         moved = self._hand_over(token, self._make_plan())
-        is_busy = any(lane.model in self._held.models for lane in self._roster.lanes())
+        is_busy = any(model in self._held.models for model in self._roster.lanes)
         self.rate.note(busy=is_busy)
         if self._held.late(1) or (moved and is_busy):
             self._patience_ms = 0
@@ -225,7 +225,7 @@ class Dispatcher:
 
     def _room(self) -> int:
         """How many requests could be placed now, at most a batch."""
-        return min(sum(lane.room for lane in self._roster.lanes()), self._max_batch)
+        return min(sum(lanes.room for lanes in self._roster.lanes.values()), self._max_batch)
 
     def _heed(self, events: Iterable[Event]) -> None:
         """Places became free, or the roster changed and must be read again."""
@@ -259,15 +259,13 @@ class Dispatcher:
             placed += chosen
         return placed
 
-    def _open_models(self) -> Iterator[tuple[str, list[Lane]]]:
+    def _open_models(self) -> Iterator[tuple[str, Lanes]]:
         """The lanes of each model that has room; the models take turns in being the first.
 
         Else those before would take the whole batch, turn for turn.
         """
-        by_model: dict[str, list[Lane]] = {}
-        for lane in self._roster.lanes():
-            by_model.setdefault(lane.model, []).append(lane)
-        names = sorted(m for m, lanes in by_model.items() if any(lane.is_open for lane in lanes))
+        by_model = self._roster.lanes
+        names = sorted(model for model, lanes in by_model.items() if lanes.room)
         names.sort(key=lambda name: name <= self._first)
         self._first = names[0] if names else ""
         for name in names:

@@ -6,6 +6,7 @@ Pure functions of what waits, of what the hosts may load, and of who holds what.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -50,9 +51,11 @@ class Catalog:
         self._now_ms = now_ms
         self._max_model_wait_s = max_model_wait_s
         self._offers: dict[str, dict[str, ModelInfo]] = {}  # by model and controller
+        self._pins: Counter[str] = Counter()
         for controller, host in sorted(hosts.items()):
             for info in host.models:
                 self._offers.setdefault(info.name, {})[controller] = info
+                self._pins[info.name] = max(info.pin, self._pins[info.name])
 
     def offers(self, model: str) -> Mapping[str, ModelInfo]:
         """The hosts that may load a model, by controller."""
@@ -65,12 +68,11 @@ class Catalog:
 
     def pins(self) -> Mapping[str, int]:
         """How many workers always hold a model, for models where some do."""
-        pins = {model: self.pin(model) for model in self._offers}
-        return {model: pin for model, pin in pins.items() if pin}
+        return {model: pin for model, pin in self._pins.items() if pin}
 
     def pin(self, model: str) -> int:
         """How many workers always hold it."""
-        return max((info.pin for info in self.offers(model).values()), default=0)
+        return self._pins[model]
 
     def max_wait_s(self, model: str) -> float:
         """Longest wait for a device that serves another model."""

@@ -23,6 +23,8 @@ log = logging.getLogger("tokenyard.coordinator.placer")
 
 #: Pause between two decisions where nothing has happened that cannot wait.
 PAUSE_S: Final = 0.05
+#: Nor is there one for so many times what the last one took: that grows with the workers.
+REST: Final = 49
 
 
 class Queue(Protocol):
@@ -62,9 +64,9 @@ class Placer:
         self.patience_s = math.inf
         self._token = ""  # of the term in which the orders were given
         self._orders: Sequence[Order] = ()
-        self._worked_ms: dict[str, float] = {}  # by worker: when it was last seen at work
         self._due = 0.0  # monotonic
         self._members: dict[str, Member] | None = None  # the roster as it was decided by
+        self._served: set[str] = set()  # models that somebody serves there, or is about to
         self._cold: set[str] = set()  # models that requests waited for and nobody held then
 
     def run_once(self, token: str) -> None:
@@ -77,12 +79,14 @@ class Placer:
         if self._settings.static or not self._roster.hosts:
             return
         self._begin_term(token)
-        self._note_work()
         demands = [one for one in self._queue.demands() if self._is_running(one.model)]
         if demands:
             self.patience_s = PAUSE_S
         if self._is_due(demands):
+            began = time.monotonic()
             placement = place(self._situation(demands))
+            now = time.monotonic()
+            self._due = now + max(PAUSE_S, REST * (now - began))
             self._carry_out(token, placement)
 
     def _is_running(self, model: str) -> bool:
@@ -94,38 +98,29 @@ class Placer:
         if token != self._token:
             self._token, self._orders = token, ()
 
-    def _note_work(self) -> None:
-        now_ms, before = self._roster.server_ms(), self._worked_ms
-        self._worked_ms = {
-            worker: now_ms if member.load else before.get(worker, 0.0)
-            for worker, member in self._roster.members.items()
-        }
-
     def _is_due(self, demands: Sequence[Demand]) -> bool:
         """Whether the pause is over, the roster was read anew, or a new model is asked for."""
         members = self._roster.members
-        served = {one.info.model for one in members.values() if one.info.state in SERVING}
-        before, self._cold = self._cold, {one.model for one in demands} - served
-        is_news = self._members is not members or self._cold - before
-        if not is_news and time.monotonic() < self._due:
-            return False
-        self._due = time.monotonic() + PAUSE_S
-        self._members = members
-        return True
+        is_new = self._members is not members
+        if is_new:
+            self._members = members
+            self._served = {m.info.model for m in members.values() if m.info.state in SERVING}
+        before, self._cold = self._cold, {one.model for one in demands} - self._served
+        return bool(is_new or self._cold - before or time.monotonic() >= self._due)
 
     def _situation(self, demands: Sequence[Demand]) -> Situation:
-        members = self._roster.members.items()
+        members, now_ms = self._roster.members.items(), self._roster.server_ms()
         offered = (model.name for host in self._roster.hosts.values() for model in host.models)
         return Situation(
             demands=demands,
             workers=[
-                Worker(one, m.info, m.load, self._worked_ms.get(one, 0.0), m.conduct)
+                Worker(one, m.info, m.load, now_ms if m.load else m.worked_ms, m.conduct)
                 for one, m in members
                 if m.has_lease
             ],
             paused={model for model in offered if not self._is_running(model)},
             hosts=self._roster.hosts,
-            now_ms=self._roster.server_ms(),
+            now_ms=now_ms,
             max_model_wait_s=self._settings.max_model_wait_s,
             orders=self._orders,
         )

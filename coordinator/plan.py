@@ -7,16 +7,18 @@ and nothing else may come onto them while the suspects are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from coordinator.lanes import Lanes
 from coordinator.policies import Lane, Pick
 from coordinator.waiting import Waiting
 
 #: Chooses among the lanes of a request's model; None: it has to wait.
-Choose = Callable[[Waiting, Sequence[Lane]], Pick | None]
+Choose = Callable[[Waiting, Lanes], Pick | None]
 
 ALONE = "a suspect, alone on an empty lane"
 
@@ -34,7 +36,7 @@ class Placed(Struct, frozen=True):
 def make_plan(
     suspects: Iterable[Waiting],
     others: Iterable[Waiting],
-    lanes: Sequence[Lane],
+    lanes: Lanes,
     *,
     choose: Choose,
     most: int,
@@ -48,14 +50,16 @@ def make_plan(
     return alone + _place_others(others, left, choose, most - len(alone))
 
 
-def _place_suspects(
-    suspects: Iterable[Waiting], lanes: Sequence[Lane]
-) -> tuple[list[Placed], list[Lane]]:
+def _place_suspects(suspects: Iterable[Waiting], lanes: Lanes) -> tuple[list[Placed], Lanes]:
     """Keep lanes free for suspects, at most half of them; what is placed, and the lanes left."""
+    rest = iter(suspects)
+    first = next(rest, None)
+    if first is None:  # nearly always, and then nobody looks at a thousand lanes
+        return [], lanes.copy()
     placed: list[Placed] = []
     left = list(lanes)
     kept = sum(lane.is_quarantined for lane in lanes)
-    for waiting in suspects:
+    for waiting in chain((first,), rest):
         free = [lane for lane in left if not lane.is_quarantined]
         if not free or kept >= max(1, len(lanes) // 2):
             break
@@ -64,11 +68,11 @@ def _place_suspects(
         kept += 1
         if lane.load == 0:
             placed.append(Placed(waiting, lane, ALONE, alone=True))
-    return placed, left
+    return placed, Lanes(left)
 
 
 def _place_others(
-    others: Iterable[Waiting], lanes: list[Lane], choose: Choose, most: int
+    others: Iterable[Waiting], lanes: Lanes, choose: Choose, most: int
 ) -> list[Placed]:
     placed: list[Placed] = []
     for waiting in others:
@@ -76,6 +80,6 @@ def _place_others(
         if pick is None:
             break
         lane, work = pick.lane, pick.lane.work + waiting.hints.work
-        lanes[lanes.index(lane)] = replace(lane, load=lane.load + 1, work=work)
+        lanes.put(replace(lane, load=lane.load + 1, work=work))
         placed.append(Placed(waiting, lane, pick.why, match=pick.match))
     return placed

@@ -52,20 +52,6 @@ class Pick:
     match: float | None = None
 
 
-def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
-    """The next open lane behind the worker named ``last``, in the order of names.
-
-    A full lane is passed over, so its turn is not waited for.
-    """
-    first = None
-    for lane in lanes:
-        if lane.is_open:
-            if lane.name > last:
-                return lane
-            first = first or lane
-    return first
-
-
 def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:
     """The open lane with the smallest share of all requests and of all tokens that are given out.
 
@@ -106,8 +92,3 @@ def least(lanes: Sequence[Lane], last: str, cost: Callable[[Lane], float]) -> La
         elif price < best_before:
             best_before, found_before = price, lane
     return found_before if best_before < best else found
-
-
-def named(lanes: Sequence[Lane], name: str | None) -> Lane | None:
-    """The lane of the worker of that name, or None while it is absent or full."""
-    return next((lane for lane in lanes if lane.name == name and lane.is_open), None)

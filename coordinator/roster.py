@@ -7,13 +7,14 @@ dispatched and freed and set right once a second; `dispatch` has the last word o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import redis
 
+from coordinator.lanes import Lanes, in_turn
 from coordinator.policies import Lane
 from tokenyard.keys import Keys
 from tokenyard.posture import CONDUCTS, Conduct, Postures, decode_postures
@@ -39,6 +40,7 @@ class Member:
     weighed: tuple[int, int] = (0, 0)
     is_quarantined: bool = False
     conduct: Conduct = "RUNNING"  # see `_conduct`
+    worked_ms: float = 0.0  # when it was last seen at work, by the server's clock; 0: never
 
     @property
     def has_lease(self) -> bool:
@@ -64,6 +66,7 @@ class Roster:
         self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
         self.servable: set[str] = set()  # base models that living workers hold or may load
+        self.lanes: dict[str, Lanes] = {}  # those that may be given requests, by model
         self.postures = Postures()  # what operators have told the workers
         self._unnamed: dict[bytes, float] = {}  # hosts that no worker names, monotonic since when
         self._connection = connection
@@ -111,6 +114,7 @@ class Roster:
                 weighed=before[worker].weighed if worker in before else (0, 0),
                 is_quarantined=worker.encode() in alone,
                 conduct=_conduct(info, self.postures),
+                worked_ms=before[worker].worked_ms if worker in before else 0.0,
             )
             for worker, info in _decode(entries, decode_worker)
             if worker in ends
@@ -146,16 +150,36 @@ class Roster:
         for worker in self.members:
             pipeline.xlen(self._keys.lane(worker))
         last, *loads = pipeline.execute()
+        now_ms = self.server_ms()
         for member, load in zip(self.members.values(), loads, strict=True):
             member.load = load
             member.work = member.work if load else 0
+            member.worked_ms = now_ms if load else member.worked_ms
         self._counted = position(last[0][0].decode()) if last else (0, 0)
+        self._line_up()
+
+    def _line_up(self) -> None:
+        found: dict[str, list[Lane]] = {}
+        for worker, member in self.members.items():
+            if member.may_serve:
+                found.setdefault(member.info.model, []).append(_lane(worker, member))
+        self.lanes = {model: Lanes(lanes) for model, lanes in found.items()}
+
+    def _changed(self, worker: str, member: Member) -> None:
+        """What lies on its lane has changed."""
+        member.worked_ms = self.server_ms()
+        self._show(worker, member)
+
+    def _show(self, worker: str, member: Member) -> None:
+        if member.may_serve:
+            self.lanes[member.info.model].put(_lane(worker, member))
 
     def weigh(self, worker: str, work: int, event: str) -> None:
         """Set what lies on a lane, as it was when that event was the last."""
         member = self.members.get(worker)
         if member:
             member.work, member.weighed = work, position(event)
+            self._show(worker, member)
 
     def add_load(self, worker: str, *, work: int = 0, alone: bool = False) -> None:
         """Count an entry that came onto a lane; with ``alone`` no other may follow it."""
@@ -164,28 +188,29 @@ class Roster:
             member.load += 1
             member.work += work
             member.is_quarantined = member.is_quarantined or alone
+            self._changed(worker, member)
 
     def free(self, worker: str, count: int, event: str, *, work: int | None = None) -> None:
         """Count entries that left a lane, unless they had left it when the loads were read.
 
         Where their work is not told it is taken for as much as that of the others there.
         """
-        member = self.members.get(worker)
-        if member and position(event) > member.weighed:
+        member, at = self.members.get(worker), position(event)
+        if member is None:
+            return
+        if at > member.weighed:
             left = member.work * count // max(1, member.load) if work is None else work
             member.work = max(0, member.work - left)
-        if member and position(event) > self._counted:
+        if at > self._counted:
             member.load = max(0, member.load - count)
-        if member and member.is_quarantined:
+        self._changed(worker, member)
+        if member.is_quarantined:
             self.mark_stale()
 
-    def lanes(self) -> Sequence[Lane]:
-        """The lanes that may be given requests, in the order of their names."""
-        return _lanes((w, m) for w, m in self.members.items() if m.may_serve)
-
     def crew(self) -> Sequence[Lane]:
-        """The lanes that could be given requests if nobody were paused, in the same order."""
-        return _lanes((w, m) for w, m in self.members.items() if m.serves or _is_suspended(m))
+        """The lanes that could be given requests if nobody were paused, in the order of names."""
+        found = ((w, m) for w, m in self.members.items() if m.serves or _is_suspended(m))
+        return sorted((_lane(worker, member) for worker, member in found), key=in_turn)
 
     def joined(self) -> set[str]:
         """Names of the workers that are as far as they come without a request.
@@ -214,21 +239,17 @@ class Roster:
         return dict(sorted(adapters)) | {model: model for model in models}
 
 
-def _lanes(members: Iterable[tuple[str, Member]]) -> Sequence[Lane]:
-    lanes = [
-        Lane(
-            worker,
-            m.info.name,
-            m.info.model,
-            m.load,
-            m.info.lane_limit,
-            m.is_quarantined,
-            m.work,
-            m.info.slots,
-        )
-        for worker, m in members
-    ]
-    return sorted(lanes, key=lambda lane: (lane.name, lane.worker))
+def _lane(worker: str, member: Member) -> Lane:
+    return Lane(
+        worker,
+        member.info.name,
+        member.info.model,
+        member.load,
+        member.info.lane_limit,
+        member.is_quarantined,
+        member.work,
+        member.info.slots,
+    )
 
 
 def _is_suspended(member: Member) -> bool:

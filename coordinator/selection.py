@@ -8,7 +8,8 @@ from typing import Final
 
 from coordinator.affinity import NO_MATCH, Matches, megatron, prefix_affinity
 from coordinator.hints import NO_HINTS, Hints, look_closely, weigh
-from coordinator.policies import Lane, Pick, least_loaded, named, round_robin, vllm
+from coordinator.lanes import Lanes
+from coordinator.policies import Lane, Pick, least_loaded, vllm
 from coordinator.prefixes import Cache, Prefixes
 from coordinator.schedule import Replay, ScheduleWriter, read_schedule
 from coordinator.waiting import Waiting
@@ -17,8 +18,8 @@ from tokenyard.settings import CoordinatorSettings, PolicyName
 from tokenyard.wire import Request
 
 #: Policies that know the lanes alone.
-_PLAIN: Final[Mapping[PolicyName, Callable[[Sequence[Lane], str], Lane | None]]] = {
-    "round_robin": round_robin,
+_PLAIN: Final[Mapping[PolicyName, Callable[[Lanes, str], Lane | None]]] = {
+    "round_robin": Lanes.next_open,
     "least_loaded": least_loaded,
     "vllm": vllm,
 }
@@ -80,11 +81,11 @@ class Selection:
         if self.is_affine:
             self._prefixes.note(worker, hints)
 
-    def choose(self, waiting: Waiting, lanes: Sequence[Lane]) -> Pick | None:
+    def choose(self, waiting: Waiting, lanes: Lanes) -> Pick | None:
         """A lane for the request among those of its model, or None while it has to wait."""
         recorded = self._replay and self._replay.worker(waiting.client, waiting.id)
         if recorded:
-            return _told("replay", named(lanes, recorded))
+            return _told("replay", lanes.named(recorded))
         if self._settings.deterministic:
             return _told("deterministic", self._in_turn(waiting, lanes))
         pick = self._by_policy(waiting.hints, lanes)
@@ -93,7 +94,7 @@ class Selection:
             self.note(pick.lane.worker, waiting.hints)
         return pick
 
-    def _by_policy(self, hints: Hints, lanes: Sequence[Lane]) -> Pick | None:
+    def _by_policy(self, hints: Hints, lanes: Lanes) -> Pick | None:
         policy, last = self._settings.policy, self._last.get(lanes[0].model, "")
         if policy in _PLAIN:
             return _told(policy, _PLAIN[policy](lanes, last), weighs=self.is_weighing)
@@ -104,7 +105,7 @@ class Selection:
         match = matches.get(pick.lane.worker, NO_MATCH)
         return Pick(pick.lane, f"{policy}, {pick.why}, {_load(pick.lane)}", match.known)
 
-    def _in_turn(self, waiting: Waiting, lanes: Sequence[Lane]) -> Lane | None:
+    def _in_turn(self, waiting: Waiting, lanes: Lanes) -> Lane | None:
         """Entry k of a class belongs to worker k modulo the workers.
 
         However full that one is, and also while it is away: when a place becomes free, and in
@@ -116,7 +117,7 @@ class Selection:
             crew = self._crews.setdefault(model, [lane.name for lane in lanes])
             self._due[key] = crew[self._turns[waiting.intake, model] % len(crew)]
             self._turns[waiting.intake, model] += 1
-        return named(lanes, self._due[key])
+        return lanes.named(self._due[key])
 
     def settle(self, waiting: Waiting, lane: Lane | None) -> None:
         """The request was handed over to ``lane``, or turned out to wait no more."""

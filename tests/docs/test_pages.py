@@ -24,6 +24,9 @@ PARTS = {
     "cold_llm_child.py",
     "cold_warm.py",
     "cycles_child.py",
+    "scale_clients.py",
+    "scale_crew.py",
+    "scale_map.py",
     "serving_child.py",
 }
 TRANSITION = re.compile(r"^ +(\S+) --> (\S+):", re.MULTILINE)

@@ -200,6 +200,7 @@ class TestHowOften:
     @pytest.fixture(params=[3_600.0])
     def pause_s(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(placer, "PAUSE_S", request.param)
+        monkeypatch.setattr(placer, "REST", 0)
 
     @pytest.fixture
     def leader(self, lanes: Lanes, pause_s: None) -> Leader:
@@ -225,6 +226,20 @@ class TestHowOften:
         leader.run_once(refresh=False)
 
         assert len(leader.commands()) == 1
+
+    @pytest.mark.parametrize("pause_s", [0.0], indirect=True)
+    def test_what_took_long_is_not_decided_again_soon(
+        self, leader: Leader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Given many workers, which each decision looks at, I expect pauses as long as those."""
+        monkeypatch.setattr(placer, "REST", 1e9)
+        leader.queue.waiting.clear()
+        leader.run_once()
+        leader.queue.want("sim", 5_000)
+
+        leader.run_once(refresh=False)
+
+        assert leader.commands() == []
 
     def test_news_of_the_roster_do_not_wait(self, leader: Leader) -> None:
         leader.run_once()

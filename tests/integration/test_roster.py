@@ -58,6 +58,11 @@ def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
     return Yard(connection, keys, scripts)
 
 
+def given(roster: Roster) -> list[str]:
+    """Names of the workers that may be given requests."""
+    return sorted(lane.name for lanes in roster.lanes.values() for lane in lanes)
+
+
 def read_anew(roster: Roster) -> None:
     roster.mark_stale()
     assert roster.refresh()
@@ -72,7 +77,8 @@ def test_only_a_ready_worker_with_a_model_is_given_requests(
 
     roster.refresh()
 
-    assert [lane.worker for lane in roster.lanes()] == ([worker] if state == "ready" else [])
+    found = [lane.worker for lanes in roster.lanes.values() for lane in lanes]
+    assert found == ([worker] if state == "ready" else [])
 
 
 class TestPostures:
@@ -90,12 +96,12 @@ class TestPostures:
         yard.tell(scope, conduct)
 
         roster.refresh()
-        assert [lane.name for lane in roster.lanes()] == left
+        assert given(roster) == left
 
         # If they are told to run again, I expect all of them to be.
         yard.tell(scope, "RUNNING")
         read_anew(roster)
-        assert [lane.name for lane in roster.lanes()] == ["a", "b", "c"]
+        assert given(roster) == ["a", "b", "c"]
 
     def test_who_has_not_begun_to_run_again_is_given_nothing(
         self, yard: Yard, roster: Roster
@@ -103,11 +109,11 @@ class TestPostures:
         """Given a posture that says RUNNING, and a worker that has yet to obey it."""
         worker = yard.worker("a", conduct="PAUSED")
         roster.refresh()
-        assert roster.lanes() == []
+        assert not roster.lanes
 
         yard.scripts.renew(LONG_MS, [(worker, worker_json("a"))])
         read_anew(roster)
-        assert [lane.name for lane in roster.lanes()] == ["a"]
+        assert given(roster) == ["a"]
 
     def test_the_next_incarnation_is_paused_too(self, yard: Yard, roster: Roster) -> None:
         yard.tell(worker_scope("a"), "PAUSED")
@@ -134,7 +140,7 @@ class TestPostures:
 
         roster.refresh()
 
-        assert [lane.name for lane in roster.lanes()] == ["a"]
+        assert given(roster) == ["a"]
 
 
 class TestHosts:
@@ -287,4 +293,55 @@ class TestJoined:
         roster.refresh()
 
         assert [lane.name for lane in roster.crew()] == ["a", "b", "c"]
-        assert [lane.name for lane in roster.lanes()] == ["c"]
+        assert given(roster) == ["c"]
+
+
+class TestRoom:
+    def test_lanes_follow_what_comes_and_goes(self, yard: Yard, roster: Roster) -> None:
+        """Between two readings, so that nobody needs to look at all lanes for one request."""
+        a = yard.worker("a", model="adder", lane_limit=2)
+        b = yard.worker("b", model="adder", lane_limit=2)
+        roster.refresh()
+        lanes = roster.lanes["adder"]
+
+        roster.add_load(a, work=10)
+        roster.add_load(a, work=10)
+        roster.add_load(b, alone=True)
+
+        assert [(lane.load, lane.work) for lane in lanes] == [(2, 20), (1, 0)]
+        assert lanes.room == 0
+        assert lanes.next_open("") is None
+
+        roster.free(a, 1, "9999999999999-0", work=10)
+        assert (lanes[0].load, lanes[0].work) == (1, 10)
+        assert lanes.next_open("") == lanes[0]
+
+    def test_of_a_worker_that_is_paused_they_follow_when_it_runs_again(
+        self, yard: Yard, roster: Roster
+    ) -> None:
+        worker = yard.worker("a", model="adder", lane_limit=2)
+        yard.tell(worker_scope("a"), "PAUSED")
+        roster.refresh()
+
+        roster.add_load(worker)
+        roster.free(worker, 1, "9999999999999-0")
+
+        assert not roster.lanes
+        yard.tell(worker_scope("a"), "RUNNING")
+        read_anew(roster)
+        assert roster.lanes["adder"].room == 2
+
+    def test_when_a_worker_was_last_at_work_is_remembered(self, yard: Yard, roster: Roster) -> None:
+        """Given one with an entry on its lane, and one whose only entry has come and gone."""
+        busy, quick, idle = (yard.worker(name, model="adder") for name in "abc")
+        yard.connection.xadd(yard.keys.lane(busy), {"id": "q"})
+        roster.refresh()
+        roster.add_load(quick)
+        roster.free(quick, 1, "9999999999999-0")
+        yard.connection.delete(yard.keys.lane(busy))
+
+        read_anew(roster)
+
+        assert roster.members[busy].worked_ms > 0
+        assert roster.members[quick].worked_ms > 0
+        assert roster.members[idle].worked_ms == 0

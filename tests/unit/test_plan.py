@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from coordinator.hints import Hints
+from coordinator.lanes import Lanes
 from coordinator.plan import Placed, make_plan
-from coordinator.policies import Lane, Pick, round_robin
+from coordinator.policies import Lane, Pick
 from coordinator.waiting import Waiting
 
 
@@ -34,8 +35,8 @@ def plan(
     return make_plan(
         suspects,
         others,
-        lanes,
-        choose=lambda _, candidates: pick(round_robin(candidates, "")),
+        Lanes(lanes),
+        choose=lambda _, candidates: pick(candidates.next_open("")),
         most=most,
     )
 
@@ -119,7 +120,7 @@ class TestOthers:
         made = make_plan(
             [],
             others(3),
-            lanes,
+            Lanes(lanes),
             choose=lambda one, _: None if one.id == "r1" else pick(lanes[0]),
             most=9,
         )

@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies import Lane, least_loaded, named, round_robin, vllm
+from coordinator.lanes import Lanes
+from coordinator.policies import Lane, least_loaded, vllm
+
+Plain = Callable[[Sequence[Lane], str], Lane | None]
+
+
+def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
+    return Lanes(lanes).next_open(last)
+
 
 PLAIN = [round_robin, least_loaded, vllm]
-Plain = Callable[[Sequence[Lane], str], Lane | None]
 
 
 def lane(name: str, load: int = 0, limit: int = 2, *, work: int = 0, slots: int = 1) -> Lane:
@@ -60,18 +67,17 @@ def test_all_full() -> None:
 
 
 def test_named_lane() -> None:
-    lanes = [lane("a"), lane("b", load=2)]
+    lanes = Lanes([lane("a"), lane("b", load=2)])
 
-    assert named(lanes, "a") == lanes[0]
-    assert named(lanes, "b") is None, "full"
-    assert named(lanes, "c") is None, "absent"
-    assert named(lanes, None) is None
+    assert lanes.named("a") == lanes[0]
+    assert lanes.named("b") is None, "full"
+    assert lanes.named("c") is None, "absent"
 
 
 def test_of_two_incarnations_the_one_with_room_counts() -> None:
     lanes = [Lane("a.1", "a", "sim", 2, 2), Lane("a.2", "a", "sim", 0, 2)]
 
-    assert named(lanes, "a") == lanes[1]
+    assert Lanes(lanes).named("a") == lanes[1]
     assert round_robin(lanes, "a") == lanes[1]
 
 

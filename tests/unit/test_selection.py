@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from coordinator.lanes import Lanes
 from coordinator.policies import Lane
 from coordinator.schedule import ScheduleWriter, read_schedule
 from coordinator.selection import Selection
@@ -16,8 +17,8 @@ from tokenyard.keys import IntakeClass
 from tokenyard.settings import CoordinatorSettings
 
 
-def lanes(names: str = "abc", model: str = "sim", load: int = 0) -> list[Lane]:
-    return [Lane(f"{name}.1", name, model, load, 4) for name in names]
+def lanes(names: str = "abc", model: str = "sim", load: int = 0) -> Lanes:
+    return Lanes(Lane(f"{name}.1", name, model, load, 4) for name in names)
 
 
 def waiting(at: int, intake: IntakeClass = "normal") -> Waiting:
@@ -32,7 +33,7 @@ def selection(**values: Any) -> Selection:
     return chosen
 
 
-def give(chosen: Selection, requests: Sequence[Waiting], open_lanes: Sequence[Lane]) -> str:
+def give(chosen: Selection, requests: Sequence[Waiting], open_lanes: Lanes) -> str:
     """Names of the workers that were given the requests; ``-`` for one that has to wait."""
     names = ""
     for request in requests:
@@ -55,7 +56,7 @@ class TestDeterministic:
         # Given the second of three workers full
         chosen = selection(deterministic=True)
         chosen.muster(lanes())
-        full = [replace(lane, load=4) if lane.name == "b" else lane for lane in lanes()]
+        full = Lanes(replace(lane, load=4) if lane.name == "b" else lane for lane in lanes())
 
         # I expect its request to wait, the others to have theirs, and the turn to be kept.
         assert give(chosen, [waiting(n) for n in range(3)], full) == "a-c"
