@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from benchmarks import serving_model
 from benchmarks.cold_case import WrongAnswer
 from benchmarks.measure import cpu_seconds
 from benchmarks.serving_case import Load, Outcome, Task, Workload
-from benchmarks.serving_child import Child, Way, engine_child
+from benchmarks.serving_child import Child, Kind, Way, engine_child
 from benchmarks.serving_http import http_server
 from benchmarks.serving_yard import tokenyard
 from benchmarks.sums import ADDER, ANSWER_TOKENS, questions
@@ -30,9 +30,8 @@ WORKERS: Final = 2
 _MODELS: Final = Path(__file__).parent / "models.toml"
 #: So that everybody schedules alike: vLLM's own choice depends on who asks.
 _ALIKE: Final = {"enable_prefix_caching": False, "max_num_batched_tokens": 4096}
-#: Prompts of the long workload, from which the clear ones are taken.
-_CANDIDATES: Final = 192
-_LEAST_CLEAR: Final = 32
+#: Of the prompts of the long workload so many at least must be clear: one of these.
+_ONE_CLEAR_OF: Final = 6
 #: The ways of a `vllm.LLM`.
 _OF_PROGRAM: Final[tuple[Way, ...]] = ("generate", "stepped")
 
@@ -96,55 +95,64 @@ def arithmetic_stage(parts: Sequence[str]) -> Iterator[Stage]:
         for one in questions([ADDER], 1000)
     ]
     with ExitStack() as stack:
-        _, sides = _started(stack, workload, parts)
-        yield Stage(workload, tasks, sides)
+        children = _loading(stack, workload, parts)
+        yield Stage(workload, tasks, _started(stack, workload, parts, children))
 
 
 @contextmanager
-def long_stage(parts: Sequence[str]) -> Iterator[Stage]:
+def long_stage(parts: Sequence[str], candidates: int) -> Iterator[Stage]:
     """Long prompts and answers, as token ids; the right ones are those of `LLM.generate`.
 
-    Only prompts whose answers are clear are taken: where two tokens are as good as each other the
-    batch decides in which a request happens to run.
+    Of so many ``candidates`` only prompts whose answers are clear are taken: where two tokens are
+    as good as each other the batch decides in which a request happens to run.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
         model = serving_model.write_model(folder)
         title = f"{serving_model.PROMPT_TOKENS} tokens in, {serving_model.ANSWER_TOKENS} out"
         workload = Workload("long", title, model, serving_model.ANSWER_TOKENS, True)
-        program, sides = _started(stack, workload, parts)
-        yield Stage(workload, _clear_tasks(program), sides)
+        children = _loading(stack, workload, {"program", *parts})
+        sides = _started(stack, workload, parts, children)
+        yield Stage(workload, _clear_tasks(children["program"], candidates), sides)
 
 
-def _clear_tasks(program: Child) -> list[Task]:
-    prompts = serving_model.prompts(_CANDIDATES)
+def _clear_tasks(program: Child, candidates: int) -> list[Task]:
+    prompts = serving_model.prompts(candidates)
     answers = program.clear_answers(Load([Task(prompt, [], 0) for prompt in prompts]))
     tasks = [
         Task(prompt, answer, len(answer))
         for prompt, answer in zip(prompts, answers, strict=True)
         if answer
     ]
-    if len({tuple(task.answer) for task in tasks}) < _LEAST_CLEAR:
+    if len({tuple(task.answer) for task in tasks}) < candidates // _ONE_CLEAR_OF:
         raise WrongAnswer(f"only {len(tasks)} of {len(prompts)} prompts have clear answers")
     return tasks
 
 
-def _started(
-    stack: ExitStack, workload: Workload, parts: Sequence[str]
-) -> tuple[Child, dict[str, Side]]:
-    """Start who takes part; the two engines that are called directly load side by side."""
-    program = stack.enter_context(engine_child("program", workload))
-    children = [program]
-    if "async" in parts:
-        children.append(stack.enter_context(engine_child("async", workload)))
-    yard = stack.enter_context(tokenyard(workload, 1))
-    for child in children:
-        child.wait_until_ready()
-    sides: dict[str, Side] = {
-        way: Side(partial(program.run, way), [program.pid]) for way in _OF_PROGRAM
+def _loading(stack: ExitStack, workload: Workload, parts: Collection[str]) -> dict[Kind, Child]:
+    """The engines that are called directly; they load side by side, and beside the rest."""
+    kinds: tuple[Kind, ...] = ("program", "async")
+    return {
+        kind: stack.enter_context(engine_child(kind, workload)) for kind in kinds if kind in parts
     }
-    sides |= dict.fromkeys(("tokenyard", "tokenyard_stream"), Side(yard.run, yard.pids))
-    for child in children[1:]:
+
+
+def _started(
+    stack: ExitStack,
+    workload: Workload,
+    parts: Collection[str],
+    children: Mapping[Kind, Child],
+) -> dict[str, Side]:
+    """Start who else takes part, and wait until all are ready."""
+    yard = stack.enter_context(tokenyard(workload, 1))
+    for child in children.values():
+        child.wait_until_ready()
+    sides = dict.fromkeys(("tokenyard", "tokenyard_stream"), Side(yard.run, yard.pids))
+    if "program" in children:
+        child = children["program"]
+        sides |= {way: Side(partial(child.run, way), [child.pid]) for way in _OF_PROGRAM}
+    if "async" in children:
+        child = children["async"]
         sides["async"] = Side(partial(child.run, "streamed"), _family(child.pid))
     if "serve" in parts:
         server = stack.enter_context(http_server(workload))
@@ -154,7 +162,7 @@ def _started(
     if "workers" in parts:
         yard = stack.enter_context(tokenyard(workload, WORKERS))
         sides["workers"] = Side(yard.run, yard.pids)
-    return program, sides
+    return sides
 
 
 def _family(pid: int) -> list[int]:

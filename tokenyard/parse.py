@@ -44,7 +44,7 @@ _NOT_SHARED: Final = SYSTEM_FIELDS | {b"shared"}
 #: Longest field ``shared`` whose reading is kept.
 _LONGEST_MOULD: Final = 4096
 #: An entry with no other fields than these can be read by way of its mould.
-_CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"shared"}
+_CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"shared"}
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -93,21 +93,25 @@ def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
 
 
 def _cast(fields: Mapping[bytes, bytes]) -> Request | None:
-    """A request of token ids from its mould; None where a longer look is needed.
+    """A request of token ids or text from its mould; None where a longer look is needed.
 
     Nearly all requests of one client differ in id and prompt alone, so the rest is read once.
     """
-    shared, packed, raw_id = fields[b"shared"], fields.get(b"tokens"), fields.get(b"id", b"")
-    if not packed or len(shared) > _LONGEST_MOULD or not fields.keys() <= _CAST_FIELDS:
+    shared, raw_id = fields[b"shared"], fields.get(b"id", b"")
+    packed, text = fields.get(b"tokens"), fields.get(b"prompt")
+    if len(shared) > _LONGEST_MOULD or not fields.keys() <= _CAST_FIELDS:
         return None
     mould = _mould(shared)
-    is_sound = packed[:1] != b"[" and len(packed) % 4 == 0 and packed[3::4].isascii()
-    if mould is None or not is_sound or not 0 < len(raw_id) <= MAX_ID_BYTES:
+    if mould is None or not 0 < len(raw_id) <= MAX_ID_BYTES or (packed is None) == (text is None):
         return None
     try:
-        return msgspec.structs.replace(mould, id=raw_id.decode(), tokens=packed, prompt=None)
+        if text:
+            return msgspec.structs.replace(mould, id=raw_id.decode(), prompt=text.decode())
+        if packed and packed[:1] != b"[" and len(packed) % 4 == 0 and packed[3::4].isascii():
+            return msgspec.structs.replace(mould, id=raw_id.decode(), tokens=packed, prompt=None)
     except UnicodeDecodeError:
-        return None
+        pass
+    return None
 
 
 @functools.lru_cache(maxsize=256)

@@ -103,7 +103,8 @@ class TestReplies:
 
     @pytest.mark.parametrize("cached", [None, 0, 2])
     def test_result_says_how_much_of_the_prompt_was_cached(self, cached: int | None) -> None:
-        ended = to_result(result(run(), replace(finished("1500-0", 5), cached_tokens=cached)))
+        end = msgspec.structs.replace(finished("1500-0", 5), cached_tokens=cached)
+        ended = to_result(result(run(), end))
 
         assert ended.usage is not None
         assert ended.usage.cached_tokens == cached

@@ -399,6 +399,22 @@ def test_what_requests_have_in_common_may_stand_in_one_field(prompt: dict[bytes,
     assert parse_request(fields | {b"shared": SHARED}) == parse_request(fields | plain)
 
 
+@pytest.mark.parametrize("prompt", [{b"tokens": pack_tokens([1, 2])}, {b"prompt": b"x"}])
+def test_what_is_shared_is_read_once(prompt: dict[bytes, bytes]) -> None:
+    found = [parse_request({b"id": name, **prompt, b"shared": SHARED}) for name in (b"a", b"b")]
+
+    first, second = (one for one in found if isinstance(one, Request))
+    assert first.params is second.params
+
+
+@pytest.mark.parametrize("prompt", [b"", b"\xff"])
+def test_a_bad_text_is_refused_where_the_rest_is_shared(prompt: bytes) -> None:
+    found = parse_request({b"id": b"q1", b"prompt": prompt, b"shared": SHARED})
+
+    assert isinstance(found, Refused)
+    assert found.message.startswith("prompt")
+
+
 def test_an_entry_has_the_last_word_on_what_it_shares() -> None:
     found = parse_request({**FOLDED, b"params": b'{"max_tokens":4}'})
 
@@ -450,6 +466,8 @@ def test_nobody_is_known_where_the_shared_field_and_the_name_cannot_be_read(
         ({b"tokens": b""}, "tokens"),
         ({b"tokens": b"abc"}, "tokens"),
         ({b"tokens": pack_tokens([-1])}, "tokens"),
+        ({b"prompt": b"x"}, "prompt"),
+        ({b"tokens": b"", b"prompt": b"x"}, "prompt"),
         ({b"shared": b'{"prompt":"x"}'}, "prompt"),
         ({b"shared": b'{"params":"{\\"top_p\\":2}"}'}, "params.top_p"),
     ],

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from tokenyard.errors import Code
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment
@@ -33,8 +35,7 @@ class EngineInfo:
     cache_tokens: int = 0  # that its prefix cache holds; 0: unknown, or it has none
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(Struct, frozen=True):
     """New tokens of one choice of a request that streams. ``key`` is the lane entry.
 
     ``logprobs`` has one entry for each token, in the form of `worker.engines.logprobs`.
@@ -47,8 +48,7 @@ class TokenDelta:
     logprobs: list[dict[str, Any]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """All choices of a request that has ended, with the tokens of all attempts."""
 
     key: str
@@ -58,8 +58,7 @@ class Finished:
     cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not told
 
 
-@dataclass(frozen=True, slots=True)
-class Faulted:
+class Faulted(Struct, frozen=True):
     """A request that the engine cannot serve; its neighbours go on."""
 
     key: str

@@ -139,7 +139,8 @@ class Streamed:
         """See `Answer`."""
         if output.prompt_logprobs and self._prompt_logprobs is None:
             self._take_prompt_logprobs(output.prompt_logprobs)
-        self._cached = _cached(self.asked, output)
+        if self._cached is None:
+            self._cached = _cached(self.asked, output)
         for part in output.outputs:
             if part.finish_reason in ("abort", "error"):
                 self.is_finished = True

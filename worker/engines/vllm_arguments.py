@@ -10,6 +10,7 @@ from vllm import EngineArgs
 from vllm.config import ProfilerConfig, VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor.abstract import Executor
 
 from worker.engines.prompts import has_tokenizer
@@ -34,7 +35,9 @@ def engine_config(
     ``weights`` the folder of those that stand in for the model's own. Raises what vLLM raises
     where the model, or an argument, makes no sense.
     """
-    config = EngineArgs(**_arguments(spec, executor) | _nested(spec)).create_engine_config()
+    arguments = EngineArgs(**_arguments(spec, executor) | _nested(spec))
+    # vLLM's own limits on the tokens of a step depend on who asks: as of its server, not of nobody.
+    config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if weights:
         # Only weights are read from there: a checkpoint of a training run need hold nothing else.
         config.model_config.hf_config_path = config.model_config.hf_config_path or spec.path

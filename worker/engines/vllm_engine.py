@@ -18,7 +18,7 @@ from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
-from worker.engines.prompts import prompt_tokens
+from worker.engines.prompts import Encode, prompt_tokens, text_encoder
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_answers import (
@@ -32,7 +32,7 @@ from worker.engines.vllm_answers import (
 )
 from worker.engines.vllm_arguments import cache_tokens, engine_config, folder_of, lora_requests
 from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
-from worker.engines.vllm_params import build_params, refusal
+from worker.engines.vllm_params import ParamsMaker, build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
 from worker.engines.vllm_weights import add_adapters, exchange_weights, remove_adapters
 from worker.engines.warm_base import held_back, let_go
@@ -78,6 +78,7 @@ class VllmEngine:
         self._weights = weights
         self._answers: dict[str, Answer] = {}
         self._ready: list[EngineEvent] = []  # answers that need no step
+        self._params = ParamsMaker()
         with self._stopwatch.phase("config"):
             config = engine_config(spec, device, executor, weights)
             self._adapters = lora_requests(spec)
@@ -87,6 +88,7 @@ class VllmEngine:
             )
         model = config.model_config
         self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
+        self._encode: Encode | None = self._tokenizer and text_encoder(self._tokenizer)
         self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
@@ -123,7 +125,7 @@ class VllmEngine:
         check_resumable(assignment)
         check_params(params, self._vocab_size)
         self._check_text(params, request.wants_text)
-        prompt = prompt_tokens(request, self._tokenizer, self._max_model_len)
+        prompt = prompt_tokens(request, self._tokenizer, self._encode, self._max_model_len)
         check_prompt(prompt_field(request), prompt, self._vocab_size, self._max_model_len)
         asked = Asked(assignment, prompt, unpack_tokens(assignment.published))
         way = choose_way(
@@ -295,7 +297,7 @@ class VllmEngine:
         if self._asleep:
             raise RuntimeError("the engine sleeps; wake it first")
         asked = answer.asked
-        params = build_params(asked.params, streams=streams, detokenize=detokenize, **changes)
+        params = self._params.make(asked.params, streams, detokenize, changes)
         try:
             engine.add_request(
                 asked.key,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -14,8 +16,30 @@ from tokenyard.wire import SamplingParams
 
 _NAMES: Final = frozenset(SamplingParams.__struct_fields__)
 _WORD: Final = re.compile(r"\w+")
-# A private copy for each request is made below, so vLLM need not make another.
+# A flat copy for each request is enough for vLLM: nothing changes what is made below.
 _OWN_COPY: Final = {"skip_clone": True} if "skip_clone" in VllmParams.__struct_fields__ else {}
+
+
+class ParamsMaker:
+    """Parameters for vLLM, made and checked once for all requests that ask for the same.
+
+    vLLM copies them for each request before it changes them; but for the end tokens of the model,
+    which it notes in a set that the copies share. So each engine has its own.
+    """
+
+    def __init__(self) -> None:
+        self._same = lru_cache(maxsize=256)(build_params)
+
+    def make(
+        self, params: SamplingParams, streams: bool, detokenize: bool, changes: Mapping[str, Any]
+    ) -> VllmParams:
+        """See `build_params`; vLLM writes into a constraint on the text, so that is not shared."""
+        if not changes and params.structured_outputs is None:
+            try:
+                return self._same(params, streams=streams, detokenize=detokenize)
+            except TypeError:  # lists in them have no hash
+                pass
+        return build_params(params, streams=streams, detokenize=detokenize, **changes)
 
 
 def build_params(

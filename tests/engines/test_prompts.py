@@ -1,0 +1,157 @@
+"""The short way from text to token ids leads to the same ones as transformers' own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.harness import MODELS
+from worker.engines.prompts import text_encoder
+
+pytestmark = pytest.mark.vllm
+
+WORDS = ["<s>", "</s>", "<unk>", "a", "b", "é"]
+TEXTS = ["a b", "<s>a b</s>", "<s> a", " a  b ", "é b", "b", "</s>", "\n", "\x00", "日本 a", "😀"]
+SUMS = ["12+34=", "7", "99-1=", "1 2", "<s>1+1=", "", "</s>", "é", "x" * 100]
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers")
+
+
+def write_tokenizer(folder: Path, **fields: Any) -> None:
+    """One that begins each text with <s>, and knows <s> and </s> when it sees them."""
+    special = [
+        {"id": at, "content": word, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for at, word in enumerate(WORDS[:2])
+    ]
+    begins = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    named: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begins, text],
+            "pair": [begins, text, text | {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        },
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: at for at, word in enumerate(WORDS)},
+            "unk_token": "<unk>",
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(named | fields))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """Let the long way fail."""
+
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("the long way was taken")
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+
+
+@pytest.mark.parametrize("model", ["adder", "subtractor"])
+def test_the_models_of_the_examples_read_texts_as_before(
+    transformers: Any, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / model)
+    expected = [tokenizer.encode(text) for text in SUMS]
+    forbid(monkeypatch, tokenizer)
+    encode = text_encoder(tokenizer)
+
+    assert [encode(text) for text in SUMS] == expected
+
+
+def test_vllms_own_tokenizer_is_read_on_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM puts classes of its own around it."""
+    hf = pytest.importorskip("vllm.tokenizers.hf")
+    tokenizer = hf.CachedHfTokenizer.from_pretrained(str(MODELS / "adder"))
+    pooled = getattr(hf, "maybe_make_thread_pool", lambda kept: kept)(tokenizer)
+    expected = [pooled.encode(text) for text in SUMS]
+    forbid(monkeypatch, pooled)
+    encode = text_encoder(pooled)
+
+    assert [encode(text) for text in SUMS] == expected
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_special_tokens_are_put_and_found_as_before(
+    transformers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, splits: bool
+) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, split_special_tokens=splits)
+    expected = [tokenizer.encode(text) for text in TEXTS]
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path, split_special_tokens=splits)
+    forbid(monkeypatch, again)
+    encode = text_encoder(again)
+
+    assert expected[0] == [0, 3, 4]
+    assert [encode(text) for text in TEXTS] == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "truncation": {
+                "max_length": 2,
+                "stride": 0,
+                "strategy": "LongestFirst",
+                "direction": "Right",
+            }
+        },
+        {
+            "padding": {
+                "strategy": {"Fixed": 8},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 2,
+                "pad_type_id": 0,
+                "pad_token": "<unk>",
+            }
+        },
+    ],
+    ids=["truncation", "padding"],
+)
+def test_a_tokenizer_that_cuts_or_pads_by_itself_does_not_here(
+    transformers: Any, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    write_tokenizer(tmp_path, **fields)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    assert text_encoder(tokenizer)("a b a b") == [0, 3, 4, 3, 4]
+
+
+def test_a_class_with_a_way_of_its_own_keeps_it(transformers: Any, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    known = type(transformers.AutoTokenizer.from_pretrained(tmp_path))
+
+    class Own(known):  # type: ignore[misc, valid-type]
+        def _encode_plus(self, text: str, *args: Any, **kwargs: Any) -> Any:
+            return super()._encode_plus(text.upper().lower() + " b", *args, **kwargs)
+
+    assert text_encoder(Own.from_pretrained(tmp_path))("a") == [0, 3, 4]
+
+
+def test_a_tokenizer_without_a_fast_one_is_asked_itself() -> None:
+    class Slow:
+        def encode(self, text: str) -> list[int]:
+            return [len(text)]
+
+    assert text_encoder(Slow())("abc") == [3]
