@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.builders import make_assignment, make_request
@@ -122,6 +123,12 @@ def run(engine: Engine, *assignments: Assignment) -> list[Outcome]:
         engine.add(assignment)
     drain(engine, outcomes)
     return [outcomes[assignment.entry] for assignment in assignments]
+
+
+def without_cache(outcome: Outcome) -> Finished | None:
+    """How it ended, whether or not the engine was asked: only then it looks into its cache."""
+    ended = outcome.finished
+    return ended and msgspec.structs.replace(ended, cached_tokens=None)
 
 
 def counter_of_reuse(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
