@@ -23,6 +23,7 @@ from tokenyard.errors import DeadlineUnmeetable, QueueFull, TokenyardError, Wait
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
 from tokenyard.ledger import Cancellation, RequestState
+from tokenyard.news import News
 from tokenyard.operations import Ask, Operation, Pause, Steps
 from tokenyard.replies import Delta, Result
 from tokenyard.scripts import source
@@ -121,8 +122,8 @@ class AsyncClient:
         **shared: Unpack[SharedOptions],
     ) -> AsyncIterator[tuple[int, Result]]:
         """See `tokenyard.Client.map`."""
-        news = asyncio.Event()
-        state = Window(items, window, ordered=ordered, wake=news.set)
+        news = News()
+        state = Window(items, window, ordered=ordered, wake=news.come)
         await self._listen()
         patience_s = self._dialogue.result_timeout_s
         give_up = time.monotonic() + patience_s
@@ -138,9 +139,10 @@ class AsyncClient:
                 now = time.monotonic()
                 if now >= give_up:
                     raise WaitTimeout(f"no result for {patience_s:g} s")
-                await _wait(news, state.wait_s(now, give_up - now))
+                await news.wait(state.wait_s(now, give_up - now))
         finally:
             self._dialogue.forget(state.running)
+            news.close()
 
     async def attach(self, request_id: str) -> AsyncHandle:
         """See `tokenyard.Client.attach`."""
@@ -164,7 +166,7 @@ class AsyncClient:
 
     async def wait_with(
         self,
-        news: asyncio.Event,
+        news: News,
         exchange: Exchange,
         is_enough: Callable[[], bool],
         timeout_s: float | None,
@@ -173,9 +175,11 @@ class AsyncClient:
         if is_enough():
             return
         patience = Patience(timeout_s, self._dialogue.result_timeout_s)
-        while not is_enough():
-            await _wait(news, patience.left_s(exchange))
-            news.clear()
+        while True:
+            news.clear()  # before the look, else what was read long ago would end the next wait
+            if is_enough():
+                return
+            await news.wait(patience.left_s(exchange))
 
     # Carrying out the dialogue
 
@@ -262,31 +266,20 @@ async def _end(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task], timeout=_CANCEL_EVERY_S)
 
 
-async def _wait(news: asyncio.Event, timeout_s: float) -> None:
-    """Wait for news, at most so long."""
-    if timeout_s <= 0:
-        return
-    # `asyncio.wait_for` makes a task for each wait: a third of what a streamed token costs here.
-    timer = asyncio.get_running_loop().call_later(timeout_s, news.set)
-    try:
-        await news.wait()
-    finally:
-        timer.cancel()
-
-
 @contextlib.contextmanager
-def news_of(exchange: Exchange) -> Iterator[asyncio.Event]:
-    """An event that is set whenever an exchange has brought something."""
-    news = asyncio.Event()
+def news_of(exchange: Exchange) -> Iterator[News]:
+    """Comes whenever an exchange has brought something."""
+    news = News()
 
     def listener(_: Exchange) -> None:
-        news.set()
+        news.come()
 
     exchange.listeners.append(listener)
     try:
         yield news
     finally:
         exchange.listeners.remove(listener)
+        news.close()
 
 
 class AsyncHandle:

@@ -236,7 +236,7 @@ class DeltaCursor:
         text = _piece(shown, delta)
         shown.tokens += len(delta.tokens)
         shown.text += len(text or "")
-        return msgspec.structs.replace(delta, text=text)
+        return delta if text is delta.text else msgspec.structs.replace(delta, text=text)
 
     def _tail(self, result: Result) -> Iterator[Delta]:
         whole = Choice(0, result.tokens, result.text, logprobs=result.logprobs)

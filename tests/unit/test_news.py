@@ -1,0 +1,105 @@
+"""Waits that end with news or with their bound, whichever is first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from tokenyard.news import News
+
+FOR_EVER_S = 3600.0
+SHORT_S = 0.05
+
+
+def run(story: Callable[[News], Coroutine[Any, Any, None]]) -> None:
+    async def tell() -> None:
+        news = News()
+        try:
+            await story(news)
+        finally:
+            news.close()
+
+    asyncio.run(tell())
+
+
+def test_news_end_a_wait() -> None:
+    async def story(news: News) -> None:
+        asyncio.get_running_loop().call_soon(news.come)
+        await news.wait(FOR_EVER_S)
+
+    run(story)
+
+
+def test_what_came_before_the_wait_ends_it_until_it_is_seen() -> None:
+    async def story(news: News) -> None:
+        news.come()
+        await news.wait(FOR_EVER_S)
+        await news.wait(FOR_EVER_S)
+        news.clear()
+        wait = asyncio.create_task(news.wait(FOR_EVER_S))
+        await asyncio.sleep(0)
+        assert not wait.done()
+        news.come()
+        await wait
+
+    run(story)
+
+
+@pytest.mark.parametrize("before_s", [FOR_EVER_S, SHORT_S / 10])
+def test_each_wait_has_its_own_bound(before_s: float) -> None:
+    async def story(news: News) -> None:
+        # Given a wait with another bound, longer or shorter, that news have ended
+        loop = asyncio.get_running_loop()
+        loop.call_soon(news.come)
+        await news.wait(before_s)
+        news.clear()
+
+        # I expect the next to end at its own, and no earlier.
+        began = loop.time()
+        await news.wait(SHORT_S)
+        assert loop.time() - began >= 0.99 * SHORT_S
+
+    run(story)
+
+
+def test_without_any_time_nobody_waits() -> None:
+    async def story(news: News) -> None:
+        await news.wait(0.0)
+
+    run(story)
+
+
+def test_a_wait_that_was_cancelled_leaves_nothing_behind() -> None:
+    async def story(news: News) -> None:
+        wait = asyncio.create_task(news.wait(FOR_EVER_S))
+        await asyncio.sleep(0)
+        wait.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wait
+        news.come()
+        await news.wait(FOR_EVER_S)
+
+    run(story)
+
+
+def test_one_timer_serves_many_waits() -> None:
+    async def story(news: News) -> None:
+        loop = asyncio.get_running_loop()
+        made: list[float] = []
+        call_at = loop.call_at
+
+        def counted(when: float, *arguments: Any, **options: Any) -> asyncio.TimerHandle:
+            made.append(when)
+            return call_at(when, *arguments, **options)
+
+        loop.call_at = counted  # type: ignore[method-assign]
+        for _ in range(100):
+            loop.call_soon(news.come)
+            await news.wait(FOR_EVER_S)
+            news.clear()
+        assert len(made) == 1
+
+    run(story)
