@@ -37,10 +37,11 @@ from benchmarks.chaos_faults import FAST, SLOW, Part, schedule
 from benchmarks.chaos_history import Event, HistoryWriter, read_history
 from benchmarks.chaos_injector import Injector
 from benchmarks.chaos_load import LoadSettings
-from benchmarks.chaos_plant import DEFAULTS, Plant, ServerName, Timing
+from benchmarks.chaos_plant import DEFAULTS, Plant, Timing
 from benchmarks.chaos_record import read_commands, record
 from benchmarks.chaos_recovery import recoveries
 from benchmarks.measure import print_table
+from benchmarks.yard import ServerName
 from tokenyard.keys import Keys
 from tokenyard.settings import EngineName
 

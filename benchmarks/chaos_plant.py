@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +11,13 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import psutil
 import redis
 
 from benchmarks.chaos_faults import Part
+from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
 from tokenyard.errors import TransientError
@@ -26,7 +26,6 @@ from tokenyard.settings import EngineName
 from tokenyard.tether import start_tethered, stop_tethered
 from tokenyard.worker_info import decode_worker
 
-ServerName = Literal["valkey", "redis"]
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2
 MAX_NUM_SEQS: Final = 64
@@ -71,10 +70,7 @@ class Broker:
     """
 
     def __init__(self, name: ServerName, data_dir: Path) -> None:
-        found = shutil.which("redis-server") if name == "redis" else None
-        if name == "redis" and found is None:
-            raise FileNotFoundError("no redis-server on the PATH")
-        self._server = Path(found) if found else None
+        self._server = server_named(name)
         self.data_dir = data_dir
         self._broker = EmbeddedBroker(data_dir, server=self._server)
         self._port = 0

@@ -4,14 +4,14 @@ Each part can be had alone by `--part`; benchmarks/README.md tells the method. A
 coordinator and a real broker with an append-only file; workers are played
 (`benchmarks.scale_crew`), so that a thousand of them fit onto one machine.
 
-    python -m benchmarks.scale [--part workers] [--rounds 3] [--json] [--quick]
+    python -m benchmarks.scale [--part workers] [--server redis] [--rounds 3] [--json] [--quick]
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 import click
@@ -20,15 +20,16 @@ from benchmarks import scale_backlog, scale_clients, scale_many, scale_map, scal
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.scale_targets import Figures, Part, missed
-from benchmarks.yard import embedded_broker, end_in_order
+from benchmarks.yard import ServerName, embedded_broker, end_in_order
 
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How far each part goes."""
+    """How far each part goes, and on which server."""
 
+    server: ServerName = "valkey"
     rounds: int = 3
     workers: Sequence[int] = (1, 2, 10, 100, 1000)
     worker_requests: int = 6_000
@@ -62,7 +63,7 @@ def measure_workers(plan: Plan) -> Figures:
     runs: dict[int, list[scale_workers.Run]] = {count: [] for count in plan.workers}
     for _ in range(plan.rounds):
         for count, found in runs.items():
-            with embedded_broker() as broker:
+            with embedded_broker(plan.server) as broker:
                 run = scale_workers.measure(broker, count, plan.worker_requests, plan.idle_s)
             found.append(run)
     return {str(count): scale_workers.figures(found) for count, found in runs.items()}
@@ -70,7 +71,9 @@ def measure_workers(plan: Plan) -> Figures:
 
 def measure_backlog(plan: Plan) -> Figures:
     """By the number of requests that wait."""
-    depths = scale_backlog.measure(plan.depths, plan.drained, plan.submits, plan.rounds)
+    depths = scale_backlog.measure(
+        plan.server, plan.depths, plan.drained, plan.submits, plan.rounds
+    )
     return {str(depth.waiting): scale_backlog.figures(depth) for depth in depths}
 
 
@@ -79,14 +82,14 @@ def measure_clients(plan: Plan) -> Figures:
     runs: dict[int, list[scale_clients.Run]] = {count: [] for count in plan.clients}
     for _ in range(plan.rounds):
         for count, found in runs.items():
-            with embedded_broker() as broker:
+            with embedded_broker(plan.server) as broker:
                 found.append(scale_clients.measure(broker, count, plan.client_requests))
     return {str(count): scale_clients.figures(found) for count, found in runs.items()}
 
 
 def measure_map(plan: Plan) -> Figures:
     """Resident memory in MiB by process, at each look, and how it grew between two of them."""
-    with embedded_broker() as broker:
+    with embedded_broker(plan.server) as broker:
         looks = scale_map.measure(broker, plan.prompts)
     found = {
         f"{percent}": {name: size / 2**20 for name, size in look.items()}
@@ -97,7 +100,7 @@ def measure_map(plan: Plan) -> Figures:
 
 def measure_yards(plan: Plan) -> Figures:
     """One yard and several, in turn."""
-    with embedded_broker() as broker:
+    with embedded_broker(plan.server) as broker:
         runs = [scale_many.measure(broker, plan.yard_requests) for _ in range(plan.rounds)]
     return {str(scale_many.YARDS): scale_many.figures(runs)}
 
@@ -127,13 +130,16 @@ def show(part: Part, figures: Figures) -> None:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Default: all.")
+@click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(parts: tuple[Part, ...], rounds: int, *, quick: bool, as_json: bool) -> None:
+def main(
+    parts: tuple[Part, ...], server: ServerName, rounds: int, *, quick: bool, as_json: bool
+) -> None:
     """Measure what grows with a yard. A wrong answer ends the run with a status that is not 0."""
     end_in_order()
-    plan = QUICK if quick else Plan(rounds=rounds)
+    plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
     found = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
     if as_json:

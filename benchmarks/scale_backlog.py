@@ -19,7 +19,7 @@ from typing import Any, Final
 from benchmarks.measure import Latencies, Throughput, measure_throughput
 from benchmarks.scale_crew import answer
 from benchmarks.scale_yard import PROMPTS, Crew, Yards, progress, prompts, scale_yards
-from benchmarks.yard import embedded_broker
+from benchmarks.yard import ServerName, embedded_broker
 from tokenyard import Client
 from tokenyard.connection import open_connection
 from tokenyard.keys import Keys
@@ -158,12 +158,14 @@ class Depth:
     submits: list[tuple[Latencies, Latencies]] = field(default_factory=list)
 
 
-def measure(depths: Sequence[int], requests: int, submits: int, rounds: int) -> list[Depth]:
+def measure(
+    server: ServerName, depths: Sequence[int], requests: int, submits: int, rounds: int
+) -> list[Depth]:
     """All depths, one after the other."""
     with ExitStack() as stack:
         empty, deep = (
             Side(stack.enter_context(scale_yards(broker, Crew())))
-            for broker in [stack.enter_context(embedded_broker()) for _ in range(2)]
+            for broker in [stack.enter_context(embedded_broker(server)) for _ in range(2)]
         )
         found = [_measure(empty, deep, depth, requests, submits, rounds) for depth in depths]
         if not empty.check() or not deep.check():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import redis
@@ -22,6 +24,8 @@ from tokenyard.commands import Command, parse_command
 from tokenyard.keys import Keys
 from tokenyard.tether import start_tethered, stop_tethered
 
+#: The one that comes with Tokenyard, or the system's own.
+ServerName = Literal["valkey", "redis"]
 START_TIMEOUT_S = 300.0
 STOP_S = 20.0
 _POLL_S = 0.05
@@ -46,11 +50,21 @@ def end_in_order() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
+def server_named(name: ServerName) -> Path | None:
+    """The program of a server, None for the embedded one; raises `FileNotFoundError`."""
+    if name == "valkey":
+        return None
+    found = shutil.which("redis-server")
+    if found is None:
+        raise FileNotFoundError("no redis-server on the PATH")
+    return Path(found)
+
+
 @contextmanager
-def embedded_broker() -> Iterator[EmbeddedBroker]:
-    """Valkey with an append-only file, written every second."""
+def embedded_broker(server: ServerName = "valkey") -> Iterator[EmbeddedBroker]:
+    """A server with an append-only file, written every second."""
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
-        broker = EmbeddedBroker(Path(folder))
+        broker = EmbeddedBroker(Path(folder), server=server_named(server))
         broker.start()
         try:
             yield broker
