@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,7 +72,6 @@ def embedded_broker(server: ServerName = "valkey") -> Iterator[EmbeddedBroker]:
             broker.stop()
 
 
-@contextmanager
 def simulated_yard(
     broker: EmbeddedBroker,
     name: str,
@@ -80,22 +79,13 @@ def simulated_yard(
     max_num_seqs: int,
     coordinator_options: Sequence[str] = (),
     worker_options: Sequence[str] = (),
-) -> Iterator[Yard]:
+) -> AbstractContextManager[Yard]:
     """A coordinator and simulated workers, of unlimited speed unless their options say else."""
-    with _yard(
-        broker,
-        name,
-        ["--expect-workers", str(workers), *coordinator_options],
-        [
-            *("--engine", "simulated", "--slots", str(workers)),
-            *("--max-num-seqs", str(max_num_seqs), *worker_options),
-        ],
-        lambda view: view.leader is not None and view.ready_workers >= workers,
-    ) as yard:
-        yield yard
+    engine = ["--engine", "simulated", "--max-num-seqs", str(max_num_seqs), *worker_options]
+    expected = ["--expect-workers", str(workers), *coordinator_options]
+    return serving_yard(broker, name, workers, engine, expected)
 
 
-@contextmanager
 def vllm_yard(
     broker: EmbeddedBroker,
     name: str,
@@ -103,16 +93,10 @@ def vllm_yard(
     model: Path,
     coordinator_options: Sequence[str] = (),
     worker_options: Sequence[str] = (),
-) -> Iterator[Yard]:
+) -> AbstractContextManager[Yard]:
     """A coordinator and vLLM workers that hold one model from the start."""
-    with _yard(
-        broker,
-        name,
-        ["--expect-workers", str(workers), *coordinator_options],
-        ["--model", str(model), "--slots", str(workers), *worker_options],
-        lambda view: view.leader is not None and view.ready_workers >= workers,
-    ) as yard:
-        yield yard
+    expected = ["--expect-workers", str(workers), *coordinator_options]
+    return serving_yard(broker, name, workers, ["--model", str(model), *worker_options], expected)
 
 
 @contextmanager
@@ -137,13 +121,17 @@ def models_yard(
 
 @contextmanager
 def serving_yard(
-    broker: EmbeddedBroker, name: str, workers: int, worker_options: Sequence[str]
+    broker: EmbeddedBroker,
+    name: str,
+    workers: int,
+    worker_options: Sequence[str],
+    coordinator_options: Sequence[str] = (),
 ) -> Iterator[Yard]:
     """A coordinator and so many workers, which hold the model that their options name."""
     with _yard(
         broker,
         name,
-        [],
+        coordinator_options,
         ["--slots", str(workers), *worker_options],
         lambda view: view.leader is not None and view.ready_workers >= workers,
     ) as yard:

@@ -172,8 +172,6 @@ class AsyncClient:
         timeout_s: float | None,
     ) -> None:
         """`wait_for`, for who hears the exchange already."""
-        if is_enough():
-            return
         patience = Patience(timeout_s, self._dialogue.result_timeout_s)
         while True:
             news.clear()  # before the look, else what was read long ago would end the next wait

@@ -18,6 +18,13 @@ from tokenyard.scripts import Scripts
 from tokenyard.wire import pack_tokens
 
 
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are silent are soon looked up."""
+    monkeypatch.setattr("tokenyard.session.CHECK_AFTER_S", 0.05)
+    monkeypatch.setattr("tokenyard.session.CHECK_EVERY_S", 0.05)
+
+
 class TestMap:
     @pytest.mark.parametrize("ordered", [False, True])
     def test_every_prompt_gets_its_answer(
@@ -198,16 +205,14 @@ class TestComingBack:
         yard.finish(handle.id, [33], text="He!")
         assert "".join(delta.text or "" for delta in handle) == "He!"
 
+    @pytest.mark.usefixtures("looks_often")
     def test_a_result_that_never_came_is_looked_up(
         self,
         yard: StandIn,
         new_client: NewClient,
         connection: redis.Redis,
         keys: Keys,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.session.CHECK_AFTER_S", 0.05)
-        monkeypatch.setattr("tokenyard.session.CHECK_EVERY_S", 0.05)
         client = new_client(client_id="me")
         handle = client.submit([1])
         yard.dispatch()
@@ -217,16 +222,14 @@ class TestComingBack:
         connection.hset(keys.ledger("me", handle.id), mapping=found)
         assert handle.result(WAIT_S).tokens == [9]
 
+    @pytest.mark.usefixtures("looks_often")
     def test_a_request_that_the_yard_forgot(
         self,
         yard: StandIn,
         new_client: NewClient,
         connection: redis.Redis,
         keys: Keys,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.session.CHECK_AFTER_S", 0.05)
-        monkeypatch.setattr("tokenyard.session.CHECK_EVERY_S", 0.05)
         handle = new_client(client_id="me").submit([1])
         connection.delete(keys.ledger("me", handle.id))
         with pytest.raises(UnknownRequest):
