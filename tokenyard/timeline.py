@@ -17,6 +17,7 @@ from tokenyard.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.ledger import unknown
 from tokenyard.parse import parse_request
 from tokenyard.replies import Provenance, Result, decode_reply, to_result
+from tokenyard.scripts import waits_at
 from tokenyard.wire import Request
 
 _TOKEN_BYTES: Final = 4
@@ -207,7 +208,7 @@ def _waits_for(
         return f"no worker with model {model} is ready"
     if _number(ledger, "suspected"):
         return f"it must run alone, on an empty lane, after: {reason}"
-    return _line(view, _text(ledger, "intake"))
+    return _line(view, _place(ledger)[0])
 
 
 def _line(view: YardView, intake: str) -> str:
@@ -219,12 +220,16 @@ def _line(view: YardView, intake: str) -> str:
 
 def _model(connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes]) -> str:
     """The model that it asks for; empty where it takes the yard's only one."""
-    intake, entry = _text(ledger, "intake"), _text(ledger, "entry")
+    intake, entry = _place(ledger)
     if intake not in INTAKE_CLASSES:
         return ""
     found: Any = connection.xrange(keys.intake(intake), entry, entry)
     request = parse_request(found[0][1]) if found else None
     return request.model if isinstance(request, Request) else ""
+
+
+def _place(ledger: Mapping[str, bytes]) -> tuple[str, str]:
+    return waits_at(*(_text(ledger, name) for name in ("sid", "intake", "entry")))
 
 
 def _text(ledger: Mapping[str, bytes], name: str) -> str:

@@ -92,7 +92,8 @@ class TestCancel:
                 while True:
                     step = steps.send(answer)
                     if isinstance(step, Call):
-                        connection.hset(ledger, "intake", f"elsewhere-{random_name('x')}")
+                        elsewhere = {"intake": f"elsewhere-{random_name('x')}", "entry": "1-0"}
+                        connection.hset(ledger, mapping=elsewhere)
                     answer = yield step
             except StopIteration as end:
                 return end.value
@@ -101,7 +102,7 @@ class TestCancel:
             patch.setattr(Dialogue, "cancel", moving)
             with pytest.raises(WaitTimeout, match="moved"):
                 handle.cancel()
-        connection.hset(ledger, "intake", "normal")
+        connection.hdel(ledger, "intake", "entry")
         assert handle.cancel() == Cancellation.CANCELLED
 
 

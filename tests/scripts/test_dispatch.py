@@ -32,11 +32,9 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard) -> None:
     assert yard.ledger(waiting.request) == {
         "state": "assigned",
         "sid": f"normal/{waiting.entry}",
-        "intake": "normal",
         "entry": assignment.entry,
         "worker": worker,
         "attempt": "1",
-        "queued_tokens": "0",
         "t1": f"{assignment.entry} {worker} the test says so",
     }
 

@@ -48,8 +48,16 @@ from tokenyard.scripts import (
     Why,
     cancel,
     requeue,
+    waits_at,
 )
-from tokenyard.wire import Assignment, Request, pack_tokens, request_fields, unpack_tokens
+from tokenyard.wire import (
+    Assignment,
+    Request,
+    pack_tokens,
+    prompt_value,
+    request_fields,
+    unpack_tokens,
+)
 
 LANE_LIMIT = 3
 # Drawn as a number: what Hypothesis draws one by one comes mostly from the low end.
@@ -453,11 +461,14 @@ class Walk(RuleBasedStateMachine):
                     assert name in waiting_names
                 else:
                     assert state == "waiting"
-                    item = seen.waiting[ledger[b"intake"], ledger[b"entry"]]
+                    names = (b"sid", b"intake", b"entry")
+                    intake, entry = waits_at(*(ledger.get(at, b"").decode() for at in names))
+                    item = seen.waiting[intake.encode(), entry.encode()]
                     assert item.name == name
-                    queued += int(ledger.get(b"queued_tokens", b"0"))
-                    if ledger[b"intake"] == b"retry":
+                    if intake == "retry":
                         self._check_retry(item, known)
+                    else:
+                        queued += max(1, len(prompt_value(known.request)) // 4)
         assert seen.queued_tokens == queued
 
     def _check_retry(self, item: OnLane, known: Known) -> None:

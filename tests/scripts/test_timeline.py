@@ -28,7 +28,7 @@ def texts(timeline: Timeline) -> str:
 def assign(
     yard: Yard, request: Request, worker: str, intake: str = "normal", why: str = ""
 ) -> None:
-    entry = yard.ledger(request)["entry"]
+    entry = yard.waiting(request, intake).entry
     move = Move(intake, entry, request.client, request.id, worker, 9, why=why)  # type: ignore[arg-type]
     yard.scripts.dispatch(yard.token, [move])
 

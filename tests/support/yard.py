@@ -12,7 +12,7 @@ from tests.support.builders import make_request, random_name, worker_json
 from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys, PriorityClass
 from tokenyard.parse import parse_assignment
 from tokenyard.replies import Reply, decode_replies, decode_reply
-from tokenyard.scripts import Dispatched, Move, Scripts, Submitted, destination
+from tokenyard.scripts import Dispatched, Move, Scripts, Submitted, destination, waits_at
 from tokenyard.wire import Assignment, Request
 
 LONG_MS = 600_000
@@ -120,7 +120,10 @@ class Yard:
 
     def waiting(self, request: Request, name: IntakeClass = "retry") -> Waiting:
         """Where a request waits, by its ledger."""
-        entry = self.ledger(request)["entry"]
+        ledger = self.ledger(request)
+        at = (ledger["sid"], ledger.get("intake", ""), ledger.get("entry", ""))
+        intake, entry = waits_at(*at)
+        assert intake == name
         assert entry in [found for found, _ in self.intake(name)]
         return Waiting(request, name, entry)
 

@@ -16,7 +16,7 @@ from tokenyard.cli.reach import opened
 from tokenyard.keys import PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.parse import parse_request
 from tokenyard.program import Exit, PlainCommand
-from tokenyard.scripts import CANCEL_LOOKS, Cancelled, Scripts, cancel
+from tokenyard.scripts import CANCEL_LOOKS, Cancelled, Scripts, cancel, waits_at
 from tokenyard.wire import Unanswerable
 
 ABOUT: Final = """Cancel what waits in the intakes; what runs goes on.
@@ -143,7 +143,7 @@ def _cancel(
     keys = scripts.keys
     for _ in range(CANCEL_LOOKS):
         ledger = keys.ledger(request.client, request.id)
-        seen: Any = connection.hmget(ledger, "state", "intake", "entry")
+        seen: Any = connection.hmget(ledger, "state", "sid", "intake", "entry")
         if not _waits_here(seen, name, entry):
             return Emptied.LEFT
         call = cancel(
@@ -163,5 +163,5 @@ def _cancel(
 
 def _waits_here(seen: Sequence[bytes | None], name: IntakeClass, entry: str) -> bool:
     """Whether a ledger says that its request is this entry; it has none after a plain XADD."""
-    state, intake, place = ((value or b"").decode(errors="replace") for value in seen)
-    return not state or (state, intake, place) == ("waiting", name, entry)
+    state, *place = ((value or b"").decode(errors="replace") for value in seen)
+    return not state or (state, *waits_at(*place)) == ("waiting", name, entry)

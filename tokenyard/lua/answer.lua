@@ -26,9 +26,10 @@
 -- @include add_replies
 -- @include keep_for
 -- @include leave_intake
+-- @include queued_tokens_of
 -- @include server_ms
--- @include take_queued
 -- @include to_dead_letters
+-- @include waits_at
 
 local NOT_LEADER, ANSWERED, DUPLICATE, GONE = -1, 1, 2, 5
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
@@ -37,19 +38,22 @@ local intake, ledger, entry, item = KEYS[2], KEYS[3], ARGV[4], ARGV[9]
 local waits = redis.call('XRANGE', intake, entry, entry)[1]
 leave_intake(intake, ARGV[2], {entry})
 if not waits then return GONE end
-local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry')
-if known[1] and (known[1] ~= 'waiting' or known[2] ~= ARGV[3] or known[3] ~= entry) then
+local here = ARGV[3] .. '/' .. entry
+local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry')
+if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4]) ~= here) then
   return DUPLICATE
 end
+if known[1] and ARGV[3] ~= 'retry' then
+  redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(waits[2]))
+end
+local sid = known[2] or here
 
-take_queued(KEYS[6], ledger)
-redis.call('HSET', ledger, 'state', ARGV[6], 'result', item, 'ended', server_ms())
-redis.call('HSETNX', ledger, 'sid', ARGV[3] .. '/' .. entry)
+redis.call('HSET', ledger, 'state', ARGV[6], 'sid', sid, 'result', item, 'ended', server_ms())
 redis.call('EXPIRE', ledger, ARGV[7])
 redis.call('DEL', KEYS[4])
 add_replies(KEYS[5], ARGV[5], {item}, ARGV[8])
 keep_for(KEYS[5], ARGV[7])
 if ARGV[10] ~= '' then
-  to_dead_letters(KEYS[7], ARGV[11], waits[2], ARGV[10], redis.call('HGET', ledger, 'sid'))
+  to_dead_letters(KEYS[7], ARGV[11], waits[2], ARGV[10], sid)
 end
 return ANSWERED

@@ -25,14 +25,15 @@
 -- @include keep_for
 -- @include leave_intake
 -- @include pack_result
+-- @include queued_tokens_of
 -- @include server_ms
--- @include take_queued
+-- @include waits_at
 -- @include wish_of
 
 local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
 local MOST_TTL_S = 30 * 24 * 3600
 local ledger, place = KEYS[1], KEYS[3]
-local known = redis.call('HMGET', ledger, 'state', 'intake', 'worker', 'entry', 'sid')
+local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
 local state, entry = known[1], known[4]
 
 local function conclude(destination, kind, ttl)
@@ -50,7 +51,10 @@ if not state and ARGV[8] == '' then
 end
 if state then
   if state ~= 'waiting' and state ~= 'assigned' then return OVER end
-  local where = state == 'waiting' and known[2] or known[3]
+  local where = known[5]
+  if state == 'waiting' then
+    where, entry = waits_at(known[2], known[3], entry):match('^([^/]*)/(.*)$')
+  end
   if state ~= ARGV[1] or where ~= ARGV[2] then return MOVED end
 else
   -- A plain XADD that nobody has dispatched: its entry is all that there is of it.
@@ -66,11 +70,14 @@ if state == 'assigned' then
   end_quarantine(KEYS[7], ARGV[2], entry)
 else
   leave_intake(place, ARGV[3], {entry})
-  take_queued(KEYS[6], ledger)
-  if not state then redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry) end
+  if not state then
+    redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry)
+  elseif found and ARGV[2] ~= 'retry' then
+    redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(found[2]))
+  end
 end
 -- For the leader's metrics: nobody else hears of all that is cancelled.
-local class = string.match(known[5] or ARGV[2], '^%a+')
+local class = string.match(known[2] or ARGV[2], '^%a+')
 redis.call('HINCRBY', KEYS[6], 'count:cancelled:' .. class, 1)
 -- Nobody may have judged this entry yet.
 local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')

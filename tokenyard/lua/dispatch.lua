@@ -20,6 +20,8 @@
 
 -- @include has_lease
 -- @include leave_intake
+-- @include queued_tokens_of
+-- @include waits_at
 
 local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE = -1, 1, 2, 3, 4, 5
 -- Fields that only the system writes: a client's own are dropped here.
@@ -125,9 +127,10 @@ local function dispatch(route, ledger, entry, why)
     return GONE
   end
   local is_retry = class == 'retry'
-  local known = redis.call('HMGET', ledger, 'state', 'intake', 'entry', 'attempt', 'queued_tokens',
-    'sid', unpack(is_retry and HISTORY or {}))
-  if known[1] and (known[1] ~= 'waiting' or known[2] ~= class or known[3] ~= entry) then
+  local here = class .. '/' .. entry
+  local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'attempt',
+    unpack(is_retry and HISTORY or {}))
+  if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4]) ~= here) then
     leave(intake, entry)
     return DUPLICATE
   end
@@ -135,22 +138,25 @@ local function dispatch(route, ledger, entry, why)
   if target.closed then return CLOSED end
   if target.quarantined or target.load >= (route.alone and 1 or route.most) then return FULL end
 
-  local sid = known[6] or (class .. '/' .. entry)
-  local attempt = tonumber(known[4] or '0') + 1
+  local sid = known[2] or here
+  local attempt = tonumber(known[5] or '0') + 1
   local placed
   if is_retry then
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
-      'crashes', known[7] or '0', 'faults', known[8] or '0',
+      'crashes', known[6] or '0', 'faults', known[7] or '0',
       unpack(lane_fields(fields, known[1])))
   else
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
       unpack(lane_fields(fields)))
   end
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
-    'entry', placed, 'queued_tokens', 0, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
-  if not known[6] then redis.call('HSET', ledger, 'sid', sid) end
+    'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
   leave(intake, entry)
-  queued = queued + tonumber(known[5] or '0')
+  if not known[1] then
+    redis.call('HSET', ledger, 'sid', sid)
+  elseif not is_retry then
+    queued = queued + queued_tokens_of(fields)
+  end
   target.load = target.load + 1
   if route.alone then
     redis.call('HSET', KEYS[4], worker, placed)

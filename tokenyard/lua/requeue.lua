@@ -5,10 +5,13 @@
 -- KEYS[3] request:<client>/<id> (hash)
 -- KEYS[4] tokens:<client>/<id> (string)
 -- KEYS[5] reply:<client>/<id> (stream)
+-- KEYS[6] info (hash)
 -- ARGV[1] the dead letter's entry
 -- ARGV[2] priority class
 -- Returns the new server id, or '' if there is no such letter, or if its id is in flight
 -- Atomic, because the letter must be dead or waiting at every moment.
+
+-- @include queued_tokens_of
 
 local letter = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not letter then return '' end
@@ -26,6 +29,6 @@ redis.call('DEL', KEYS[3], KEYS[4], KEYS[5])
 local entry = redis.call('XADD', KEYS[2], '*', unpack(fields))
 local sid = ARGV[2] .. '/' .. entry
 -- The attempts go on counting: the number is the fence against workers of the life before.
-redis.call('HSET', KEYS[3], 'state', 'waiting', 'sid', sid, 'intake', ARGV[2], 'entry', entry,
-  'attempt', known[2] or 0)
+redis.call('HSET', KEYS[3], 'state', 'waiting', 'sid', sid, 'attempt', known[2] or 0)
+redis.call('HINCRBY', KEYS[6], 'queued_tokens', queued_tokens_of(fields))
 return sid

@@ -15,13 +15,14 @@
 -- ARGV[4] number of moulds: what requests have in common
 -- ARGV[5...] for each mould: the field that holds the prompt, the field `shared` (JSON), the time in
 --   ms since the epoch after which a request is refused if it would have to wait longer (0: never);
---   then for each request: its mould (from 1), its id, its tokens (about), its prompt
+--   then for each request: its mould (from 1), its id, its prompt
 -- Returns for each request: {1, server id, requests before it, their time in ms or -1} ACCEPTED,
 --   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE
 -- Atomic, because two submitters of one id must not both find it unknown.
 -- Without `allow-oom`, which all other scripts have: a server without memory refuses new
 -- requests, and what it has accepted still ends and gives memory back.
 
+-- @include queued_tokens_of
 -- @include server_ms
 
 local ACCEPTED, KNOWN, FULL, LATE = 1, 2, 0, 3
@@ -77,11 +78,25 @@ for i = 1, tonumber(ARGV[4]) do
   moulds[i] = {field = ARGV[at], shared = ARGV[at + 1], latest = tonumber(ARGV[at + 2])}
 end
 
+-- Nearly always all of them are new, which one command says.
+local MOST_UNPACKED = 1000
+local known = 0
+for first = 8, #KEYS, MOST_UNPACKED do
+  local last = math.min(first + MOST_UNPACKED - 1, #KEYS)
+  known = known + redis.call('EXISTS', unpack(KEYS, first, last))
+end
+local came = {}
+local function state_of(ledger)
+  if known > 0 or came[ledger] then return redis.call('HGET', ledger, 'state') end
+  came[ledger] = true
+end
+
 local replies, at = {}, 5 + 3 * #moulds
 for i = 8, #KEYS do
   local ledger, mould, id = KEYS[i], moulds[tonumber(ARGV[at])], ARGV[at + 1]
-  local tokens, latest = tonumber(ARGV[at + 2]), mould.latest
-  local state = redis.call('HGET', ledger, 'state')
+  local prompt, latest = ARGV[at + 2], mould.latest
+  local tokens = queued_tokens_of({mould.field, prompt})
+  local state = state_of(ledger)
   local time = time_for(ahead)
   if state then
     replies[#replies + 1] = {KNOWN, state}
@@ -93,17 +108,16 @@ for i = 8, #KEYS do
     replies[#replies + 1] = {LATE, time}
     refused.DEADLINE_EXCEEDED = refused.DEADLINE_EXCEEDED + 1
   else
-    local entry = redis.call('XADD', intake, '*', 'id', id, mould.field, ARGV[at + 3],
+    local entry = redis.call('XADD', intake, '*', 'id', id, mould.field, prompt,
       'shared', mould.shared)
     local sid = class .. '/' .. entry
-    redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'intake', class, 'entry', entry,
-      'queued_tokens', tokens)
+    redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid)
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
     waiting, ahead, queued_tokens = waiting + 1, ahead + 1, queued_tokens + tokens
     accepted = true
     attach(id)
   end
-  at = at + 4
+  at = at + 3
 end
 if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
 if attached then redis.call('ZADD', KEYS[6], now + tonumber(ARGV[3]), client) end

@@ -31,6 +31,7 @@ from tokenyard.scripts.client import (
     place_of,
     requeue,
     submit,
+    waits_at,
     wish,
 )
 from tokenyard.scripts.control import ControlScripts
@@ -72,5 +73,6 @@ __all__ = [
     "requeue",
     "source",
     "submit",
+    "waits_at",
     "wish",
 ]

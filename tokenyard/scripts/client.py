@@ -21,9 +21,7 @@ CANCEL_LOOKS = 8
 MOST_WISHES = 10_000
 WISH_TTL_S = 3600
 #: What to read of a ledger for `place_of`.
-PLACE_FIELDS = ("state", "intake", "worker")
-#: Without a tokenizer: bytes of text that make a token, about.
-_BYTES_PER_TOKEN = 4
+PLACE_FIELDS = ("state", "sid", "intake", "worker")
 _ACCEPTED = Submitted.ACCEPTED
 
 
@@ -48,7 +46,7 @@ def submit(
     for request, known in zip(requests, moulds or itertools.repeat(None), strict=False):
         mould = known or mould_of(request)
         number = numbers.setdefault(mould, len(numbers) + 1)
-        args += (number, request.id, queued_tokens(request), prompt_value(request))
+        args += (number, request.id, prompt_value(request))
         ledgers.append(keys.ledger(request.client, request.id))
     common: list[Arg] = [priority_class, watched, CLIENT_LEASE_MS, len(numbers)]
     for mould in numbers:
@@ -56,14 +54,6 @@ def submit(
     intakes = [keys.intake(name) for name in ("high", "normal", "low", "retry")]
     shared = [keys.info, *intakes, keys.clients, keys.attached(watched)]
     return Call("submit", [*shared, *ledgers], common + args, _acceptances)
-
-
-def queued_tokens(request: Request) -> int:
-    """Prompt tokens of a request, for text a guess from its length."""
-    if request.tokens is not None:
-        return len(request.tokens) // 4
-    text = request.prompt if request.prompt is not None else json_text(request.messages)
-    return max(1, len(text) // _BYTES_PER_TOKEN)
 
 
 def _acceptances(answers: list[list[Any]]) -> list[Acceptance]:
@@ -98,9 +88,9 @@ def cancel(
 ) -> Call[Cancelled]:
     """Cancel a request that its ledger shows in ``state`` (or "", if it has none).
 
-    ``where`` is the ledger's ``intake`` for a request that waits, its ``worker`` for one that is
-    assigned. One without a ledger that was seen in an intake is cancelled there: ``where`` is
-    that intake, ``entry`` its entry. MOVED asks to look again.
+    ``where`` is as `place_of` reads it from the ledger: the intake of a request that waits, the
+    worker of one that is assigned. One without a ledger that was seen in an intake is cancelled
+    there: ``where`` is that intake, ``entry`` its entry. MOVED asks to look again.
     """
     place = keys.ledger(client, request_id)
     if state == "waiting" or entry:
@@ -133,8 +123,19 @@ def attend(
 
 def place_of(seen: Sequence[bytes | None]) -> tuple[str, str]:
     """State and place of a request, for `cancel`, from `PLACE_FIELDS` of its ledger."""
-    state, intake, worker = ((value or b"").decode() for value in seen)
-    return state, {"waiting": intake, "assigned": worker}.get(state, "")
+    state, sid, intake, worker = ((value or b"").decode() for value in seen)
+    return state, {"waiting": waits_at(sid, intake)[0], "assigned": worker}.get(state, "")
+
+
+def waits_at(sid: str, intake: str = "", entry: str = "") -> tuple[str, str]:
+    """Class and entry at which a request waits, from its ledger.
+
+    Until it has been given back its server id says it, and the ledger has no ``intake``.
+    """
+    if intake:
+        return intake, entry
+    priority_class, _, entry = sid.partition("/")
+    return priority_class, entry
 
 
 def requeue(
@@ -142,7 +143,7 @@ def requeue(
 ) -> Call[str]:
     """Let a dead letter wait again; its new server id, or "" where that cannot be."""
     call_keys = [keys.dead, keys.intake(priority_class), keys.ledger(client, request_id)]
-    call_keys += [keys.tokens(client, request_id), keys.reply(client, request_id)]
+    call_keys += [keys.tokens(client, request_id), keys.reply(client, request_id), keys.info]
     return Call("requeue", call_keys, [letter, priority_class], bytes.decode)
 
 
