@@ -11,10 +11,11 @@ little-endian int32.
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -30,6 +31,8 @@ DEFAULT_CLIENT: Final = "anon"
 DEFAULT_RESULT_TTL_S: Final = 3600
 MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 
+_SEQUENCES: Final = (list, tuple)
+
 ReplyKind = Literal["flat", "frame"]
 
 #: Bytes of text that make a token, about, where nobody has counted.
@@ -43,15 +46,20 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
     Raises `OverflowError` for an id outside int32 and `TypeError` for one that is no integer.
     """
-    if isinstance(tokens, list | tuple):
+    if isinstance(tokens, _SEQUENCES):
         try:
-            return struct.pack(f"<{len(tokens)}i", *tokens)  # half the time of an array
+            return _packer(len(tokens))(*tokens)  # a third of the time of an array
         except struct.error:
             pass  # the array has the better words
     packed = array("i", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+@functools.lru_cache(maxsize=4096)
+def _packer(count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}i").pack
 
 
 def unpack_tokens(packed: bytes) -> list[int]:

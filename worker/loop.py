@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.posture import PauseMode
 from tokenyard.wire import Assignment
@@ -46,8 +48,7 @@ DRAINING_WAIT_S = 0.005
 LEAST_CLEARED = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     """An assignment that came in on the lane of ``worker``."""
 
     worker: str
@@ -290,7 +291,8 @@ class EngineLoop:
             return
         assignment = delivery.assignment
         term.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
-        self._note_deadline(term, assignment)
+        if assignment.request.deadline_ms is not None:
+            self._note_deadline(term, assignment.entry, assignment.request.deadline_ms)
         if self._pause:
             self._held[assignment.entry] = assignment
             self._shun()
@@ -309,14 +311,12 @@ class EngineLoop:
         except InvalidRequest as refused:
             self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
-    def _note_deadline(self, term: Term, assignment: Assignment) -> None:
-        deadline_ms, runs = assignment.request.deadline_ms, term.runs
-        if deadline_ms is None:
-            return
+    def _note_deadline(self, term: Term, entry: str, deadline_ms: int) -> None:
+        runs = term.runs
         if len(self._deadlines) > LEAST_CLEARED + 2 * len(runs):  # of most that have ended since
             self._deadlines = [item for item in self._deadlines if item[1] in runs]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, assignment.entry))
+        heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, entry))
 
     def _expire(self) -> None:
         """End the requests whose deadlines have passed, with what has been made of them."""
