@@ -120,7 +120,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     bad_words: list[str] | None = None
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class Request(Struct, frozen=True, kw_only=True, gc=False):
     """What a client asks; it never changes. Exactly one of the three prompts is given."""
 
     id: str
