@@ -49,10 +49,10 @@ LEAST_CLEARED = 1000
 
 
 class Delivery(Struct, frozen=True):
-    """An assignment that came in on the lane of ``worker``."""
+    """Assignments that came in on the lane of ``worker``."""
 
     worker: str
-    assignment: Assignment
+    assignments: Sequence[Assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,9 @@ class EngineLoop:
 
     def _take(self, item: Item) -> None:
         match item:
-            case Delivery():
-                self._admit(item)
+            case Delivery(worker, assignments):
+                for assignment in assignments:
+                    self._admit(worker, assignment)
             case Stale(worker, entry):
                 if self._term and self._is_current(worker):
                     self._term.runs.pop(entry, None)
@@ -285,11 +286,10 @@ class EngineLoop:
     def _is_current(self, worker: str) -> bool:
         return self._term is not None and self._term.worker == worker
 
-    def _admit(self, delivery: Delivery) -> None:
+    def _admit(self, worker: str, assignment: Assignment) -> None:
         term = self._term
-        if term is None or term.worker != delivery.worker:
+        if term is None or term.worker != worker:
             return
-        assignment = delivery.assignment
         term.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
         if assignment.request.deadline_ms is not None:
             self._note_deadline(term, assignment.entry, assignment.request.deadline_ms)
