@@ -7,6 +7,9 @@ would misunderstand (then the old reading stays for one release).
 
 A request is a Redis stream entry: a mapping of field names to bytes. Token ids travel packed, as
 little-endian int32.
+
+Structs with ``gc=False`` are frozen and hold nothing that knows them, so they are part of no cycle,
+and the collector need not look at thousands of them again and again.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ DEFAULT_CLIENT: Final = "anon"
 DEFAULT_RESULT_TTL_S: Final = 3600
 MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 
-_SEQUENCES: Final = (list, tuple)
-
 ReplyKind = Literal["flat", "frame"]
+
+_SEQUENCES: Final = (list, tuple)
 
 #: Bytes of text that make a token, about, where nobody has counted.
 BYTES_PER_TOKEN: Final = 4
