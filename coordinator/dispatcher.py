@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from coordinator import refusals
 from coordinator.counts import Counts
@@ -26,7 +27,6 @@ from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
-from tokenyard.streams import position
 from tokenyard.tracing import Tracer
 from tokenyard.wire import Refused, Request, Unanswerable
 
@@ -35,6 +35,7 @@ log = logging.getLogger("tokenyard.coordinator.dispatcher")
 #: Places that became free are heard of so often where no request waits for one: their stream is
 #: bounded, and loads that only grow would close the lanes.
 HEAR_EVERY_S = 0.1
+_DISPATCHED: Final = Dispatched.DISPATCHED  # an enumeration takes its time to say it
 
 
 class Deposed(Exception):
@@ -145,11 +146,12 @@ class Dispatcher:
 
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
         """Judge entries: hold the valid, answer the invalid, bury what cannot be answered."""
+        now_ms = self._roster.server_ms()
         for entry in entries:
             verdict = self._judge.judge(entry.intake, entry.fields)
             match verdict:
                 case Request():
-                    self._held.add(self._waiting(entry, verdict))
+                    self._held.add(self._waiting(entry, verdict, now_ms))
                 case Refused():
                     self.answer(token, entry, verdict)
                 case Unanswerable(reason):
@@ -159,10 +161,10 @@ class Dispatcher:
                     if buried is Answered.DONE:
                         self._counts.buried()
 
-    def _waiting(self, entry: Entry, request: Request) -> Waiting:
+    def _waiting(self, entry: Entry, request: Request, now_ms: float) -> Waiting:
         history = self._judge.history(entry.intake, entry.fields)
         # Clients may choose the ids of entries; nothing has waited for less than no time.
-        since_ms = min(float(position(entry.id)[0]), self._roster.server_ms())
+        since_ms = min(float(entry.id.partition("-")[0]), now_ms)
         return Waiting(
             intake=entry.intake,
             entry=entry.id,
@@ -299,23 +301,33 @@ class Dispatcher:
     def _settle(self, placed: Sequence[Placed], codes: Sequence[Dispatched]) -> None:
         _expect_leader(Dispatched.NOT_LEADER not in codes)
         stay = (Dispatched.CLOSED, Dispatched.FULL)
-        now_ms = self._roster.server_ms()
+        given: dict[str, list[Placed]] = {}
         for item, code in zip(placed, codes, strict=True):
             if code in stay:
                 self._roster.mark_stale()
                 continue
             self._held.remove(item.waiting)
-            dispatched = code is Dispatched.DISPATCHED
-            if dispatched:
-                work = item.waiting.hints.work
-                self._roster.add_load(item.lane.worker, work=work, alone=item.alone)
-                self.rate.count(1)
-                waited_s = max(0.0, now_ms - item.waiting.since_ms) / 1000
-                self._counts.queue_wait[item.waiting.intake].observe(waited_s)
-                if item.match is not None:
-                    self._counts.prefix_match.observe(item.match)
-                self._spans.ended(item.waiting, now_ms, worker=item.lane.worker)
-            self._selection.settle(item.waiting, item.lane if dispatched else None)
+            if code is _DISPATCHED:
+                given.setdefault(item.lane.worker, []).append(item)
+            self._selection.settle(item.waiting, item.lane if code is _DISPATCHED else None)
+        for worker, items in given.items():
+            self._note_given(worker, items)
+
+    def _note_given(self, worker: str, items: Sequence[Placed]) -> None:
+        """These have come onto the lane of ``worker``."""
+        work = sum([item.waiting.hints.work for item in items])
+        self._roster.add_load(
+            worker, len(items), work=work, alone=any(item.alone for item in items)
+        )
+        self.rate.count(len(items))
+        now_ms = self._roster.server_ms()
+        for item in items:
+            waiting = item.waiting
+            waited_s = max(0.0, now_ms - waiting.since_ms) / 1000
+            self._counts.queue_wait[waiting.intake].observe(waited_s)
+            if item.match is not None:
+                self._counts.prefix_match.observe(item.match)
+            self._spans.ended(waiting, now_ms, worker=worker)
 
 
 def _expect_leader(leads: bool) -> None:

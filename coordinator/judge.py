@@ -36,6 +36,8 @@ class Judge:
             served = ", ".join(self._models.names)
             message = f"model: {verdict.model or 'none given'}; served: {served}"
             return refuse(verdict, Code.MODEL_UNAVAILABLE, message)
+        if intake != "retry":  # it has been through nothing
+            return verdict
         problem = self.history(intake, fields).verdict(self._limits, verdict.params.n)
         return verdict if problem is None else refuse(verdict, *problem, is_dead=True)
 

@@ -52,10 +52,11 @@ class Lanes(Sequence[Lane]):
         """A lane has changed."""
         at = self._places[lane.worker]
         before, self._lanes[at] = self._lanes[at], lane
-        self.room += lane.room - before.room
-        if lane.is_open == before.is_open:
+        room, room_before = lane.room, before.room
+        self.room += room - room_before
+        if (room > 0) == (room_before > 0):
             return
-        if lane.is_open:
+        if room:
             insort(self._open, at)
         else:
             del self._open[bisect_left(self._open, at)]

@@ -8,7 +8,7 @@ and nothing else may come onto them while the suspects are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import chain, islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -75,8 +75,8 @@ def _place_others(
     others: Iterable[Waiting], lanes: Lanes, choose: Choose, most: int
 ) -> list[Placed]:
     placed: list[Placed] = []
-    for waiting in others:
-        pick = choose(waiting, lanes) if lanes and len(placed) < most else None
+    for waiting in islice(others, max(0, most) if lanes else 0):
+        pick = choose(waiting, lanes)
         if pick is None:
             break
         lane, work = pick.lane, pick.lane.work + waiting.hints.work

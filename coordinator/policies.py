@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -29,7 +28,7 @@ class Lane(Struct, frozen=True, gc=False):
     @property
     def room(self) -> int:
         """How many more requests fit."""
-        return 0 if self.is_quarantined else max(0, self.limit - self.load)
+        return 0 if self.is_quarantined or self.load >= self.limit else self.limit - self.load
 
     @property
     def is_open(self) -> bool:
@@ -42,8 +41,7 @@ class Lane(Struct, frozen=True, gc=False):
         return self.load / self.limit
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(Struct, frozen=True):
     """A lane, and what spoke for it, in words."""
 
     lane: Lane

@@ -181,11 +181,11 @@ class Roster:
             member.work, member.weighed = work, position(event)
             self._show(worker, member)
 
-    def add_load(self, worker: str, *, work: int = 0, alone: bool = False) -> None:
-        """Count an entry that came onto a lane; with ``alone`` no other may follow it."""
+    def add_load(self, worker: str, count: int = 1, *, work: int = 0, alone: bool = False) -> None:
+        """Count entries that came onto a lane; with ``alone`` no other may follow."""
         member = self.members.get(worker)
         if member:
-            member.load += 1
+            member.load += count
             member.work += work
             member.is_quarantined = member.is_quarantined or alone
             self._changed(worker, member)

@@ -102,8 +102,8 @@ class Selection:
         pick = _AFFINE[policy](lanes, last, matches)
         if pick is None:
             return None
-        match = matches.get(pick.lane.worker, NO_MATCH)
-        return Pick(pick.lane, f"{policy}, {pick.why}, {_load(pick.lane)}", match.known)
+        lane, match = pick.lane, matches.get(pick.lane.worker, NO_MATCH)
+        return Pick(lane, f"{policy}, {pick.why}, load {lane.load} of {lane.limit}", match.known)
 
     def _in_turn(self, waiting: Waiting, lanes: Lanes) -> Lane | None:
         """Entry k of a class belongs to worker k modulo the workers.
@@ -121,7 +121,8 @@ class Selection:
 
     def settle(self, waiting: Waiting, lane: Lane | None) -> None:
         """The request was handed over to ``lane``, or turned out to wait no more."""
-        self._due.pop((waiting.intake, waiting.entry), None)
+        if self._due:
+            self._due.pop((waiting.intake, waiting.entry), None)
         if lane is None:
             return
         if self._replay:
@@ -139,9 +140,5 @@ def _told(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | Non
     """A lane with why it was taken, in words, for `tokenyard explain`."""
     if lane is None:
         return None
-    why = f"{policy}, {_load(lane)}"
+    why = f"{policy}, load {lane.load} of {lane.limit}"
     return Pick(lane, f"{why}, {lane.work} tokens" if weighs else why)
-
-
-def _load(lane: Lane) -> str:
-    return f"load {lane.load} of {lane.limit}"

@@ -169,11 +169,14 @@ class Client:
                 state.add(self._dialogue.draft_many(state.pull(), shared))
                 if self._drive(self._dialogue.submit_window(state)):
                     give_up = time.monotonic() + patience_s
+                has_moved = False
                 for numbered in state.ready():
                     yield numbered
-                    give_up = time.monotonic() + patience_s
+                    has_moved = True
                 now = time.monotonic()
-                if now >= give_up:
+                if has_moved:
+                    give_up = now + patience_s
+                elif now >= give_up:
                     raise WaitTimeout(f"no result for {patience_s:g} s")
                 news.wait(state.wait_s(now, give_up - now))
         finally:

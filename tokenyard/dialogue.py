@@ -61,13 +61,14 @@ _LONGEST_LOOK_S: Final = 0.2
 _WISH_AGAIN_S: Final = 1.0
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
+_ACCEPTED: Final = Submitted.ACCEPTED  # an enumeration takes its time to say it
 
 
 @dataclass(slots=True)
 class _Answer:
     """What became of the requests of one submission, by their numbers."""
 
-    placed: dict[int, Exchange]  # under way now
+    placed: Mapping[int, Exchange]  # under way now
     late: dict[int, DeadlineUnmeetable] = field(default_factory=dict)
     retry_after_s: float | None = None  # for those that are in neither
 
@@ -159,8 +160,9 @@ class Dialogue:
                 answer = _Answer({}, retry_after_s=_LONGEST_BACKOFF_S)
             for index, exchange in answer.placed.items():
                 window.submitted(index, exchange)
-            names = {index: draft.request.id for index, draft in burst}
-            window.refuse_late({at: (names[at], fault) for at, fault in answer.late.items()})
+            if answer.late:
+                names = {index: draft.request.id for index, draft in burst}
+                window.refuse_late({at: (names[at], fault) for at, fault in answer.late.items()})
             accepted = accepted or bool(answer.placed)
             done = answer.placed.keys() | answer.late.keys()
             rest = [each for each in rest if each[0] not in done]
@@ -217,11 +219,14 @@ class Dialogue:
         self, exchanges: Mapping[int, Exchange], acceptances: Mapping[Exchange, Acceptance]
     ) -> _Answer:
         """Forget what was not accepted of the requests of a burst, and say why."""
-        answer = _Answer({})
+        if all(exchange.is_submitted for exchange in acceptances):
+            return _Answer(exchanges)
+        placed: dict[int, Exchange] = {}
+        answer = _Answer(placed)
         for at, exchange in exchanges.items():
             acceptance = acceptances.get(exchange)
             if acceptance is None or exchange.is_submitted:
-                answer.placed[at] = exchange
+                placed[at] = exchange
             elif acceptance.code is Submitted.LATE:
                 answer.late[at] = DeadlineUnmeetable(acceptance.eta_ms / 1000)
                 self._session.forget([exchange], answer.late[at])
@@ -391,25 +396,29 @@ def _take_acceptances(
     """Take in the answers to a burst; those requests that the yard knew before."""
     known: list[Exchange] = []
     for exchange, acceptance in zip(exchanges, acceptances, strict=True):
-        exchange.is_submitted = acceptance.code in {Submitted.ACCEPTED, Submitted.KNOWN}
-        if acceptance.code is Submitted.KNOWN:
-            known.append(exchange)
-        elif acceptance.code is Submitted.ACCEPTED:
+        if acceptance.code is _ACCEPTED:
+            exchange.is_submitted = True
             exchange.position = acceptance.position
             exchange.eta_s = acceptance.eta_ms / 1000 if acceptance.eta_ms >= 0 else None
+        elif acceptance.code is Submitted.KNOWN:
+            exchange.is_submitted = True
+            known.append(exchange)
     return known
 
 
 def bursts(drafts: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     """Requests in the order given, in groups that one script call should carry."""
     burst: list[Numbered] = []
-    size = 0
-    for index, draft in drafts:
+    size, terms = 0, None
+    for numbered in drafts:
+        draft = numbered[1]
         is_full = len(burst) == _MOST_REQUESTS or size + draft.size > _MOST_BYTES
-        if burst and (is_full or draft.terms != burst[0][1].terms):
+        if burst and (is_full or draft.terms != terms):
             yield burst
             burst, size = [], 0
-        burst.append((index, draft))
+        if not burst:
+            terms = draft.terms
+        burst.append(numbered)
         size += draft.size
     if burst:
         yield burst

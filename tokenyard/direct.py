@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
+import hiredis
 import redis
 
 #: A connection that was left alone for longer may have been closed by the server meanwhile, so
@@ -31,9 +33,10 @@ class DirectRedis(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Give a command and read its answer, as often as the connection's retries allow."""
         connection = self._take()
+        command = _packed(connection, args)
 
         def ask() -> Any:
-            connection.send_command(*args)
+            connection.send_packed_command(command)
             return parse(connection, args[0], **options)
 
         parse: Any = self.parse_response
@@ -53,3 +56,17 @@ class DirectRedis(redis.Redis):
             self.connection_pool.release(connection)
             return self.connection_pool.get_connection()
         return connection
+
+
+def _packed(connection: Any, args: tuple[Any, ...]) -> Sequence[bytes]:
+    """A command as it is sent; without redis-py's look at each of thousands of arguments.
+
+    It is looking for names of two words, and for kinds of values that hardly anybody gives.
+    """
+    if " " not in args[0]:
+        try:
+            return [hiredis.pack_command(args)]
+        except TypeError:
+            pass  # redis-py knows what to do with it, or has the better words
+    packed: Sequence[bytes] = connection.pack_command(*args)
+    return packed

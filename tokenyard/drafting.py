@@ -101,6 +101,9 @@ class FullPrompt(RequestOptions, total=False):
 #: One of many requests: a prompt, or a mapping with ``prompt`` and options of its own.
 Item = Prompt | FullPrompt
 
+#: Prompts that nearly all items are.
+_PROMPTS: Final = (str, list)
+
 #: What msgspec says of a name that it does not know.
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 
@@ -114,7 +117,7 @@ _SINGULAR: Final = frozenset({"id", "deadline_s"})
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
-class Draft(Struct, frozen=True, eq=False):
+class Draft(Struct, frozen=True, eq=False, gc=False):
     """A request ready to be submitted."""
 
     request: Request
@@ -206,7 +209,7 @@ class Drafter:
         shared: Mapping[str, Any],
     ) -> Draft | InvalidRequest:
         try:
-            if not isinstance(item, str | list) and isinstance(item, Mapping):
+            if not isinstance(item, _PROMPTS) and isinstance(item, Mapping):
                 own = dict(item)
                 prompt = own.pop("prompt", "")
                 template = self._template({**shared, **own})

@@ -33,7 +33,7 @@ from tokenyard.wire import (
 )
 
 #: A server id, "<priority class>/<intake entry>".
-_SID = re.compile(r"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
+_SID = re.compile(rb"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
 _LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: The place of a fault in what msgspec says of it.
@@ -99,7 +99,7 @@ def _cast(fields: Mapping[bytes, bytes]) -> Request | None:
     """
     shared, raw_id = fields[b"shared"], fields.get(b"id", b"")
     packed, text = fields.get(b"tokens"), fields.get(b"prompt")
-    if len(shared) > _LONGEST_MOULD or not fields.keys() <= _CAST_FIELDS:
+    if len(shared) > _LONGEST_MOULD or not _CAST_FIELDS.issuperset(fields):
         return None
     mould = _mould(shared)
     if mould is None or not 0 < len(raw_id) <= MAX_ID_BYTES or (packed is None) == (text is None):
@@ -221,33 +221,38 @@ def parse_assignment(
     ``defaults`` are the model's sampling parameters, as in `parse_request`.
     """
     request = parse_request(fields, defaults)
-    fault = ""
-    sid = fields.get(b"sid", b"").decode(errors="replace")
-    attempt, crashes = fields.get(b"attempt", b""), fields.get(b"crashes", b"0")
-    faults = fields.get(b"faults", b"0")
-    published = fields.get(b"published", b"")
-    epoch = fields.get(b"epoch", b"")
-    is_ours = _SID.fullmatch(sid) and _is_count(attempt, crashes, faults)
-    if isinstance(request, Unanswerable) or not is_ours or len(published) % 4:
+    sid, published = fields.get(b"sid", b""), fields.get(b"published", b"")
+    attempt = _count(fields.get(b"attempt", b""))
+    crashes, faults = _count(fields.get(b"crashes")), _count(fields.get(b"faults"))
+    epoch = fields.get(b"epoch")
+    if attempt is None or crashes is None or faults is None:
         return None
-    if isinstance(request, Refused):
+    if not _SID.fullmatch(sid) or len(published) % 4:
+        return None
+    fault = ""
+    if not isinstance(request, Request):
+        if isinstance(request, Unanswerable):
+            return None
         fault = request.message
         request = Request(id=request.id, client=request.client, reply_to=request.reply_to)
     return Assignment(
         request=request,
         entry=entry,
-        sid=sid,
-        attempt=int(attempt),
-        crashes=int(crashes),
+        sid=sid.decode(),
+        attempt=attempt,
+        crashes=crashes,
         published=published,
-        faults=int(faults),
+        faults=faults,
         fault=fault,
         first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
     )
 
 
-def _is_count(*texts: bytes) -> bool:
-    return all(text.isdigit() and len(text) < _LONGEST_COUNT for text in texts)
+def _count(text: bytes | None) -> int | None:
+    """A count, 0 where nothing is said; None where that is no count."""
+    if text is None:
+        return 0
+    return int(text) if text.isdigit() and len(text) < _LONGEST_COUNT else None
 
 
 def _text(fields: Mapping[bytes, bytes], name: str) -> str:

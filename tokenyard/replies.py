@@ -20,7 +20,7 @@ Status = Literal["completed", "failed", "cancelled", "expired"]
 TERMINAL: Final[frozenset[str]] = frozenset(get_args(Status))
 
 
-class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A delta or the result of a request as it travels: a flat mapping.
 
     Structured values (``usage``, ``error``, ``provenance``, ``timing``, ``logprobs``,
@@ -80,7 +80,7 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
     first_epoch: int | None = None  # when it began, where that was another
 
 
-class Timing(Struct, frozen=True, omit_defaults=True):
+class Timing(Struct, frozen=True, omit_defaults=True, gc=False):
     """Where the time went, in milliseconds. Engine times are those of the last attempt."""
 
     queue_ms: int  # accepted to assigned
@@ -114,7 +114,7 @@ class Delta(Struct, frozen=True):
     logprobs: list[dict[str, Any]] | None = None
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class Result(Struct, frozen=True, kw_only=True, gc=False):
     """The one final answer for a request; its own fields are those of choice 0."""
 
     id: str
@@ -196,19 +196,21 @@ def to_result(reply: Reply) -> Result:
         seq=reply.seq,
         text=reply.text,
         finish_reason=reply.finish_reason,
-        stop_reason=_opened("stop_reason", reply.stop_reason),
+        stop_reason=_opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
         usage=_usage(reply.usage) if reply.usage else None,
-        error=_opened("error", reply.error),
+        error=_opened("error", reply.error) if reply.error else None,
         provenance=_provenance(reply.provenance) if reply.provenance else None,
-        timing=_opened("timing", reply.timing),
-        logprobs=_opened("logprobs", reply.logprobs),
-        prompt_logprobs=_opened("prompt_logprobs", reply.prompt_logprobs),
-        choices=_opened("choices", reply.choices),
+        timing=_opened("timing", reply.timing) if reply.timing else None,
+        logprobs=_opened("logprobs", reply.logprobs) if reply.logprobs else None,
+        prompt_logprobs=_opened("prompt_logprobs", reply.prompt_logprobs)
+        if reply.prompt_logprobs
+        else None,
+        choices=_opened("choices", reply.choices) if reply.choices else None,
     )
 
 
-def _opened(name: str, text: str | None) -> Any:
-    return None if text is None else _STRUCTURED[name].decode(text)
+def _opened(name: str, text: str) -> Any:
+    return _STRUCTURED[name].decode(text)
 
 
 @lru_cache(maxsize=1024)

@@ -66,9 +66,10 @@ class Session:
         """Follow a request from now on; its replies may come before it counts as submitted."""
         exchange = Exchange(request_id, local_text, now)
         self._open[request_id] = exchange
-        for reply in self._claim(request_id):
-            exchange.take(reply, now)
-        self._sort(exchange)
+        if request_id in self._unclaimed:
+            for reply in self._claim(request_id):
+                exchange.take(reply, now)
+            self._sort(exchange)
         return exchange
 
     def forget(self, exchanges: Iterable[Exchange], fault: TokenyardError) -> None:

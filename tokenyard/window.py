@@ -129,9 +129,10 @@ class Window:
             index, exchange = self._over.popleft()
             if self._running.pop(index, None) is None:
                 continue
-            self._results[index] = exchange.result()
-            if not self._ordered:
-                yield index, self._results.pop(index)
+            if self._ordered:
+                self._results[index] = exchange.result()
+            else:
+                yield index, exchange.result()
         if not self._ordered:
             while self._results:
                 index = next(iter(self._results))

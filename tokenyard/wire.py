@@ -7,14 +7,18 @@ would misunderstand (then the old reading stays for one release).
 
 A request is a Redis stream entry: a mapping of field names to bytes. Token ids travel packed, as
 little-endian int32.
+
+Structs with ``gc=False`` are frozen and hold nothing that knows them, so they are part of no cycle,
+and the collector need not look at thousands of them again and again.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -32,6 +36,8 @@ MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 
 ReplyKind = Literal["flat", "frame"]
 
+_SEQUENCES: Final = (list, tuple)
+
 #: Bytes of text that make a token, about, where nobody has counted.
 BYTES_PER_TOKEN: Final = 4
 #: Tokens that an answer is taken for whose length nobody has bounded.
@@ -43,15 +49,20 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
     Raises `OverflowError` for an id outside int32 and `TypeError` for one that is no integer.
     """
-    if isinstance(tokens, list | tuple):
+    if isinstance(tokens, _SEQUENCES):
         try:
-            return struct.pack(f"<{len(tokens)}i", *tokens)  # half the time of an array
+            return _packer(len(tokens))(*tokens)  # a third of the time of an array
         except struct.error:
             pass  # the array has the better words
     packed = array("i", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+@functools.lru_cache(maxsize=4096)
+def _packer(count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}i").pack
 
 
 def unpack_tokens(packed: bytes) -> list[int]:
@@ -112,7 +123,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     bad_words: list[str] | None = None
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class Request(Struct, frozen=True, kw_only=True, gc=False):
     """What a client asks; it never changes. Exactly one of the three prompts is given."""
 
     id: str

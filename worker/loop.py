@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.posture import PauseMode
 from tokenyard.wire import Assignment
@@ -46,12 +48,11 @@ DRAINING_WAIT_S = 0.005
 LEAST_CLEARED = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """An assignment that came in on the lane of ``worker``."""
+class Delivery(Struct, frozen=True):
+    """Assignments that came in on the lane of ``worker``."""
 
     worker: str
-    assignment: Assignment
+    assignments: Sequence[Assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +196,9 @@ class EngineLoop:
 
     def _take(self, item: Item) -> None:
         match item:
-            case Delivery():
-                self._admit(item)
+            case Delivery(worker, assignments):
+                for assignment in assignments:
+                    self._admit(worker, assignment)
             case Stale(worker, entry):
                 if self._term and self._is_current(worker):
                     self._term.runs.pop(entry, None)
@@ -284,13 +286,13 @@ class EngineLoop:
     def _is_current(self, worker: str) -> bool:
         return self._term is not None and self._term.worker == worker
 
-    def _admit(self, delivery: Delivery) -> None:
+    def _admit(self, worker: str, assignment: Assignment) -> None:
         term = self._term
-        if term is None or term.worker != delivery.worker:
+        if term is None or term.worker != worker:
             return
-        assignment = delivery.assignment
         term.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
-        self._note_deadline(term, assignment)
+        if assignment.request.deadline_ms is not None:
+            self._note_deadline(term, assignment.entry, assignment.request.deadline_ms)
         if self._pause:
             self._held[assignment.entry] = assignment
             self._shun()
@@ -309,14 +311,12 @@ class EngineLoop:
         except InvalidRequest as refused:
             self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
-    def _note_deadline(self, term: Term, assignment: Assignment) -> None:
-        deadline_ms, runs = assignment.request.deadline_ms, term.runs
-        if deadline_ms is None:
-            return
+    def _note_deadline(self, term: Term, entry: str, deadline_ms: int) -> None:
+        runs = term.runs
         if len(self._deadlines) > LEAST_CLEARED + 2 * len(runs):  # of most that have ended since
             self._deadlines = [item for item in self._deadlines if item[1] in runs]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, assignment.entry))
+        heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, entry))
 
     def _expire(self) -> None:
         """End the requests whose deadlines have passed, with what has been made of them."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from msgspec import Struct, field
 
 from tokenyard.errors import Code
 from tokenyard.replies import (
@@ -21,21 +23,22 @@ from tokenyard.wire import Assignment, pack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
 
 
-@dataclass(slots=True)
-class Run:
+class Run(Struct, eq=False):
     """A request that the engine has, and how much of it has been published."""
 
     assignment: Assignment
     began: float  # monotonic seconds
     epoch: int | None = None  # of generation, when it began here
-    seq: int = field(init=False)  # tokens published, over all choices
-    shown: bytearray = field(init=False)  # tokens published of the first choice, packed
+    seq: int = 0  # tokens published, over all choices
+    #: Tokens published of the first choice, packed.
+    shown: bytearray = field(default_factory=bytearray)
     first_token: float | None = None
     has_told_epoch: bool = False  # its ledger has the epoch of its first token, if it has any
 
     def __post_init__(self) -> None:
-        self.shown = bytearray(self.assignment.published)
-        self.seq = len(self.shown) // 4
+        if self.assignment.published:
+            self.shown += self.assignment.published
+            self.seq = len(self.shown) // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def _choices(end: Finished) -> str | None:
 
 
 def _usage(end: Finished) -> str:
-    completion = sum(len(choice.tokens) for choice in end.choices)
+    completion = sum([len(choice.tokens) for choice in end.choices])
     return _usage_text(end.prompt_tokens, completion, end.cached_tokens)
 
 

@@ -189,7 +189,7 @@ def _as_items(command: ToProcess) -> Sequence[Item]:
     """What came over the pipe in place of a lane is taken as if it came over one."""
     match command:
         case Give(assignments):
-            return [Delivery(LOCAL, assignment) for assignment in assignments]
+            return [Delivery(LOCAL, assignments)]
         case Abort(entries):
             return [Stale(LOCAL, entry) for entry in entries]
     return [command]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -18,7 +18,7 @@ log = logging.getLogger("tokenyard.worker.reader")
 
 
 class LaneReader(StreamReader):
-    """Hands each assignment on a lane to ``deliver``, once, in order.
+    """Hands each assignment on a lane to ``deliver``, once, in order; those of a read together.
 
     ``cancel`` is given the entries of those that were cancelled since. ``sampling`` holds the
     parameters that the model takes where a request says nothing.
@@ -32,7 +32,7 @@ class LaneReader(StreamReader):
         connection: redis.Redis,
         keys: Keys,
         worker: str,
-        deliver: Callable[[Assignment], None],
+        deliver: Callable[[Sequence[Assignment]], None],
         cancel: Callable[[str], None],
         block_ms: int,
         sampling: Mapping[str, Any] | None = None,
@@ -43,11 +43,26 @@ class LaneReader(StreamReader):
         self._deliver = deliver
         self._cancel = cancel
         self._sampling = sampling or {}
+        self._found: list[Assignment] = []
+
+    def run_once(self) -> None:
+        """One bounded read."""
+        try:
+            super().run_once()
+        finally:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """One by one they would wake the engine's thread again and again while this one reads."""
+        if self._found:
+            found, self._found = self._found, []
+            self._deliver(found)
 
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
         cancelled = fields.get(b"cancel")
         # A request may carry a field of that name, too: whatever was dispatched has its attempt.
         if cancelled is not None and b"attempt" not in fields:
+            self._hand_over()
             self._cancel(cancelled.decode(errors="replace"))
             self._remove(entry)
             return
@@ -56,7 +71,7 @@ class LaneReader(StreamReader):
             log.error("entry %s of %s is no assignment; removed", entry, self._stream)
             self._remove(entry)
             return
-        self._deliver(assignment)
+        self._found.append(assignment)
 
     def _remove(self, entry: str) -> None:
         """Take an entry off the lane that stands for no request, and give its place free."""

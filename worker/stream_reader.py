@@ -56,8 +56,9 @@ class StreamReader(ABC):
             for entry, fields in entries:
                 if self._stop.is_set():
                     return
-                self._take(entry.decode(), fields)
-                self._last = entry.decode()
+                name = entry.decode()
+                self._take(name, fields)
+                self._last = name
 
     @abstractmethod
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:

@@ -106,7 +106,7 @@ class YardTerms:
             self._connect(),
             self._keys,
             worker,
-            lambda assignment: inbox.put(Delivery(worker, assignment)),
+            lambda assignments: inbox.put(Delivery(worker, assignments)),
             lambda entry: inbox.put(Stale(worker, entry)),
             settings.block_ms,
             sampling=self._spec.sampling,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import redis
@@ -37,7 +38,7 @@ def reader(
 ) -> Iterator[LaneReader]:
     with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
         reader = LaneReader(
-            own, yard.keys, yard.worker(), delivered.append, cancelled.append, block_ms=100
+            own, yard.keys, yard.worker(), delivered.extend, cancelled.append, block_ms=100
         )
         yield reader
         reader.stop()
@@ -110,3 +111,44 @@ def test_nothing_is_delivered_after_stop(
     reader._thread.join(5.0)
 
     assert delivered == []
+
+
+def test_a_cancel_comes_behind_what_it_cancels(yard: Yard, broker: Server) -> None:
+    """Given a request and its cancel on a lane / If both are read at once / I expect that order."""
+    heard: list[str] = []
+    worker = yard.worker()
+    assigned = yard.assign(worker)
+    yard.connection.xadd(yard.keys.lane(worker), {"cancel": assigned.entry})
+    later = yard.assign(worker)
+    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+        reader = LaneReader(
+            own,
+            yard.keys,
+            worker,
+            lambda found: heard.extend(each.entry for each in found),
+            lambda entry: heard.append(f"cancel {entry}"),
+            block_ms=100,
+        )
+        reader.run_once()
+
+    assert heard == [assigned.entry, f"cancel {assigned.entry}", later.entry]
+
+
+def test_what_was_read_before_a_fault_is_delivered_once(yard: Yard, broker: Server) -> None:
+    """Given a forged entry behind a request / If it cannot be removed / I expect the request."""
+    delivered: list[Assignment] = []
+    worker = yard.worker()
+    assigned = yard.assign(worker)
+    yard.connection.xadd(yard.keys.lane(worker), {"x": "y"})
+    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+        reader = LaneReader(
+            own, yard.keys, worker, delivered.extend, lambda entry: None, block_ms=100
+        )
+        broken = mock.patch.object(own, "xdel", side_effect=redis.ConnectionError("gone"))
+        with broken, pytest.raises(redis.ConnectionError):
+            reader.run_once()
+        assert delivered == [assigned]
+        reader.run_once()
+
+    assert delivered == [assigned]
+    assert len(yard.lane(worker)) == 1

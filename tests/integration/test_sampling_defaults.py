@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-
 import redis
 
 from tests.support.builders import make_request
@@ -23,20 +21,20 @@ def test_a_model_says_what_a_request_leaves_out(
     worker = yard.worker()
     yard.assign(worker, make_request("silent"))
     yard.assign(worker, make_request("warm", params=SamplingParams(temperature=0.5)))
-    delivered: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
+    delivered: list[Assignment] = []
     with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
         reader = LaneReader(
             own,
             yard.keys,
             worker,
-            delivered.put,
+            delivered.extend,
             cancel=lambda entry: None,
             block_ms=100,
             sampling={"temperature": 0, "max_tokens": 5},
         )
         reader.run_once()
 
-    read = [delivered.get(timeout=5.0).request for _ in range(2)]
+    read = [assignment.request for assignment in delivered]
     assert [(each.id, each.params) for each in read] == [
         ("silent", SamplingParams(temperature=0, max_tokens=5)),
         ("warm", SamplingParams(temperature=0.5, max_tokens=5)),

@@ -46,10 +46,11 @@ class Post:
         return self.inbox.get(timeout=10.0)
 
     def take(self) -> Delivery:
-        """An assignment that has come in, as the loop takes it."""
+        """One assignment that has come in, as the loop takes it."""
         delivery = self.heard()
         assert isinstance(delivery, Delivery)
-        self.term.runs[delivery.assignment.entry] = Run(delivery.assignment, 0.0)
+        [assignment] = delivery.assignments
+        self.term.runs[assignment.entry] = Run(assignment, 0.0)
         return delivery
 
 
@@ -72,7 +73,7 @@ def test_from_the_lane_to_the_result(post: Post) -> None:
     post.term.put([finished(assignment.entry, [5, 6])])
 
     # I expect it to have been this worker's, and the answer to be published.
-    assert (delivery.worker, delivery.assignment.entry) == (post.worker, assignment.entry)
+    assert (delivery.worker, delivery.assignments[0].entry) == (post.worker, assignment.entry)
     eventually(lambda: not post.term.runs)
     result = post.yard.result(assignment.request)
     assert result
@@ -86,7 +87,7 @@ def test_what_the_model_says_of_sampling_holds_where_a_request_says_nothing(post
     post.term.start()
     post.yard.assign(post.worker)
 
-    assert post.take().assignment.request.params.temperature == 0.5
+    assert post.take().assignments[0].request.params.temperature == 0.5
 
 
 def test_cancelled_requests_are_reported(post: Post) -> None:

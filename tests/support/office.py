@@ -135,5 +135,5 @@ class Office:
 
     def deliver(self, entry: str, worker: str = "w.1", **values: Any) -> Assignment:
         assignment = make_assignment(entry=entry, **values)
-        self.loop.inbox.put(Delivery(worker, assignment))
+        self.loop.inbox.put(Delivery(worker, [assignment]))
         return assignment

@@ -72,7 +72,7 @@ def test_request_that_this_version_cannot_read_is_answered(office: Office) -> No
     unreadable = Assignment(
         request=assignment.request, entry="1-0", sid="normal/1-0", attempt=1, fault="params: x"
     )
-    office.loop.inbox.put(Delivery("w.1", unreadable))
+    office.loop.inbox.put(Delivery("w.1", [unreadable]))
 
     office.turn()
 

@@ -54,7 +54,8 @@ def codes(kind: type[E], answers: int | list[int], count: int) -> list[E]:
     """One code for each item; a single answer stands for all."""
     if isinstance(answers, int):
         return [kind(answers)] * count
-    return [kind(answer) for answer in answers]
+    found = {answer: kind(answer) for answer in set(answers)}  # of very many they are few
+    return [found[answer] for answer in answers]
 
 
 class Caller:

@@ -20,8 +20,10 @@ def destination(keys: Keys, request: Request | Refused) -> str:
 
 def by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
     """Publications by reply stream, each with its place in ``items``."""
-    groups: dict[tuple[str, ReplyKind], list[tuple[int, Publication]]] = {}
+    groups: dict[tuple[str, str], list[tuple[int, Publication]]] = {}
     for at, item in enumerate(items):
         request = item.assignment.request
-        groups.setdefault((destination(keys, request), request.kind), []).append((at, item))
-    return list(groups.items())
+        whose = (request.client, "" if request.reply_to else request.id)
+        groups.setdefault(whose, []).append((at, item))
+    firsts = [(group[0][1].assignment.request, group) for group in groups.values()]
+    return [((destination(keys, first), first.kind), group) for first, group in firsts]

@@ -15,6 +15,7 @@ from hashlib import shake_128
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 import tokenyard
 from tokenyard.errors import Code, InvalidRequest
@@ -295,8 +296,7 @@ class SimulatedEngine:
             )
 
 
-@dataclass(slots=True)
-class _Generation:
+class _Generation(Struct, eq=False):
     """A request in the engine: its whole answer, known from the start, and how far it is."""
 
     key: str
@@ -342,7 +342,7 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
     known = info.vocab_size if field == "tokens" else _BYTES
     prompt_tokens = _checked(field, packed, known, info.max_model_len)
     _check_simulated(request, info.vocab_size)
-    published = unpack_tokens(assignment.published)
+    published = unpack_tokens(assignment.published) if assignment.published else []
     room = info.max_model_len - prompt_tokens
     choices = [
         _choice(request, index, salt + packed, published, room, info.vocab_size)
@@ -354,7 +354,7 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
         prompt_tokens=prompt_tokens,
         streams=request.stream,
         choices=choices,
-        longest=max(len(choice.tokens) for choice in choices),
+        longest=max([len(choice.tokens) for choice in choices]),
         made=len(published),
         resumed_at=len(published),
     )
