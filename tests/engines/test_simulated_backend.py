@@ -20,7 +20,7 @@ from worker.engines.simulated_backend import BROKEN, SimulatedBackend
 from worker.models import AdapterSpec, ModelSpec
 
 SPEC = ModelSpec("pretended", "anything", max_num_seqs=3, max_model_len=64, revision="r1")
-WAIT_S = 30
+WAIT_S = 120
 
 
 def test_it_serves_what_the_model_says() -> None:
