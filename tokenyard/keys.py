@@ -7,7 +7,7 @@ script may touch all of it. docs/protocol.md, section "Keys", is the public form
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 PriorityClass = Literal["high", "normal", "low"]
@@ -46,13 +46,15 @@ class Keys:
     """Names of the keys of one yard."""
 
     yard: str
+    _prefix: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not is_name(self.yard):
             raise ValueError(f"yard {self.yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+        object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
 
     def _key(self, rest: str) -> str:
-        return f"tokenyard:{{{self.yard}}}:{rest}"
+        return self._prefix + rest
 
     def intake(self, name: IntakeClass) -> str:
         """Stream of requests waiting, read through the group `GROUP`."""
@@ -64,11 +66,11 @@ class Keys:
 
     def ledger(self, client: str, request_id: str) -> str:
         """Hash with the state of one request, and its result once there is one."""
-        return self._key(f"request:{client}/{request_id}")
+        return f"{self._prefix}request:{client}/{request_id}"
 
     def tokens(self, client: str, request_id: str) -> str:
         """String: the published tokens of a request that is still running, packed int32."""
-        return self._key(f"tokens:{client}/{request_id}")
+        return f"{self._prefix}tokens:{client}/{request_id}"
 
     def reply(self, client: str, request_id: str) -> str:
         """Stream of replies to one request, one entry each, plain fields."""

@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from tokenyard.worker_info import Tally
@@ -46,21 +47,21 @@ class RunningTally:
             self._reset()
             self._model = model
 
-    def note(self, run: Run, outcome: Outcome) -> None:
-        """An outcome that has just been published."""
+    def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
+        """Outcomes that have just been published, those of one call."""
+        tokens = 0
         with self._lock:
-            if isinstance(outcome, TokenDelta):
-                self._note_tokens(len(outcome.tokens))
-                return
-            self._finished += 1
-            made = _made(outcome)
-            self._note_tokens(max(0, made - run.seq))
-            if self._has_readers:
-                self._note_end(run, outcome, made)
-
-    def _note_tokens(self, count: int) -> None:
-        self._tokens += count
-        self._counts.tokens[self._model, "output"] += count
+            for run, outcome in published:
+                if isinstance(outcome, TokenDelta):
+                    tokens += len(outcome.tokens)
+                    continue
+                self._finished += 1
+                made = _made(outcome)
+                tokens += max(0, made - run.seq)
+                if self._has_readers:
+                    self._note_end(run, outcome, made)
+            self._tokens += tokens
+            self._counts.tokens[self._model, "output"] += tokens
 
     def _note_end(self, run: Run, end: Finished | Faulted | Expired, made: int) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment

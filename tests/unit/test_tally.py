@@ -25,7 +25,7 @@ def publish(tally: RunningTally, run: Run, *outcomes: Outcome) -> None:
     for outcome in outcomes:
         if isinstance(outcome, TokenDelta):
             delta_reply(run, outcome)
-        tally.note(run, outcome)
+        tally.note([(run, outcome)])
 
 
 def test_tokens_of_a_stream_count_once() -> None:

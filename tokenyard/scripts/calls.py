@@ -54,7 +54,14 @@ def codes(kind: type[E], answers: int | list[int], count: int) -> list[E]:
     """One code for each item; a single answer stands for all."""
     if isinstance(answers, int):
         return [kind(answers)] * count
-    return [kind(answer) for answer in answers]
+    members = _members(kind)
+    return [members[answer] for answer in answers]
+
+
+@functools.cache
+def _members(kind: type[E]) -> dict[int, E]:
+    """By their values: half the time of calling the class."""
+    return {int(member): member for member in kind}
 
 
 class Caller:

@@ -20,8 +20,16 @@ def destination(keys: Keys, request: Request | Refused) -> str:
 
 def by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
     """Publications by reply stream, each with its place in ``items``."""
-    groups: dict[tuple[str, ReplyKind], list[tuple[int, Publication]]] = {}
+    groups: dict[tuple[str, str], list[tuple[int, Publication]]] = {}
     for at, item in enumerate(items):
         request = item.assignment.request
-        groups.setdefault((destination(keys, request), request.kind), []).append((at, item))
-    return list(groups.items())
+        place = request.client, "" if request.reply_to else request.id
+        group = groups.get(place)
+        if group is None:
+            group = groups[place] = []
+        group.append((at, item))
+    return [(_stream(keys, group[0][1].assignment.request), group) for group in groups.values()]
+
+
+def _stream(keys: Keys, request: Request) -> tuple[str, ReplyKind]:
+    return destination(keys, request), request.kind
