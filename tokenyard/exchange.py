@@ -26,10 +26,9 @@ from tokenyard.replies import (
     to_result,
 )
 from tokenyard.tokenization import Detokenizer, LocalText
+from tokenyard.wire import TOKEN_BYTES
 
 Listener = Callable[["Exchange"], None]
-
-_TOKEN_BYTES: Final = 4
 
 
 class Exchange:
@@ -109,7 +108,7 @@ class Exchange:
     def _append(self, delta: Reply) -> bool:
         """Keep what is new of a delta that starts at or before what is known."""
         known = self.published - delta.seq
-        new = len(delta.tokens) // _TOKEN_BYTES - known
+        new = len(delta.tokens) // TOKEN_BYTES - known
         if new <= 0:
             return False
         if known:
@@ -118,7 +117,7 @@ class Exchange:
                 id=delta.id,
                 event="delta",
                 seq=self.published,
-                tokens=delta.tokens[known * _TOKEN_BYTES :],
+                tokens=delta.tokens[known * TOKEN_BYTES :],
                 index=delta.index,
             )
         self.is_interleaved = self.is_interleaved or delta.index > 0
@@ -220,8 +219,10 @@ class DeltaCursor:
             yield self._show(delta)
         if is_last:
             self.is_over = True
-            yield from self._tail(self.exchange.result())
-            self.exchange.success()
+            result = self.exchange.result()
+            yield from self._tail(result)
+            if not result.ok:
+                raise RequestFailed(result)
 
     def _choice(self, index: int) -> _Shown:
         shown = self._shown.get(index)

