@@ -26,9 +26,10 @@ from tokenyard.replies import (
     to_result,
 )
 from tokenyard.tokenization import Detokenizer, LocalText
-from tokenyard.wire import TOKEN_BYTES
 
 Listener = Callable[["Exchange"], None]
+
+_TOKEN_BYTES: Final = 4
 
 
 class Exchange:
@@ -108,7 +109,7 @@ class Exchange:
     def _append(self, delta: Reply) -> bool:
         """Keep what is new of a delta that starts at or before what is known."""
         known = self.published - delta.seq
-        new = len(delta.tokens) // TOKEN_BYTES - known
+        new = len(delta.tokens) // _TOKEN_BYTES - known
         if new <= 0:
             return False
         if known:
@@ -117,7 +118,7 @@ class Exchange:
                 id=delta.id,
                 event="delta",
                 seq=self.published,
-                tokens=delta.tokens[known * TOKEN_BYTES :],
+                tokens=delta.tokens[known * _TOKEN_BYTES :],
                 index=delta.index,
             )
         self.is_interleaved = self.is_interleaved or delta.index > 0

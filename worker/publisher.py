@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -30,6 +30,7 @@ _Ship = Callable[[str, Sequence[Publication]], list[Published]]
 #: Steps that may wait to be published before the engine has to wait.
 MOST_WAITING = 64
 STEPS_AT_ONCE = 16
+_PUBLISHED: Final = Published.PUBLISHED  # an enumeration takes its time to say it
 #: Before a request that the engine could not serve is tried again.
 RETRY_PAUSE = ExponentialWithJitterBackoff(cap=30.0, base=0.5)
 
@@ -173,20 +174,20 @@ class Publisher:
         may_repeat = self.attempts > before + 1
         published: list[tuple[Run, Outcome]] = []
         for (run, outcome, _), code in zip(shipments, codes or (), strict=False):
-            if code is Published.LEASE_LOST:
+            if code is _PUBLISHED or (may_repeat and code is Published.REPEATED):
+                published.append((run, outcome))
+                if not isinstance(outcome, TokenDelta):
+                    self._spans.ended(run, outcome)
+            elif code is Published.LEASE_LOST:
                 self._tally.note_stale(len(items))
                 self._lose()
                 return
-            if code is Published.STALE:
+            elif code is Published.STALE:
                 self._tally.note_stale(1)
                 log.warning("%s is another attempt's now", run.assignment.request.id)
                 self.runs.pop(run.assignment.entry, None)
                 self._spans.ended(run, None)
                 self._on_stale(run.assignment.entry)
-            elif code is Published.PUBLISHED or may_repeat:
-                published.append((run, outcome))
-                if not isinstance(outcome, TokenDelta):
-                    self._spans.ended(run, outcome)
         self._tally.note(published)
 
     def _call(self, call: Callable[[], T]) -> T | None:

@@ -48,7 +48,7 @@ class RunningTally:
             self._model = model
 
     def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
-        """Outcomes that have just been published, those of one call."""
+        """Outcomes that have just been published."""
         tokens = 0
         with self._lock:
             for run, outcome in published:

@@ -23,13 +23,7 @@ def by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
     groups: dict[tuple[str, str], list[tuple[int, Publication]]] = {}
     for at, item in enumerate(items):
         request = item.assignment.request
-        place = request.client, "" if request.reply_to else request.id
-        group = groups.get(place)
-        if group is None:
-            group = groups[place] = []
-        group.append((at, item))
-    return [(_stream(keys, group[0][1].assignment.request), group) for group in groups.values()]
-
-
-def _stream(keys: Keys, request: Request) -> tuple[str, ReplyKind]:
-    return destination(keys, request), request.kind
+        whose = (request.client, "" if request.reply_to else request.id)
+        groups.setdefault(whose, []).append((at, item))
+    firsts = [(group[0][1].assignment.request, group) for group in groups.values()]
+    return [((destination(keys, first), first.kind), group) for first, group in firsts]
