@@ -168,7 +168,7 @@ class AsyncClient:
                 await news.wait(patience.left_s(exchange))
 
     def patience(self, timeout_s: float | None = None) -> Patience:
-        """How long one wait may take; without a time of its own, as long as any."""
+        """A bound on waits, the client's own where no time is given."""
         return Patience(timeout_s, self._dialogue.result_timeout_s)
 
     # Carrying out the dialogue
@@ -317,9 +317,10 @@ class AsyncHandle:
         """See `tokenyard.Handle.__iter__`."""
         exchange = self._exchange
         cursor = DeltaCursor(exchange)
+        patience = self._client.patience()
         with _Hearing(exchange) as news:
             while not cursor.is_over:
-                patience = self._client.patience()
+                patience.renew()
                 while not cursor.has_news:
                     news.clear()  # what was read long ago would end this wait
                     await news.wait(patience.left_s(exchange))

@@ -165,6 +165,10 @@ class Patience:
 
     def __init__(self, timeout_s: float | None, default_s: float) -> None:
         self._timeout_s = default_s if timeout_s is None else timeout_s
+        self.renew()
+
+    def renew(self) -> None:
+        """Another wait begins, with the same bound."""
         self._give_up = time.monotonic() + self._timeout_s
 
     def left_s(self, exchange: Exchange) -> float:
