@@ -91,21 +91,6 @@ def test_steps_that_have_gathered_travel_together(desk: Desk) -> None:
     assert set(desk.publisher.runs) == {on.entry}
 
 
-def test_results_go_before_the_deltas_of_their_step(desk: Desk) -> None:
-    # Given two streams of one client, of which one ends in a step in which the other goes on
-    on, ended = (desk.run(make_request(stream=True, reply_to="replies:anon")) for _ in range(2))
-    desk.publisher.put([TokenDelta(on.entry, 0, [1]), finished(ended.entry, [1])])
-
-    desk.publisher.run_once()
-
-    # I expect the result first: it frees a place on the lane.
-    both = desk.yard.replies(on.request)
-    assert [(reply.id, reply.event) for reply in both] == [
-        (ended.request.id, "result"),
-        (on.request.id, "delta"),
-    ]
-
-
 def test_a_turn_is_bounded(desk: Desk) -> None:
     run = desk.run(make_request(stream=True))
     for token in range(2 * STEPS_AT_ONCE):
