@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import redis.asyncio
@@ -161,23 +161,15 @@ class AsyncClient:
         self, exchange: Exchange, is_enough: Callable[[], bool], timeout_s: float | None
     ) -> None:
         """See `tokenyard.Client.wait_for`."""
-        with news_of(exchange) as news:
-            await self.wait_with(news, exchange, is_enough, timeout_s)
+        with _Hearing(exchange) as news:
+            patience = self.patience(timeout_s)
+            while not is_enough():
+                news.clear()
+                await news.wait(patience.left_s(exchange))
 
-    async def wait_with(
-        self,
-        news: News,
-        exchange: Exchange,
-        is_enough: Callable[[], bool],
-        timeout_s: float | None,
-    ) -> None:
-        """`wait_for`, for who hears the exchange already."""
-        patience = Patience(timeout_s, self._dialogue.result_timeout_s)
-        while True:
-            news.clear()  # before the look, else what was read long ago would end the next wait
-            if is_enough():
-                return
-            await news.wait(patience.left_s(exchange))
+    def patience(self, timeout_s: float | None = None) -> Patience:
+        """A bound on waits, the client's own where no time is given."""
+        return Patience(timeout_s, self._dialogue.result_timeout_s)
 
     # Carrying out the dialogue
 
@@ -264,20 +256,22 @@ async def _end(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task], timeout=_CANCEL_EVERY_S)
 
 
-@contextlib.contextmanager
-def news_of(exchange: Exchange) -> Iterator[News]:
-    """Comes whenever an exchange has brought something."""
-    news = News()
+class _Hearing(News):
+    """Comes whenever an exchange has brought something, inside a ``with``."""
 
-    def listener(_: Exchange) -> None:
-        news.come()
+    __slots__ = ("_exchange",)
 
-    exchange.listeners.append(listener)
-    try:
-        yield news
-    finally:
-        exchange.listeners.remove(listener)
-        news.close()
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def __enter__(self) -> Self:
+        self._exchange.listeners.append(self.come)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange.listeners.remove(self.come)
+        self.close()
 
 
 class AsyncHandle:
@@ -321,10 +315,15 @@ class AsyncHandle:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """See `tokenyard.Handle.__iter__`."""
-        cursor = DeltaCursor(self._exchange)
-        with news_of(self._exchange) as news:
+        exchange = self._exchange
+        cursor = DeltaCursor(exchange)
+        patience = self._client.patience()
+        with _Hearing(exchange) as news:
             while not cursor.is_over:
-                await self._client.wait_with(news, self._exchange, lambda: cursor.has_news, None)
+                patience.renew()
+                while not cursor.has_news:
+                    news.clear()  # what was read long ago would end this wait
+                    await news.wait(patience.left_s(exchange))
                 for delta in cursor.read():
                     yield delta
 

@@ -165,6 +165,10 @@ class Patience:
 
     def __init__(self, timeout_s: float | None, default_s: float) -> None:
         self._timeout_s = default_s if timeout_s is None else timeout_s
+        self.renew()
+
+    def renew(self) -> None:
+        """Another wait begins, with the same bound."""
         self._give_up = time.monotonic() + self._timeout_s
 
     def left_s(self, exchange: Exchange) -> float:
@@ -220,8 +224,10 @@ class DeltaCursor:
             yield self._show(delta)
         if is_last:
             self.is_over = True
-            yield from self._tail(self.exchange.result())
-            self.exchange.success()
+            result = self.exchange.result()
+            yield from self._tail(result)
+            if not result.ok:
+                raise RequestFailed(result)
 
     def _choice(self, index: int) -> _Shown:
         shown = self._shown.get(index)

@@ -70,7 +70,7 @@ class Keys:
 
     def tokens(self, client: str, request_id: str) -> str:
         """String: the published tokens of a request that is still running, packed int32."""
-        return self._key(f"tokens:{client}/{request_id}")
+        return f"{self._prefix}tokens:{client}/{request_id}"
 
     def reply(self, client: str, request_id: str) -> str:
         """Stream of replies to one request, one entry each, plain fields."""

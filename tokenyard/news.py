@@ -21,8 +21,8 @@ class News:
         self._due = self._rings_at = 0.0  # in the loop's time
         self._timer: asyncio.TimerHandle | None = None
 
-    def come(self) -> None:
-        """Something has come."""
+    def come(self, _: object = None) -> None:
+        """Something has come; from whom does not matter."""
         self._has_come = True
         self._wake()
 

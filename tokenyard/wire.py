@@ -34,6 +34,8 @@ DEFAULT_CLIENT: Final = "anon"
 DEFAULT_RESULT_TTL_S: Final = 3600
 MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 
+_SEQUENCES: Final = (list, tuple)
+
 ReplyKind = Literal["flat", "frame"]
 
 _SEQUENCES: Final = (list, tuple)
@@ -67,6 +69,8 @@ def _packer(count: int) -> Callable[..., bytes]:
 
 def unpack_tokens(packed: bytes) -> list[int]:
     """Inverse of `pack_tokens`; raises `ValueError` where the length is no multiple of four."""
+    if len(packed) == 4:  # nearly all deltas: a quarter of the time of an array
+        return [int.from_bytes(packed, "little", signed=True)]
     tokens = array("i")
     tokens.frombytes(packed)
     if sys.byteorder == "big":

@@ -59,19 +59,23 @@ def merge(events: Iterable[Outcome]) -> list[Outcome]:
     Deltas of a request that has ended since are left out: its result carries their tokens.
     """
     ends: dict[str, Outcome] = {}
-    deltas: dict[tuple[str, int], list[TokenDelta]] = {}
+    deltas: dict[tuple[str, int], TokenDelta] = {}
+    several: dict[tuple[str, int], list[TokenDelta]] = {}  # of which there is more than one
     for event in events:
-        if isinstance(event, TokenDelta):
-            deltas.setdefault((event.key, event.index), []).append(event)
-        else:
+        if not isinstance(event, TokenDelta):
             ends.setdefault(event.key, event)  # its deadline may pass when it is done already
-    joined = [_join(parts) for (key, _), parts in deltas.items() if key not in ends]
+            continue
+        choice = event.key, event.index
+        first = deltas.setdefault(choice, event)
+        if first is not event:
+            several.setdefault(choice, [first]).append(event)
+    for choice, parts in several.items():
+        deltas[choice] = _join(parts)
+    joined = [delta for (key, _), delta in deltas.items() if key not in ends]
     return [*joined, *ends.values()]
 
 
 def _join(parts: list[TokenDelta]) -> TokenDelta:
-    if len(parts) == 1:
-        return parts[0]
     first = parts[0]
     return TokenDelta(
         key=first.key,

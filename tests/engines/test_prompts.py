@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import MODELS
-from worker.engines.prompts import text_encoder
+from worker.engines.prompts import remember_end_token, text_encoder
 
 pytestmark = pytest.mark.vllm
 
@@ -88,6 +88,39 @@ def test_vllms_own_tokenizer_is_read_on_the_short_way(monkeypatch: pytest.Monkey
     encode = text_encoder(pooled)
 
     assert [encode(text) for text in SUMS] == expected
+
+
+def test_the_end_token_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a tokenizer as vLLM has it, which works out its end token whenever it is asked
+    hf = pytest.importorskip("vllm.tokenizers.hf")
+    tokenizer = hf.CachedHfTokenizer.from_pretrained(str(MODELS / "adder"))
+    pooled = getattr(hf, "maybe_make_thread_pool", lambda kept: kept)(tokenizer)
+    expected = pooled.eos_token_id
+
+    remember_end_token(pooled)
+
+    # I expect it to be known from now on.
+    monkeypatch.setattr(pooled, "convert_tokens_to_ids", None)
+    assert (pooled.eos_token_id, pooled.eos_token) == (expected, tokenizer.eos_token)
+
+
+def test_an_end_token_that_is_a_matter_of_the_class_stays_one() -> None:
+    class Own:
+        eos_token_id = 7
+
+    remember_end_token(own := Own())
+
+    Own.eos_token_id = 8
+    assert own.eos_token_id == 8
+
+
+def test_a_tokenizer_without_an_end_token_has_none(transformers: Any, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    remember_end_token(tokenizer)
+
+    assert tokenizer.eos_token_id is None
 
 
 @pytest.mark.parametrize("splits", [False, True])

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.builders import make_delta
+from tokenyard.aio import AsyncClient, AsyncHandle
+from tokenyard.exchange import Exchange
 from tokenyard.news import News
 
 FOR_EVER_S = 3600.0
@@ -103,3 +106,26 @@ def test_one_timer_serves_many_waits() -> None:
         assert len(made) == 1
 
     run(story)
+
+
+def test_a_stream_hears_its_exchange_until_its_reader_leaves() -> None:
+    async def story() -> None:
+        # Given a reader who waits for a stream
+        exchange = Exchange("q", None, 0.0)
+        pieces = aiter(AsyncHandle(AsyncClient("redis://127.0.0.1:1/0"), exchange))
+        first = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)
+
+        # If something comes, I expect it to be read, and once.
+        exchange.take(make_delta("q", 0, [5]), 1.0)
+        assert (await first).tokens == [5]
+        second = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)
+        assert not second.done()
+
+        # If the reader leaves, I expect the exchange to tell nobody.
+        second.cancel()
+        await asyncio.wait([second])
+        assert not exchange.listeners
+
+    asyncio.run(story())

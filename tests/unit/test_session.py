@@ -206,6 +206,19 @@ class TestEnd:
             Patience(None, 0.0).left_s(exchange)
         assert 0 < Patience(float("inf"), 0.0).left_s(exchange) < float("inf")
 
+    def test_of_patience_begins_anew_with_each_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Given a wait whose time is over
+        exchange, now = open_exchange(Session(0.0)), [100.0]
+        monkeypatch.setattr("tokenyard.exchange.time.monotonic", lambda: now[0])
+        patience = Patience(None, 5.0)
+        now[0] = 106.0
+        with pytest.raises(WaitTimeout):
+            patience.left_s(exchange)
+
+        # If another begins, I expect it to have all of the time.
+        patience.renew()
+        assert patience.left_s(exchange) == 5.0
+
 
 class TestLookingUp:
     def test_is_for_the_silent(self) -> None:

@@ -74,9 +74,11 @@ class WorkerScripts(Caller):
             keys.append(stream)
             args += [kind, len(group)]
             for _, item in group:
-                keys += self._ledger_and_tokens(item)
-                args += [item.assignment.attempt, item.reply.seq]
-                args += [item.reply.tokens, encode_reply(item.reply)]
+                assignment, reply = item.assignment, item.reply
+                request = assignment.request
+                keys.append(self.keys.ledger(request.client, request.id))
+                keys.append(self.keys.tokens(request.client, request.id))
+                args += (assignment.attempt, reply.seq, reply.tokens, encode_reply(reply))
                 if item.epoch is not None:
                     number = (len(keys) - 1 - destinations) // 2
                     epochs += [number, len(keys) - 1, item.epoch]
@@ -104,17 +106,12 @@ class WorkerScripts(Caller):
                 args.append(int(may_have_tokens))
         return self._published("finish", keys, args, order, len(results))
 
-    def _ledger_and_tokens(self, item: Publication) -> list[str]:
-        request = item.assignment.request
-        client, request_id = request.client, request.id
-        return [self.keys.ledger(client, request_id), self.keys.tokens(client, request_id)]
-
     def _published(
         self, script: str, keys: Sequence[str], args: Sequence[Arg], order: Groups, count: int
     ) -> list[Published]:
         answers = codes(Published, self._run(script, keys, args), count)
-        if answers and answers[0] is Published.LEASE_LOST:
-            return answers
+        if len(order) == 1 or (answers and answers[0] is Published.LEASE_LOST):
+            return answers  # they are in the order of the items
         places = (at for _, group in order for at, _ in group)
         found = dict(zip(places, answers, strict=True))
         return [found[at] for at in range(count)]

@@ -18,7 +18,7 @@ from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
-from worker.engines.prompts import Encode, prompt_tokens, text_encoder
+from worker.engines.prompts import Encode, prompt_tokens, remember_end_token, text_encoder
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_answers import (
@@ -89,6 +89,8 @@ class VllmEngine:
         model = config.model_config
         self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
         self._encode: Encode | None = self._tokenizer and text_encoder(self._tokenizer)
+        if self._tokenizer is not None:
+            remember_end_token(self._tokenizer)
         self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
