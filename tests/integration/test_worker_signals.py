@@ -152,9 +152,9 @@ class TestPause:
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
         # Given a kept stream with a deadline, and a worker that is thought to hang before that
-        host = new_host(hang_timeout_s=1.0, lease_ms=3000)
+        host = new_host(hang_timeout_s=2.5, lease_ms=3000)
         host.obey("load", "host", model="adder")
-        deadline_ms = int(time.time() * 1000) + 3000
+        deadline_ms = int(time.time() * 1000) + 6000
         (late,) = streams(1, 1000, model="adder", deadline_ms=deadline_ms)
         plant.push(late)
         wait_mid_stream(plant, [late])
