@@ -41,6 +41,7 @@ def test_it_keeps_what_it_was_told_and_deletes_nothing(tmp_path: Path) -> None:
             "maxmemory-policy": "noeviction",
             "bind": "127.0.0.1",
             "save": "",
+            "rdbcompression": "no",
             "dir": str(tmp_path / "data"),
         }
         assert connection.config_get(*wanted) == wanted
