@@ -35,7 +35,7 @@ class Plan:
     worker_requests: int = 6_000
     idle_s: float = 2.0
     depths: Sequence[int] = (10_000, 100_000, 1_000_000)
-    drained: int = 6_000
+    drained: int = 20_000
     submits: int = 200
     clients: Sequence[int] = (1, 10, 100, 2000)
     client_requests: int = 8_000

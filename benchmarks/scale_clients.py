@@ -33,7 +33,7 @@ from tokenyard.wire import pack_tokens, unpack_tokens
 WINDOW: Final = 2048
 #: Clients that connect at the same time.
 _AT_ONCE: Final = 64
-_IDLE_S: Final = 2.0
+_IDLE_S: Final = 6.0
 _TIMEOUT_S: Final = 300.0
 
 

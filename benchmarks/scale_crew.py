@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import hiredis
 import msgspec
 
+from tokenyard.bell import Bell
 from tokenyard.connection import open_connection
 from tokenyard.garbage import collect_seldom
 from tokenyard.keys import Keys
@@ -199,9 +200,14 @@ def _info(host: str, slots: int, device: int) -> WorkerInfo:
 
 def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) -> None:
     """Play so many workers in each yard, until the process is ended."""
-    is_at_rest = threading.Event()
+    is_at_rest, bell = threading.Event(), Bell()
+
+    def work(*_: object) -> None:
+        is_at_rest.clear()
+        bell.ring()
+
     signal.signal(signal.SIGUSR1, lambda *_: is_at_rest.set())
-    signal.signal(signal.SIGUSR2, lambda *_: is_at_rest.clear())
+    signal.signal(signal.SIGUSR2, work)
     connection = open_connection(url)
     target = urlsplit(url)
     address = (target.hostname or "127.0.0.1", target.port or 6379)
@@ -218,7 +224,8 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
             host.keep(time.monotonic())
             pause_s = _COUNT_S / len(hosts)
             if is_at_rest.is_set():
-                time.sleep(pause_s)
+                # Not a sleep: the end of a rest must be heard at once, it is where a clock begins.
+                bell.wait(pause_s)
                 continue
             for key, _ in selector.select(pause_s):
                 key.data.take()

@@ -31,6 +31,8 @@ from tokenyard.window import Window
 
 T = TypeVar("T")
 
+# The margin is for a busy client's reads. One that idles has less, and loses nothing where a server
+# that stands still has it connect anew; a longer time-out would find lost connections later.
 _LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
 _CANCEL_EVERY_S: Final = 0.05
 

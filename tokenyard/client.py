@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 DEFAULT_CONNECT_TIMEOUT_S: Final = 10.0
 DEFAULT_RESULT_TIMEOUT_S: Final = 600.0
+# The margin is for a busy client's reads. One that idles has less, and loses nothing where a server
+# that stands still has it connect anew; a longer time-out would find lost connections later.
 _LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
 
 
@@ -88,7 +90,7 @@ class Client:
         """Stop hearing; requests under way go on, but for those with ``cancel_on_disconnect``.
 
         Idempotent.
-        The listener ends when its blocking read does, within `BLOCK_MS`.
+        The listener ends when its blocking read does, within `IDLE_BLOCK_MS`.
         """
         if self._closing.is_set():
             return

@@ -49,6 +49,9 @@ from tokenyard.wire import Mould, Request, mould_of
 
 #: Longest blocking read; also how long a hole in the replies may wait to be filled.
 BLOCK_MS: Final = 1_000
+#: The same for a client that has nothing under way: a reply to what it submits meanwhile ends the
+#: read. Shorter than the silence after which a request is looked up, so that this is not delayed.
+IDLE_BLOCK_MS: Final = 3_000
 _READ_COUNT: Final = 500
 #: A burst of submissions ends at so many requests or bytes, since a script stops the server.
 _MOST_REQUESTS: Final = 256
@@ -342,7 +345,8 @@ class Dialogue:
     def _hear(self) -> Steps[None]:
         """One turn: read replies, look up silent requests, delete what was read."""
         session = self._session
-        block = ("BLOCK", BLOCK_MS) if session.is_caught_up else ()
+        patience_ms = IDLE_BLOCK_MS if session.is_idle else BLOCK_MS
+        block = ("BLOCK", patience_ms) if session.is_caught_up else ()
         stream = ("STREAMS", self._replies, session.cursor)
         [answer] = yield Ask([("XREAD", "COUNT", _READ_COUNT, *block, *stream)])
         if self.is_closed:

@@ -58,6 +58,11 @@ class Session:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way, and nothing that was read is still to be deleted."""
+        return not self._open and not self._untrimmed
+
     def find(self, request_id: str) -> Exchange | None:
         """The exchange under way for a request."""
         return self._open.get(request_id)

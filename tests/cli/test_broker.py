@@ -41,10 +41,26 @@ def test_it_keeps_what_it_was_told_and_deletes_nothing(tmp_path: Path) -> None:
             "maxmemory-policy": "noeviction",
             "bind": "127.0.0.1",
             "save": "",
+            "rdbcompression": "no",
             "dir": str(tmp_path / "data"),
         }
         assert connection.config_get(*wanted) == wanted
         assert connection.info("server")["process_id"] == started.pid
+
+
+@pytest.mark.parametrize("given", ["", "glibc.malloc.tcache_count=9"])
+def test_its_allocator_is_set_unless_somebody_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Given a server that only tells its environment, I expect ours, or what the user has set."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if given:
+        monkeypatch.setenv("GLIBC_TUNABLES", given)
+    server = tmp_path / "server"
+    server.write_text('#!/bin/sh\necho "$GLIBC_TUNABLES"\n', encoding="utf-8")
+    server.chmod(0o700)
+    with pytest.raises(BrokerUnavailable, match=given or "mxfast=0:.*tcache_count=2000"):
+        EmbeddedBroker(tmp_path / "data", server=server).start()
 
 
 def test_data_survives_a_stop(tmp_path: Path) -> None:

@@ -306,7 +306,8 @@ class TestCancelOnDisconnect:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("tokenyard.attendance.RENEW_EVERY_S", 0.01)
-        monkeypatch.setattr("tokenyard.dialogue.BLOCK_MS", 20)
+        for block in ("BLOCK_MS", "IDLE_BLOCK_MS"):
+            monkeypatch.setattr(f"tokenyard.dialogue.{block}", 20)
         client = new_client(client_id="me")
         handle = client.submit([1], cancel_on_disconnect=True)
         first = connection.zscore(keys.clients, "me")

@@ -68,6 +68,18 @@ def test_field_that_cannot_be_read_says_no_deadline(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10) == ("", [late.entry])
 
 
+def test_requests_that_share_a_text_have_the_deadline_in_it_each(yard: Yard) -> None:
+    late, soon = '{"deadline":"1000"}', '{"deadline":"9999999999999"}'
+    shared = [late, soon, late, "{", late, "{", soon]
+    waiting = [
+        yard.push({"id": f"{at}", "prompt": "x", "shared": one}) for at, one in enumerate(shared)
+    ]
+    own = yard.push({"id": "own", "prompt": "x", "shared": soon, "deadline": "1000"})
+
+    expected = [waiting[at].entry for at in (0, 2, 4)] + [own.entry]
+    assert yard.scripts.overdue("normal", "-", 10) == ("", expected)
+
+
 def test_clients_whose_leases_have_run_out_are_named(yard: Yard) -> None:
     yard.scripts.submit("normal", [make_request(client="ann")], watched="ann")
     yard.scripts.submit("normal", [make_request(client="bob")], watched="bob")

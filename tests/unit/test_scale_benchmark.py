@@ -32,11 +32,13 @@ def test_a_request_does_not_pay_for_what_each_second_costs() -> None:
 def test_a_backlog_is_compared_with_the_empty_yard_of_its_round() -> None:
     slow, fast = throughput(0.2, 20.0), throughput(0.1, 10.0)
     ones, twos = Latencies([1.0] * 10), Latencies([2.0] * 10)
-    depth = Depth(1000, 300.0, [(slow, slow), (fast, fast), (fast, slow)], [(twos, ones)])
+    drains = [(slow, slow), (fast, fast), (fast, slow)]
+    depth = Depth(1000, 300.0, drains, [(twos, ones)], first=[(slow, fast)])
 
     found = scale_backlog.figures(depth)
 
     assert found["dispatch_ratio"] == 1.0
+    assert (found["first_dispatch_ratio"], found["first_us_ratio"]) == (0.5, pytest.approx(4 / 3))
     assert found["submit_ratio"] == 2.0
     assert found["bytes_beyond_payload"] == 300.0
 

@@ -8,13 +8,14 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tokenyard.client import _LISTEN_TIMEOUT_S
-from tokenyard.dialogue import BLOCK_MS, Dialogue, bursts
+from tokenyard.dialogue import BLOCK_MS, IDLE_BLOCK_MS, Dialogue, bursts
 from tokenyard.drafting import Draft
 from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
 from tokenyard.keys import PriorityClass
 from tokenyard.operations import Ask, Operation, Pause
 from tokenyard.replies import encode_reply
 from tokenyard.scripts import Acceptance, Call, Submitted
+from tokenyard.session import CHECK_AFTER_S
 
 
 def make_dialogue() -> Dialogue:
@@ -110,4 +111,30 @@ def test_an_error_that_stays_ends_listening() -> None:
 
 
 def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
-    assert _LISTEN_TIMEOUT_S > BLOCK_MS / 1000
+    assert max(BLOCK_MS, IDLE_BLOCK_MS) / 1000 < _LISTEN_TIMEOUT_S
+
+
+def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given nothing under way, and nothing that is still to be deleted, I expect longer reads."""
+    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 0.0)
+    dialogue = make_dialogue()
+    steps = dialogue.listen()
+    next(steps)
+    assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
+    next(dialogue.submit([draft("q")]))
+    assert _block_ms(steps.send([None])) == BLOCK_MS
+    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 60.0)
+    answered = [[b"replies", [(b"5-1", {b"frame": frame("q")})]]]
+    assert _block_ms(steps.send([answered])) == BLOCK_MS, "its reply is still to be deleted"
+    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 0.0)
+    assert command(steps.send([None]))[0] == "XTRIM"
+    assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
+
+
+def test_a_silent_request_is_looked_up_as_soon_after_an_idle_read() -> None:
+    assert IDLE_BLOCK_MS / 1000 < CHECK_AFTER_S
+
+
+def _block_ms(operation: Operation) -> int:
+    words = command(operation)
+    return int(words[words.index("BLOCK") + 1])
