@@ -34,8 +34,6 @@ DEFAULT_CLIENT: Final = "anon"
 DEFAULT_RESULT_TTL_S: Final = 3600
 MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 
-_SEQUENCES: Final = (list, tuple)
-
 ReplyKind = Literal["flat", "frame"]
 
 _SEQUENCES: Final = (list, tuple)
