@@ -35,7 +35,7 @@ _LOG_LINES: Final = 5
 #: For the allocator of the C library: what a script needs for a moment comes from a store of its
 #: own then, not from the small holes that a large backlog leaves all over the memory
 #: (docs/decisions, 0018). Other C libraries do not know this variable.
-_ALLOCATOR: Final = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=2000"
+_ALLOCATOR: Final = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=500"
 
 
 class EmbeddedBroker:

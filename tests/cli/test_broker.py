@@ -59,7 +59,7 @@ def test_its_allocator_is_set_unless_somebody_has(
     server = tmp_path / "server"
     server.write_text('#!/bin/sh\necho "$GLIBC_TUNABLES"\n', encoding="utf-8")
     server.chmod(0o700)
-    with pytest.raises(BrokerUnavailable, match=given or "mxfast=0:.*tcache_count=2000"):
+    with pytest.raises(BrokerUnavailable, match=given or "mxfast=0:.*tcache_count=500"):
         EmbeddedBroker(tmp_path / "data", server=server).start()
 
 
