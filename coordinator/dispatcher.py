@@ -27,6 +27,7 @@ from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
+from tokenyard.streams import position
 from tokenyard.tracing import Tracer
 from tokenyard.wire import Refused, Request, Unanswerable
 
@@ -164,7 +165,7 @@ class Dispatcher:
     def _waiting(self, entry: Entry, request: Request, now_ms: float) -> Waiting:
         history = self._judge.history(entry.intake, entry.fields)
         # Clients may choose the ids of entries; nothing has waited for less than no time.
-        since_ms = min(float(entry.id.partition("-")[0]), now_ms)
+        since_ms = min(float(position(entry.id)[0]), now_ms)
         return Waiting(
             intake=entry.intake,
             entry=entry.id,

@@ -103,7 +103,7 @@ class Selection:
         if pick is None:
             return None
         lane, match = pick.lane, matches.get(pick.lane.worker, NO_MATCH)
-        return Pick(lane, f"{policy}, {pick.why}, load {lane.load} of {lane.limit}", match.known)
+        return Pick(lane, f"{policy}, {pick.why}, {_load(lane)}", match.known)
 
     def _in_turn(self, waiting: Waiting, lanes: Lanes) -> Lane | None:
         """Entry k of a class belongs to worker k modulo the workers.
@@ -140,5 +140,9 @@ def _told(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | Non
     """A lane with why it was taken, in words, for `tokenyard explain`."""
     if lane is None:
         return None
-    why = f"{policy}, load {lane.load} of {lane.limit}"
+    why = f"{policy}, {_load(lane)}"
     return Pick(lane, f"{why}, {lane.work} tokens" if weighs else why)
+
+
+def _load(lane: Lane) -> str:
+    return f"load {lane.load} of {lane.limit}"

@@ -15,9 +15,13 @@ from typing import Any, Final, Self, TypeVar, Unpack
 import redis.asyncio
 from redis.commands.core import AsyncScript
 
-from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_RESULT_TIMEOUT_S
-from tokenyard.connection import BLOCK_MARGIN_S, AsyncRedis, open_async_connection, translated
-from tokenyard.dialogue import BLOCK_MS, Dialogue, sound
+from tokenyard.client import (
+    DEFAULT_CONNECT_TIMEOUT_S,
+    DEFAULT_RESULT_TIMEOUT_S,
+    LISTEN_TIMEOUT_S,
+)
+from tokenyard.connection import AsyncRedis, open_async_connection, translated
+from tokenyard.dialogue import Dialogue, sound
 from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
 from tokenyard.errors import DeadlineUnmeetable, QueueFull, TokenyardError, WaitTimeout
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
@@ -31,9 +35,6 @@ from tokenyard.window import Window
 
 T = TypeVar("T")
 
-# The margin is for a busy client's reads. One that idles has less, and loses nothing where a server
-# that stands still has it connect anew; a longer time-out would find lost connections later.
-_LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
 _CANCEL_EVERY_S: Final = 0.05
 
 
@@ -226,7 +227,7 @@ class AsyncClient:
         fault = TokenyardError("the client has failed, see its log")
         try:
             async with open_async_connection(
-                url, timeout_s=_LISTEN_TIMEOUT_S, retries=0
+                url, timeout_s=LISTEN_TIMEOUT_S, retries=0
             ) as connection:
                 await self._drive(self._dialogue.listen(), connection)
         except TokenyardError as error:
@@ -252,7 +253,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
     Cancelled again and again, because redis-py loses a cancellation that comes while it connects.
     """
-    give_up = time.monotonic() + _LISTEN_TIMEOUT_S
+    give_up = time.monotonic() + LISTEN_TIMEOUT_S
     while not task.done() and time.monotonic() < give_up:
         task.cancel()
         await asyncio.wait([task], timeout=_CANCEL_EVERY_S)

@@ -33,7 +33,7 @@ DEFAULT_CONNECT_TIMEOUT_S: Final = 10.0
 DEFAULT_RESULT_TIMEOUT_S: Final = 600.0
 # The margin is for a busy client's reads. One that idles has less, and loses nothing where a server
 # that stands still has it connect anew; a longer time-out would find lost connections later.
-_LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
+LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
 
 
 class Client:
@@ -270,7 +270,7 @@ class Client:
         fault = TokenyardError("the client has failed, see its log")
         try:
             with open_connection(
-                self._dialogue.url, timeout_s=_LISTEN_TIMEOUT_S, retries=0
+                self._dialogue.url, timeout_s=LISTEN_TIMEOUT_S, retries=0
             ) as connection:
                 self._drive(self._dialogue.listen(), connection)
         except TokenyardError as error:

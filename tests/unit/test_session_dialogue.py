@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tokenyard.client import _LISTEN_TIMEOUT_S
+from tokenyard.client import LISTEN_TIMEOUT_S
 from tokenyard.dialogue import BLOCK_MS, IDLE_BLOCK_MS, Dialogue, bursts
 from tokenyard.drafting import Draft
 from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
@@ -111,7 +111,7 @@ def test_an_error_that_stays_ends_listening() -> None:
 
 
 def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
-    assert max(BLOCK_MS, IDLE_BLOCK_MS) / 1000 < _LISTEN_TIMEOUT_S
+    assert max(BLOCK_MS, IDLE_BLOCK_MS) / 1000 < LISTEN_TIMEOUT_S
 
 
 def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
