@@ -18,7 +18,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -200,13 +199,19 @@ def _info(host: str, slots: int, device: int) -> WorkerInfo:
 
 def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) -> None:
     """Play so many workers in each yard, until the process is ended."""
-    is_at_rest, bell = threading.Event(), Bell()
+    # No `threading.Event`: one signal may interrupt the handler of the other, which holds its lock.
+    is_at_rest, bell = False, Bell()
+
+    def rest(*_: object) -> None:
+        nonlocal is_at_rest
+        is_at_rest = True
 
     def work(*_: object) -> None:
-        is_at_rest.clear()
+        nonlocal is_at_rest
+        is_at_rest = False
         bell.ring()
 
-    signal.signal(signal.SIGUSR1, lambda *_: is_at_rest.set())
+    signal.signal(signal.SIGUSR1, rest)
     signal.signal(signal.SIGUSR2, work)
     connection = open_connection(url)
     target = urlsplit(url)
@@ -223,7 +228,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
         for host in itertools.cycle(hosts):
             host.keep(time.monotonic())
             pause_s = _COUNT_S / len(hosts)
-            if is_at_rest.is_set():
+            if is_at_rest:
                 # Not a sleep: the end of a rest must be heard at once, it is where a clock begins.
                 bell.wait(pause_s)
                 continue
