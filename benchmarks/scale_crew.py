@@ -205,6 +205,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
     def rest(*_: object) -> None:
         nonlocal is_at_rest
         is_at_rest = True
+        bell.ring()
 
     def work(*_: object) -> None:
         nonlocal is_at_rest
@@ -222,9 +223,11 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
         infos = [_info(name, slots, at) for at in range(min(HOST_WORKERS, workers - first))]
         hosts.append(PlayedHost(Scripts(connection, Keys(yard)), name, infos, step, address))
     with selectors.DefaultSelector() as selector:
+        # A signal alone does not end `select`: it goes on for what is left of its time.
+        selector.register(bell, selectors.EVENT_READ, bell.hear)
         for host in hosts:
             for worker in host.workers:
-                selector.register(worker.socket, selectors.EVENT_READ, worker)
+                selector.register(worker.socket, selectors.EVENT_READ, worker.take)
         for host in itertools.cycle(hosts):
             host.keep(time.monotonic())
             pause_s = _COUNT_S / len(hosts)
@@ -233,7 +236,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
                 bell.wait(pause_s)
                 continue
             for key, _ in selector.select(pause_s):
-                key.data.take()
+                key.data()
 
 
 def main() -> None:
