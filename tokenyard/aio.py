@@ -171,7 +171,7 @@ class AsyncClient:
                 await news.wait(patience.left_s(exchange))
 
     def patience(self, timeout_s: float | None = None) -> Patience:
-        """A bound on waits, the client's own where no time is given."""
+        """A bound on waits, the client's own where no time is given. For handles."""
         return Patience(timeout_s, self._dialogue.result_timeout_s)
 
     # Carrying out the dialogue

@@ -39,7 +39,7 @@ __all__ = [
 
 AsyncRedis = redis.asyncio.Redis
 
-#: A blocking read must end before the socket's time-out does: leave at least so much between.
+#: A blocking read must end before the socket's time-out does, by so much: a server may stand still.
 BLOCK_MARGIN_S: Final = 5.0
 _RETRY_BASE_S: Final = 0.05
 _RETRY_CAP_S: Final = 0.5

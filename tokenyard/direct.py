@@ -33,14 +33,14 @@ class DirectRedis(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Give a command and read its answer, as often as the connection's retries allow."""
         connection = self._take()
-        command = _packed(connection, args)
-
-        def ask() -> Any:
-            connection.send_packed_command(command)
-            return parse(connection, args[0], **options)
-
         parse: Any = self.parse_response
         try:
+            command = _packed(connection, args)
+
+            def ask() -> Any:
+                connection.send_packed_command(command)
+                return parse(connection, args[0], **options)
+
             return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
         finally:
             self._idle.append((connection, time.monotonic()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis
 
@@ -16,9 +16,13 @@ from worker.stream_reader import StreamReader
 
 log = logging.getLogger("tokenyard.worker.reader")
 
+#: Assignments that are handed over together, at most: the engine begins with the first of a long
+#: read while the rest is parsed.
+_TOGETHER: Final = 32
+
 
 class LaneReader(StreamReader):
-    """Hands each assignment on a lane to ``deliver``, once, in order; those of a read together.
+    """Hands each assignment on a lane to ``deliver``, once, in order; many of a read together.
 
     ``cancel`` is given the entries of those that were cancelled since. ``sampling`` holds the
     parameters that the model takes where a request says nothing.
@@ -72,6 +76,8 @@ class LaneReader(StreamReader):
             self._remove(entry)
             return
         self._found.append(assignment)
+        if len(self._found) >= _TOGETHER:
+            self._hand_over()
 
     def _remove(self, entry: str) -> None:
         """Take an entry off the lane that stands for no request, and give its place free."""

@@ -56,9 +56,7 @@ def test_its_allocator_is_set_unless_somebody_has(
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     if given:
         monkeypatch.setenv("GLIBC_TUNABLES", given)
-    server = tmp_path / "server"
-    server.write_text('#!/bin/sh\necho "$GLIBC_TUNABLES"\n', encoding="utf-8")
-    server.chmod(0o700)
+    server = program(tmp_path, 'echo "$GLIBC_TUNABLES"')
     with pytest.raises(BrokerUnavailable, match=given or "mxfast=0:.*tcache_count=500"):
         EmbeddedBroker(tmp_path / "data", server=server).start()
 

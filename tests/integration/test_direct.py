@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import pytest
 import redis
@@ -51,6 +52,18 @@ def test_an_error_is_raised_and_the_connection_stays_good(direct: redis.Redis) -
         direct.lpush(name, "one")
 
     assert (direct.get(name), direct.client_id()) == (b"text", before)
+
+
+@pytest.mark.parametrize("bad", ["\ud800", None, object()])
+def test_words_that_cannot_be_sent_take_no_connection_with_them(
+    direct: redis.Redis, bad: Any
+) -> None:
+    before = direct.client_id()
+
+    with pytest.raises((UnicodeEncodeError, redis.DataError)):
+        direct.echo(bad)
+
+    assert direct.client_id() == before
 
 
 def test_a_broken_connection_is_an_error_once(direct: redis.Redis, connection: redis.Redis) -> None:

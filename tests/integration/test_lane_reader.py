@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import pytest
@@ -132,6 +132,17 @@ def test_a_cancel_comes_behind_what_it_cancels(yard: Yard, broker: Server) -> No
         reader.run_once()
 
     assert heard == [assigned.entry, f"cancel {assigned.entry}", later.entry]
+
+
+def test_the_first_of_a_long_read_need_not_wait_for_the_last(yard: Yard, broker: Server) -> None:
+    parts: list[Sequence[Assignment]] = []
+    worker = yard.worker()
+    placed = [yard.assign(worker) for _ in range(100)]
+    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+        LaneReader(own, yard.keys, worker, parts.append, lambda _: None, block_ms=100).run_once()
+
+    assert [each for part in parts for each in part] == placed
+    assert 2 <= len(parts) <= 10
 
 
 def test_what_was_read_before_a_fault_is_delivered_once(yard: Yard, broker: Server) -> None:

@@ -111,7 +111,8 @@ def test_an_error_that_stays_ends_listening() -> None:
 
 
 def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
-    assert max(BLOCK_MS, IDLE_BLOCK_MS) / 1000 < LISTEN_TIMEOUT_S
+    """Given a server that stands still for 3 s, I expect that no client loses its connection."""
+    assert max(BLOCK_MS, IDLE_BLOCK_MS) / 1000 + 3.0 <= LISTEN_TIMEOUT_S
 
 
 def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
