@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -22,6 +23,10 @@ def direct(broker: Server) -> Iterator[redis.Redis]:
     """A client that does not try again."""
     with open_connection(broker.url, timeout_s=30.0, retries=0) as opened:
         yield opened
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def cut(connection: redis.Redis, client_id: int) -> None:
@@ -64,6 +69,48 @@ def test_words_that_cannot_be_sent_take_no_connection_with_them(
         direct.echo(bad)
 
     assert direct.client_id() == before
+
+
+def test_an_answer_that_comes_late_is_not_the_next_ones(
+    broker: Server, connection: redis.Redis
+) -> None:
+    """Given an answer that took too long / If it comes after all / I expect nobody to read it."""
+    name = random_name("key")
+    with open_connection(broker.url, timeout_s=0.3, retries=0) as direct:
+        direct.ping()
+        with pytest.raises(redis.TimeoutError):
+            direct.execute_command("BLPOP", name, 30)
+        connection.rpush(name, "late")
+
+        assert direct.echo("next") == b"next"
+
+
+def test_an_interrupted_read_leaves_no_answer_behind(direct: redis.Redis) -> None:
+    """Given a read that a signal handler ends / I expect the next command to have its own."""
+    previous = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        direct.ping()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            direct.execute_command("BLPOP", random_name("key"), 20)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+    assert direct.echo("next") == b"next"
+
+
+def test_an_answer_is_read_as_by_redis_py(direct: redis.Redis, connection: redis.Redis) -> None:
+    """Given commands with and without options of redis-py, I expect what redis-py makes of them."""
+    stream, ranks = random_name("key"), random_name("key")
+    direct.xadd(stream, {"name": "value"})
+    direct.zadd(ranks, {"first": 1.5})
+
+    for one in (direct, connection):
+        [[name, [(_, fields)]]] = one.xread({stream: "0"})
+        assert (name, fields) == (stream.encode(), {b"name": b"value"})
+        assert one.zrange(ranks, 0, -1, withscores=True) == [(b"first", 1.5)]
+    direct.delete(stream, ranks)
 
 
 def test_a_broken_connection_is_an_error_once(direct: redis.Redis, connection: redis.Redis) -> None:
