@@ -46,7 +46,6 @@ local most_tokens = tonumber(info[2] or '0')
 -- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
 local queued_tokens = waiting > 0 and math.max(0, tonumber(info[3] or '0')) or 0
 local rate = tonumber(info[4] or '0')
-local now = server_ms()
 local accepted, attached = false, false
 local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0}
 
@@ -104,7 +103,7 @@ for i = 8, #KEYS do
   elseif is_full(tokens) then
     replies[#replies + 1] = {FULL, retry_after()}
     refused.QUEUE_FULL = refused.QUEUE_FULL + 1
-  elseif latest > 0 and time > 0 and now + time > latest then
+  elseif latest > 0 and time > 0 and server_ms() + time > latest then
     replies[#replies + 1] = {LATE, time}
     refused.DEADLINE_EXCEEDED = refused.DEADLINE_EXCEEDED + 1
   else
@@ -120,7 +119,7 @@ for i = 8, #KEYS do
   at = at + 3
 end
 if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
-if attached then redis.call('ZADD', KEYS[6], now + tonumber(ARGV[3]), client) end
+if attached then redis.call('ZADD', KEYS[6], server_ms() + tonumber(ARGV[3]), client) end
 -- Nobody else hears of these: the leader's metrics take the counts from here.
 for code, count in pairs(refused) do
   if count > 0 then redis.call('HINCRBY', KEYS[1], 'count:' .. code, count) end
