@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal, get_args
 
 PriorityClass = Literal["high", "normal", "low"]
@@ -41,7 +42,7 @@ def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Keys:
     """Names of the keys of one yard."""
 
@@ -53,16 +54,13 @@ class Keys:
             raise ValueError(f"yard {self.yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
         object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
 
-    def _key(self, rest: str) -> str:
-        return self._prefix + rest
-
     def intake(self, name: IntakeClass) -> str:
         """Stream of requests waiting, read through the group `GROUP`."""
-        return self._key(f"intake:{name}")
+        return f"{self._prefix}intake:{name}"
 
     def lane(self, worker: str) -> str:
         """Stream of what one worker incarnation has to do; its length is the worker's load."""
-        return self._key(f"lane:{worker}")
+        return f"{self._prefix}lane:{worker}"
 
     def ledger(self, client: str, request_id: str) -> str:
         """Hash with the state of one request, and its result once there is one."""
@@ -74,90 +72,90 @@ class Keys:
 
     def reply(self, client: str, request_id: str) -> str:
         """Stream of replies to one request, one entry each, plain fields."""
-        return self._key(f"reply:{client}/{request_id}")
+        return f"{self._prefix}reply:{client}/{request_id}"
 
     def replies(self, client: str) -> str:
         """Stream of replies to all requests of one client that ask for it, in frames."""
-        return self._key(f"replies:{client}")
+        return f"{self._prefix}replies:{client}"
 
-    @property
+    @cached_property
     def workers(self) -> str:
         """Hash, the roster: worker to JSON."""
-        return self._key("workers")
+        return f"{self._prefix}workers"
 
-    @property
+    @cached_property
     def hosts(self) -> str:
         """Hash: controller to JSON, what each host may load."""
-        return self._key("hosts")
+        return f"{self._prefix}hosts"
 
-    @property
+    @cached_property
     def control(self) -> str:
         """Stream of commands and signals to controllers, bounded."""
-        return self._key("control")
+        return f"{self._prefix}control"
 
     def acks(self, command: str) -> str:
         """Hash: worker to JSON, what came of one command; expires."""
-        return self._key(f"acks:{command}")
+        return f"{self._prefix}acks:{command}"
 
-    @property
+    @cached_property
     def posture(self) -> str:
         """Hash: scope to JSON, what operators have told its workers; see `tokenyard.posture`."""
-        return self._key("posture")
+        return f"{self._prefix}posture"
 
-    @property
+    @cached_property
     def leases(self) -> str:
         """Sorted set: worker to lease expiry in server ms; 0 lost, -1 left, -2 crashed."""
-        return self._key("leases")
+        return f"{self._prefix}leases"
 
-    @property
+    @cached_property
     def leader(self) -> str:
         """String ``<epoch>:<coordinator>``; expires with the leader's lease."""
-        return self._key("leader")
+        return f"{self._prefix}leader"
 
-    @property
+    @cached_property
     def events(self) -> str:
         """Stream of wake-ups for the coordinator, bounded."""
-        return self._key("events")
+        return f"{self._prefix}events"
 
-    @property
+    @cached_property
     def freed(self) -> str:
         """Stream of places that became free on lanes, bounded; whoever waits for one is woken."""
-        return self._key("freed")
+        return f"{self._prefix}freed"
 
-    @property
+    @cached_property
     def dead(self) -> str:
         """Stream of dead letters, bounded."""
-        return self._key("dead")
+        return f"{self._prefix}dead"
 
-    @property
+    @cached_property
     def quarantine(self) -> str:
         """Hash: worker to the entry that runs alone on its lane."""
-        return self._key("quarantine")
+        return f"{self._prefix}quarantine"
 
-    @property
+    @cached_property
     def departed(self) -> str:
         """Hash: worker to why it is gone, until its lane is rescued."""
-        return self._key("departed")
+        return f"{self._prefix}departed"
 
-    @property
+    @cached_property
     def clients(self) -> str:
         """Sorted set: client to lease expiry in ms, of those that want to be watched."""
-        return self._key("clients")
+        return f"{self._prefix}clients"
 
     def attached(self, client: str) -> str:
         """Set: ids of the requests to cancel when that client's lease ends."""
-        return self._key(f"attached:{client}")
+        return f"{self._prefix}attached:{client}"
 
     def wishes(self, client: str) -> str:
         """Set: ids of its requests that a client without the right to cancel wants cancelled."""
-        return self._key(f"wishes:{client}")
+        return f"{self._prefix}wishes:{client}"
 
-    @property
+    @cached_property
     def wishers(self) -> str:
         """Stream of clients that have wishes, bounded; it wakes the leader."""
-        return self._key("wishers")
+        return f"{self._prefix}wishers"
 
-    @property
+    @cached_property
     def info(self) -> str:
         """Hash: what a client learns at the handshake, and the yard's counters."""
-        return self._key("info")
+        return f"{self._prefix}info"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
@@ -114,7 +115,9 @@ def test_every_key_is_in_the_table() -> None:
     built.add(keys.wishes(client))
     built.add(keys.acks("<command>"))
     built |= {make(client, request) for make in (keys.ledger, keys.tokens, keys.reply)}
-    built |= {getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is property}
+    built |= {
+        getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is cached_property
+    }
     rests = {key.removeprefix("tokenyard:{main}:") for key in built}
     assert first_names(section(PROTOCOL, "## Keys")) == rests
 
