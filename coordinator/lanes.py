@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from typing import Self, overload
 
 from coordinator.policies import Lane
@@ -31,8 +30,8 @@ class Lanes(Sequence[Lane]):
 
     def copy(self) -> Self:
         """The same lanes, to plan with."""
-        twin = copy(self)
-        vars(twin).update(_lanes=self._lanes.copy(), _open=self._open.copy())
+        twin = object.__new__(type(self))  # each turn does it, and `copy.copy` takes its time
+        vars(twin).update(vars(self), _lanes=self._lanes.copy(), _open=self._open.copy())
         return twin
 
     def __len__(self) -> int:
