@@ -42,10 +42,11 @@ class DirectRedis(redis.Redis):
             command = _packed(connection, args)
 
             def ask() -> Any:
-                if options or not _is_plain(connection):
+                sock = _socket_of(connection)
+                if options or sock is None:
                     connection.send_packed_command(command)
                     return parse(connection, args[0], **options)
-                answer = _talk(connection, command)
+                answer = _talk(connection, sock, command)
                 return read(answer) if read else answer
 
             parse: Any = self.parse_response
@@ -66,18 +67,18 @@ class DirectRedis(redis.Redis):
         return connection
 
 
-def _is_plain(connection: Any) -> bool:
-    """Whether it is connected, and redis-py's own `read_response` is the one to be spared."""
-    reads = type(connection).read_response
-    return connection._sock is not None and reads is AbstractConnection.read_response  # noqa: SLF001 - no public way
+def _socket_of(connection: Any) -> Any:
+    """Its socket; None where it has none, or reads in a way of its own, which must not be spared."""
+    is_plain = type(connection).read_response is AbstractConnection.read_response
+    return connection._sock if is_plain else None  # noqa: SLF001 - redis-py has no public way
 
 
-def _talk(connection: Any, command: Sequence[bytes]) -> Any:
+def _talk(connection: Any, sock: Any, command: Sequence[bytes]) -> Any:
     """Send a command and read its answer over the socket; raises what redis-py would."""
     try:
         for part in command:
-            connection._sock.sendall(part)  # noqa: SLF001 - no public way
-        answer = connection._parser.read_response()  # noqa: SLF001 - no public way
+            sock.sendall(part)
+        answer = connection._parser.read_response()  # noqa: SLF001 - redis-py has no public way
     except OSError as fault:
         connection.disconnect()
         kind = redis.TimeoutError if isinstance(fault, TimeoutError) else redis.ConnectionError
