@@ -68,7 +68,7 @@ class DirectRedis(redis.Redis):
 
 
 def _socket_of(connection: Any) -> Any:
-    """Its socket; None where it has none, or reads in a way of its own, which must not be spared."""
+    """Its socket; None where it has none, or reads in a way of its own that must be kept."""
     is_plain = type(connection).read_response is AbstractConnection.read_response
     return connection._sock if is_plain else None  # noqa: SLF001 - redis-py has no public way
 
