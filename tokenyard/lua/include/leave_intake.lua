@@ -8,9 +8,8 @@ local function leave_intake(intake, group, entries)
     redis.call('XACK', intake, group, unpack(entries, first, last))
     redis.call('XDEL', intake, unpack(entries, first, last))
   end
-  if redis.call('XLEN', intake) > 0 then return end
-  local info = redis.pcall('XINFO', 'STREAM', intake)
-  if info.err then return end  -- there is none
+  if redis.call('XLEN', intake) > 0 or redis.call('EXISTS', intake) == 0 then return end
+  local info = redis.call('XINFO', 'STREAM', intake)
   for i = 1, #info, 2 do
     if info[i] == 'last-generated-id' and info[i + 1]:find('-') > 14 then
       redis.call('DEL', intake)
