@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
@@ -155,15 +155,15 @@ class Side:
         return checked
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Depth:
     """What was measured with so many waiting, beside the empty yard in turn."""
 
     waiting: int
-    bytes_each: float = 0.0  # beyond the payload
-    drains: list[tuple[Throughput, Throughput]] = field(default_factory=list)  # deep, empty
-    submits: list[tuple[Latencies, Latencies]] = field(default_factory=list)
-    first: list[tuple[Throughput, Throughput]] = field(default_factory=list)  # after the fill
+    bytes_each: float  # beyond the payload
+    first: tuple[Throughput, Throughput]  # right after the fill; deep, empty
+    drains: Sequence[tuple[Throughput, Throughput]]
+    submits: Sequence[tuple[Latencies, Latencies]]
 
 
 def measure(
@@ -185,17 +185,17 @@ def _measure(
     empty: Side, deep: Side, waiting: int, requests: int, submits: int, rounds: int
 ) -> Depth:
     progress(f"backlog: {waiting:,}")
-    depth, before, was = Depth(waiting), deep.memory(), deep.waiting
+    before, was = deep.memory(), deep.waiting
     deep.fill(waiting)
-    grown = deep.memory() - before
-    depth.bytes_each = grown / (waiting - was) - deep.payload_bytes
+    bytes_each = (deep.memory() - before) / (waiting - was) - deep.payload_bytes
     # The first after so much was written costs more: tables grow, pages are copied or marked as
     # written after the fork, and the allocator still has the holes that the fill has left.
-    depth.first.append(_drain(empty, deep, waiting, requests))
+    first = _drain(empty, deep, waiting, requests)
+    drains, told = [], []
     for _ in range(rounds):
-        depth.submits.append((deep.submit(submits), empty.submit(submits)))
-        depth.drains.append(_drain(empty, deep, waiting, requests))
-    return depth
+        told.append((deep.submit(submits), empty.submit(submits)))
+        drains.append(_drain(empty, deep, waiting, requests))
+    return Depth(waiting, bytes_each, first, drains, told)
 
 
 def _drain(empty: Side, deep: Side, waiting: int, requests: int) -> tuple[Throughput, Throughput]:
@@ -207,9 +207,7 @@ def _drain(empty: Side, deep: Side, waiting: int, requests: int) -> tuple[Throug
 def figures(depth: Depth) -> dict[str, float]:
     """Medians over the rounds, and of neighbouring rounds the ratios to the empty yard."""
     drains, submits = depth.drains, depth.submits
-    firsts = [
-        (deep.per_s / empty.per_s, _cost_us(deep) / _cost_us(empty)) for deep, empty in depth.first
-    ]
+    first, first_empty = depth.first
     costs = [(_cost_us(deep), _cost_us(empty)) for deep, empty in drains]
     p50s = [(deep.percentile(50), empty.percentile(50)) for deep, empty in submits]
     return {
@@ -219,8 +217,8 @@ def figures(depth: Depth) -> dict[str, float]:
         "dispatch_ratio": median(deep.per_s / empty.per_s for deep, empty in drains),
         "us": median(deep for deep, _ in costs),
         "us_ratio": median(deep / empty for deep, empty in costs),
-        "first_dispatch_ratio": median(rate for rate, _ in firsts),
-        "first_us_ratio": median(cost for _, cost in firsts),
+        "first_dispatch_ratio": first.per_s / first_empty.per_s,
+        "first_us_ratio": _cost_us(first) / _cost_us(first_empty),
         "submit_p50_ms": median(deep for deep, _ in p50s),
         "submit_p50_ms_empty": median(empty for _, empty in p50s),
         "submit_ratio": median(deep / empty for deep, empty in p50s),

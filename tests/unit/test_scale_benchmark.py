@@ -33,7 +33,7 @@ def test_a_backlog_is_compared_with_the_empty_yard_of_its_round() -> None:
     slow, fast = throughput(0.2, 20.0), throughput(0.1, 10.0)
     ones, twos = Latencies([1.0] * 10), Latencies([2.0] * 10)
     drains = [(slow, slow), (fast, fast), (fast, slow)]
-    depth = Depth(1000, 300.0, drains, [(twos, ones)], first=[(slow, fast)])
+    depth = Depth(1000, 300.0, (slow, fast), drains, [(twos, ones)])
 
     found = scale_backlog.figures(depth)
 
