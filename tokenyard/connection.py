@@ -100,7 +100,7 @@ def open_async_connection(
 
 
 class _Translation:
-    """What `translated` gives; a generator would take three times as long for each command."""
+    """What `translated` gives; a generator would take twice as long for each command."""
 
     __slots__ = ("_url",)
 
