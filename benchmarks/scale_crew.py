@@ -202,18 +202,13 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
     # No `threading.Event`: one signal may interrupt the handler of the other, which holds its lock.
     is_at_rest, bell = False, Bell()
 
-    def rest(*_: object) -> None:
+    def heed(number: int, _: object) -> None:
         nonlocal is_at_rest
-        is_at_rest = True
+        is_at_rest = number == signal.SIGUSR1
         bell.ring()
 
-    def work(*_: object) -> None:
-        nonlocal is_at_rest
-        is_at_rest = False
-        bell.ring()
-
-    signal.signal(signal.SIGUSR1, rest)
-    signal.signal(signal.SIGUSR2, work)
+    signal.signal(signal.SIGUSR1, heed)
+    signal.signal(signal.SIGUSR2, heed)
     connection = open_connection(url)
     target = urlsplit(url)
     address = (target.hostname or "127.0.0.1", target.port or 6379)

@@ -113,7 +113,7 @@ class _Translation:
     def __exit__(self, _: object, fault: BaseException | None, __: object) -> None:
         # What is ours already stays; `WaitTimeout` is an OSError, too.
         if isinstance(fault, redis.RedisError | OSError) and not isinstance(fault, TokenyardError):
-            raise _translation(fault, public_url(self._url)) from fault
+            raise _our_error(fault, public_url(self._url)) from fault
 
 
 def translated(url: str) -> AbstractContextManager[None]:
@@ -124,7 +124,7 @@ def translated(url: str) -> AbstractContextManager[None]:
     return _Translation(url)
 
 
-def _translation(fault: redis.RedisError | OSError, shown: str) -> TokenyardError:
+def _our_error(fault: redis.RedisError | OSError, shown: str) -> TokenyardError:
     match fault:
         case exceptions.AuthenticationError() | exceptions.AuthorizationError():
             return BrokerUnsuitable(f"Redis at {shown} refuses the user or password: {fault}")
