@@ -33,7 +33,7 @@ help: ## List these commands
 install: $(INSTALLED) $(NODE_INSTALLED) ## Make .venv with everything pinned (3 GB, some minutes once)
 
 .PHONY: demo
-demo: install ## 200 questions to two vLLM workers on this CPU, checked
+demo: install ## 200 questions to vLLM workers on this machine, checked
 	@$(BIN)/tokenyard demo
 
 .PHONY: test

@@ -2,7 +2,9 @@
 
 Arithmetic requests to a yard with one slot, adder and subtractor in turn (A-B-A-B), against as
 many requests for the adder alone: all submitted at once, and with so many under way; with swaps
-by unloading, and with a sleeper. No two swaps may be closer than the longest wait of a model.
+by unloading, and with a sleeper. By default the waits follow from what swaps cost, as in any yard.
+No two swaps may be closer than the longest wait of a model, or together take more of the device's
+time than the coordinator allows.
 
     python -m benchmarks.alternate [--requests 1000] [--json] [--quick]
 """
@@ -20,16 +22,23 @@ from pathlib import Path
 from typing import Final
 
 import click
+import redis
 
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
+from coordinator.turns import LEAST_S, cost_s, turn_s
 from tokenyard import Client
+from tokenyard.admin import read_yard
 from tokenyard.commands import Command
 from tokenyard.drafting import FullPrompt
+from tokenyard.keys import Keys
+from tokenyard.settings import CoordinatorSettings
 
 MODELS: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
+#: As in a yard where nobody has set it.
+MAX_SWAP_SHARE: Final = CoordinatorSettings(redis_url="redis://nowhere").max_swap_share
 #: Where no result comes for so long, a run has failed.
 PATIENCE_S: Final = 120.0
 _YARD: Final = "alternate"
@@ -43,7 +52,7 @@ class Plan:
 
     requests: int
     outstanding: int
-    max_model_wait_s: float
+    max_model_wait_s: float  # 0: by what swaps cost
     rounds: int
 
     @property
@@ -80,6 +89,8 @@ class Report:
     swaps: float
     requests_per_turn: float
     closest_swaps_s: float | None  # also those between two runs
+    swap_s: float  # what one costs, as the host says at the end
+    lost_share: float | None  # of the time between two swaps, on average
     wrong: int
 
 
@@ -89,13 +100,20 @@ def swaps_s(commands: Iterable[tuple[int, Command]]) -> list[float]:
     return [at_ms / 1000 for (_, old), (at_ms, new) in itertools.pairwise(loads) if new != old]
 
 
+def swap_costs(yard: Yard) -> Mapping[str, float]:
+    """What a swap of each model cost last, in seconds, as the only host says."""
+    with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:
+        [host] = read_yard(connection, Keys(yard.name)).hosts
+    return {model.name: cost_s(model) for model in host.models}
+
+
 class Asker:
     """Asks a yard with one device, which holds the adder or the subtractor."""
 
     def __init__(self, yard: Yard, client: Client, max_model_wait_s: float) -> None:
         self._yard = yard
         self._client = client
-        self._wait_s = max_model_wait_s
+        self._told_s = max_model_wait_s
 
     def measure(self, requests: int, window: int) -> Round:
         """Ask so many questions for one model, and then for both, at most ``window`` at a time."""
@@ -109,7 +127,11 @@ class Asker:
         if self._ask(questions([model], 1), 1).wrong:
             sys.exit(f"{model} gave a wrong answer")
         if swaps := self._swaps_s():
-            time.sleep(max(0.0, swaps[-1] + self._wait_s + _MARGIN_S - time.time()))
+            time.sleep(max(0.0, swaps[-1] + self._wait_s() + _MARGIN_S - time.time()))
+
+    def _wait_s(self) -> float:
+        """How long a device keeps its model."""
+        return self._told_s or turn_s(max(swap_costs(self._yard).values()), MAX_SWAP_SHARE)
 
     def _ask(self, asked: Sequence[Question], window: int) -> Run:
         items: Iterator[FullPrompt] = ({"prompt": one.prompt, "model": one.model} for one in asked)
@@ -140,11 +162,12 @@ def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
             for _ in range(plan.rounds)
         ]
         pairs = itertools.pairwise(swaps_s(read_commands(yard)))
-        closest_s = min((later - sooner for sooner, later in pairs), default=None)
-    return {name: _report([one[name] for one in rounds], closest_s) for name in plan.windows}
+        gaps_s = [later - sooner for sooner, later in pairs]
+        swap_s = statistics.mean(swap_costs(yard)[model] for model in (ADDER, SUBTRACTOR))
+    return {name: _report([one[name] for one in rounds], gaps_s, swap_s) for name in plan.windows}
 
 
-def _report(rounds: Sequence[Round], closest_s: float | None) -> Report:
+def _report(rounds: Sequence[Round], gaps_s: Sequence[float], swap_s: float) -> Report:
     swaps = statistics.median(len(one.in_turn.swaps_s) for one in rounds)
     return Report(
         alone_per_s=statistics.median(one.alone.per_s for one in rounds),
@@ -152,7 +175,9 @@ def _report(rounds: Sequence[Round], closest_s: float | None) -> Report:
         ratio=statistics.median(one.in_turn.per_s / one.alone.per_s for one in rounds),
         swaps=swaps,
         requests_per_turn=rounds[0].in_turn.requests / (swaps + 1),
-        closest_swaps_s=closest_s,
+        closest_swaps_s=min(gaps_s, default=None),
+        swap_s=swap_s,
+        lost_share=swap_s / statistics.mean(gaps_s) if gaps_s else None,
         wrong=sum(one.alone.wrong + one.in_turn.wrong for one in rounds),
     )
 
@@ -161,8 +186,10 @@ def faults(reports: Mapping[str, Report], max_model_wait_s: float) -> list[str]:
     """What should not be, in words."""
     found = [f"{name}: {one.wrong} wrong answers" for name, one in reports.items() if one.wrong]
     for name, one in reports.items():
-        if one.closest_swaps_s is not None and one.closest_swaps_s < max_model_wait_s:
+        if one.closest_swaps_s is not None and one.closest_swaps_s < (max_model_wait_s or LEAST_S):
             found.append(f"{name}: two swaps within {one.closest_swaps_s:.2f} s")
+        if not max_model_wait_s and one.lost_share and one.lost_share > MAX_SWAP_SHARE:
+            found.append(f"{name}: swaps take {100 * one.lost_share:.1f} % of the time")
     return found
 
 
@@ -180,21 +207,27 @@ def show(reports: Mapping[str, Report], plan: Plan) -> None:
         "swaps": "swaps",
         "requests between two swaps": "requests_per_turn",
         "closest swaps, s": "closest_swaps_s",
+        "a swap costs, s": "swap_s",
+        "lost to swaps": "lost_share",
         "wrong answers": "wrong",
     }
     rows = [
         (label, *(getattr(one, field) for one in reports.values()))
         for label, field in labels.items()
     ]
-    title = f"{plan.requests:,} requests, a swap in {plan.max_model_wait_s:g} s at most"
-    print_table(f"{title}; medians of {plan.rounds}", ["", *reports], rows)
+    turns = f"{plan.max_model_wait_s:g} s at least" if plan.max_model_wait_s else "by cost"
+    print_table(
+        f"{plan.requests:,} requests, turns {turns}; medians of {plan.rounds}", ["", *reports], rows
+    )
     print(machine())
 
 
 @click.command(context_settings={"show_default": True})
 @click.option("--requests", default=1000, type=click.IntRange(2), help="Of one run.")
 @click.option("--outstanding", default=64, type=click.IntRange(1), help="Of the second load.")
-@click.option("--max-model-wait-s", default=2.0, help="Shortest time between two swaps.")
+@click.option(
+    "--max-model-wait-s", default=0.0, help="Shortest time between two swaps; 0: by their cost."
+)
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -211,7 +244,7 @@ def main(
     end_in_order()
     plan = Plan(requests, outstanding, max_model_wait_s, rounds)
     if quick:
-        plan = Plan(200, 64, 1.0, 1)
+        plan = Plan(200, 64, max_model_wait_s, 1)
     reports = {
         f"{kind}_{name}": one
         for kind, sleepers in (("unload", 0), ("sleep", 1))

@@ -22,6 +22,8 @@ def main() -> None:
 
     ends["import"] = time.monotonic()
 
+    from worker.engines.cpu_features import request_amx
+
     # It is vLLM's own executor of one process, and also says how long its parts take.
     from worker.engines.stopwatch import Stopwatch
     from worker.engines.vllm_executor import SingleExecutor
@@ -35,6 +37,7 @@ def main() -> None:
             return make_config(*args, **named)
 
     owner.create_engine_config = timed
+    request_amx()
     llm = LLM(**json.loads(arguments), distributed_executor_backend=SingleExecutor)
     inner_s = stopwatch.phases_s | llm.llm_engine.model_executor.phases_s
     ends["executor"] = time.monotonic()

@@ -1,6 +1,6 @@
 """The process that `cycles.py` watches, and who has it load models and let go of them.
 
-Arguments: the number of cycles, the tolerance of the pool, and the file for the report, as JSON.
+Arguments: the number of cycles, the pool's floor in MiB, and the file for the report, as JSON.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Cycle:
 def main() -> None:
     """All cycles, one after the other, on one device."""
     end_in_order()
-    cycles, tolerance, report = sys.argv[1:]
+    cycles, floor_mib, report = sys.argv[1:]
     with WorkerController(
-        MODELS, timeout_s=_TIMEOUT_S, leak_tolerance=float(tolerance)
+        MODELS, timeout_s=_TIMEOUT_S, leak_floor_mib=float(floor_mib)
     ) as controller:
         controller.wait_warm()
         done = [cycle(controller, (ADDER, SUBTRACTOR)[at % 2]) for at in range(int(cycles))]

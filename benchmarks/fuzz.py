@@ -27,6 +27,7 @@ import redis
 from benchmarks.measure import print_table
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client
+from tokenyard.digest import entry_digest
 from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.parse import parse_request
 from tokenyard.replies import TERMINAL
@@ -37,6 +38,7 @@ BATCH = 500
 #: Nothing may take longer; the bound only keeps a hang from lasting for ever.
 PATIENCE_S = 600.0
 DEAD_MAXLEN = 10_000_000
+_REUSED = b"ID_REUSED"
 
 
 def sound(draw: random.Random, number: int) -> Fields:
@@ -46,6 +48,7 @@ def sound(draw: random.Random, number: int) -> Fields:
         (b"tokens", pack_tokens([draw.randrange(1000) for _ in range(draw.randrange(1, 40))])),
         (b"tokens", json.dumps([draw.randrange(1000) for _ in range(5)]).encode()),
         (b"messages", b'[{"role":"user","content":"12+34="}]'),
+        (b"messages", b'[{"role":"user","content":[{"type":"text","text":"12+34="}]}]'),
     ]
     params = {"max_tokens": draw.randrange(1, 20), "temperature": draw.choice([0, 0.5])}
     return {
@@ -83,6 +86,7 @@ def rubbish(draw: random.Random) -> bytes:
 KNOWN_PARAMS = ["n", "temperature", "top_p", "seed", "stop", "max_tokens", "logprobs", "tempo"]
 ODD: list[Any] = [None, True, -1, 0, 2**70, 1e308, "", "x", [], {}, [None], {"a": 1}, [[1]]]
 NAMES = [b"id", b"client", b"prompt", b"tokens", b"messages", b"model", b"params", b"stream"]
+NAMES += [b"tools", b"documents", b"chat_template_kwargs", b"continue_final_message"]
 NAMES += [b"reply_to", b"priority", b"deadline", b"result_ttl", b"metadata", b"v", b"tenant"]
 NAMES += [b"sid", b"attempt", b"crashes", b"published", b"faults", b"not_before", b"cancel"]
 NAMES += [b"shared"]
@@ -110,7 +114,8 @@ class Sent:
     """What was added, and what has to become of it."""
 
     entries: int = 0
-    answerable: set[tuple[str, str]] = field(default_factory=set)  # (client, id)
+    #: By client and id: how many entries there are of each request, by its digest.
+    answerable: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     unanswerable: int = 0
 
     def note(self, fields: Mapping[bytes, bytes]) -> None:
@@ -120,7 +125,13 @@ class Sent:
         if isinstance(request, Unanswerable):
             self.unanswerable += 1
         else:
-            self.answerable.add((request.client, request.id))
+            requests = self.answerable.setdefault((request.client, request.id), Counter())
+            requests[entry_digest(fields)] += 1
+
+    def may_be_reused(self, client: str, request_id: str) -> int:
+        """Most entries that may find their id taken by another request: any may come first."""
+        requests = self.answerable.get((client, request_id), Counter())
+        return requests.total() - min(requests.values(), default=0)
 
 
 def generate(draw: random.Random, count: int) -> Iterator[Fields]:
@@ -192,7 +203,9 @@ class Fuzzer:
         found: Counter[str] = Counter()
         for client, request_id in sorted(self.sent.answerable):
             found[self._outcome(client, request_id)] += 1
-        dead = sum(1 for _ in self._dead_without_answer())
+        letters = list(self._dead_without_answer())
+        reused = Counter(one for reason, one in letters if reason.startswith(_REUSED))
+        dead = len(letters) - reused.total()
         return {
             "entries": self.sent.entries,
             "ids": len(self.sent.answerable),
@@ -200,6 +213,10 @@ class Fuzzer:
             "refused": found["failed"] + found["expired"],
             "unanswered": found["unanswered"],
             "answered_twice": found["twice"],
+            "ids_reused": reused.total(),
+            "ids_reused_in_vain": sum(
+                count > self.sent.may_be_reused(*one) for one, count in reused.items()
+            ),
             "dead_letters": dead,
             "dead_letters_missing": self.sent.unanswerable - dead,
         }
@@ -216,13 +233,18 @@ class Fuzzer:
             return "unanswered"
         return "twice" if results > 1 else state
 
-    def _dead_without_answer(self) -> Iterator[Any]:
+    def _dead_without_answer(self) -> Iterator[tuple[bytes, tuple[str, str]]]:
+        """Reason, client and id of the letters of entries that no result speaks of."""
         after, read = "-", cast("Any", self._connection.xrange)
         while page := read(self._keys.dead, after, "+", count=1000):
-            for entry, fields in page:
+            for _, fields in page:
                 reason = fields.get(b"dead_reason", b"")
                 if not reason.startswith((b"POISONED", b"INFERENCE_ERROR", b"WORKER_LOST")):
-                    yield entry
+                    request = parse_request(fields)
+                    if isinstance(request, Unanswerable):
+                        yield reason, ("", "")
+                    else:
+                        yield reason, (request.client, request.id)
             after = "(" + page[-1][0].decode()
 
 
@@ -256,7 +278,8 @@ def main(entries: int, seed: int | None, as_json: bool) -> None:
         print(json.dumps(figures))
     else:
         print_table("Generated entries against a running yard", ("", ""), figures.items())
-    bad = ("unanswered", "answered_twice", "dead_letters_missing", "processes_lost")
+    wrong = ("unanswered", "answered_twice", "ids_reused_in_vain", "dead_letters_missing")
+    bad = (*wrong, "processes_lost")
     sys.exit(any(figures[name] for name in bad))
 
 

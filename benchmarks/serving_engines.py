@@ -24,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.serving_case import Load, Outcome, Task, Workload, engine_arguments, faults
 from benchmarks.serving_load import Pieces, put_load
+from worker.engines.cpu_features import request_amx
 
 #: The best and the second token of a clear answer differ by so much at least, in ln(probability).
 #: Sums of 32 bit in another order, as another batch has it, change it by far less.
@@ -40,6 +41,7 @@ class Program:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
+        request_amx()
         self._llm = LLM(**engine_arguments(workload.model))
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 

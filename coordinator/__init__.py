@@ -1,1 +1,44 @@
-"""The coordinator: assigns waiting requests to workers. CPU only; imports no torch, no vllm."""
+"""The coordinator: assigns waiting requests to workers. CPU only; imports no torch, no vllm.
+
+    from coordinator import entrypoint
+
+is the target of a process of one's own program (docs/operations.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Event
+
+    from tokenyard.settings import CoordinatorSettings
+
+__all__ = ["entrypoint"]
+
+
+def entrypoint(
+    settings: CoordinatorSettings,
+    ready_event: Event | None = None,
+    pipe: Connection | None = None,
+    *,
+    die_with_parent: bool = True,
+) -> NoReturn:
+    """Run a coordinator in a process of its own, as the target of a `multiprocessing.Process`.
+
+    ``ready_event`` is set once it leads or stands by. Then ``pipe`` has its
+    `tokenyard.embedding.Address`; where it cannot start, a `StartFault`, and the event is never
+    set: `tokenyard.embedding.wait_started` waits for either. SIGTERM (``process.terminate()``),
+    SIGINT and, with ``die_with_parent``, the end of the parent stop it in order.
+    """
+    from coordinator.coordinator import Coordinator
+    from tokenyard.embedding import run_embedded
+
+    run_embedded(
+        lambda: Coordinator(settings),
+        settings,
+        ready_event=ready_event,
+        pipe=pipe,
+        die_with_parent=die_with_parent,
+    )

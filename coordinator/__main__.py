@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tokenyard.program import program
+from tokenyard.extras import refuse
 from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import CoordinatorSettings
+
+try:
+    from tokenyard.program import program
+except ModuleNotFoundError as fault:
+    refuse(fault)
 
 TEXTS: Final = {
     "name": "Name of this process.  [default: host and pid]",
@@ -16,6 +21,7 @@ TEXTS: Final = {
     "deterministic": "Let the order of arrival alone decide; needs --expect-workers.",
     "record": "Write each decision to this file, one JSON object a line.",
     "replay": "Follow the decisions in this file.",
+    "replay_wait_s": "Wait so long for a worker that --replay names; then the policy decides.",
     "lease_ms": "The leader's lease: the longest standstill when the leader is killed.",
     "block_ms": "Longest wait of one read.",
     "max_num_queued_reqs": "Most requests that may wait; more are refused with QUEUE_FULL.",
@@ -27,11 +33,13 @@ TEXTS: Final = {
     "max_lost_alone": "Workers that may be killed while a request runs alone; then it is dead.",
     "max_faults": "Times that an engine may fail to serve a request; then it is dead.",
     "static": "Load no models on demand: workers keep what they hold.",
-    "max_model_wait_s": "Longest wait of a model for workers that serve another.",
+    "max_model_wait_s": "Wait of a model for workers that serve another; 0: by what swaps cost.",
+    "max_swap_share": "Most of a device's time that swaps of models may take.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
     "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",
     "metrics_host": "Address to show them at; 0.0.0.0 is all of this host's.",
+    "liveness_timeout_s": "/livez beside the metrics fails after so long without progress.",
     "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; else as OTEL_* variables say.",
 }
 ABOUT: Final = """Run a coordinator, which gives requests to workers.

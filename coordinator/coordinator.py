@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import signal
 import threading
 import time
 from collections.abc import Mapping
-from multiprocessing.synchronize import Event as ProcessEvent
 
 import msgspec
 import redis
@@ -32,16 +32,21 @@ from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.spans import QueueSpans
 from coordinator.sweeper import Sweeper
+from coordinator.trials import Trials
 from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
+from tokenyard.embedding import Address, started_address
+from tokenyard.health import Health
 from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
+from tokenyard.outage import Outage
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
 from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.tracing import Tracer
 from tokenyard.wire import WIRE_VERSION
+from tokenyard.wording import counted
 
 log = logging.getLogger("tokenyard.coordinator")
 
@@ -65,6 +70,7 @@ class Coordinator:
         """``manager`` hears how it gets on, if there is one."""
         self._settings = settings
         self._manager = manager or ServiceManager()
+        self._health = Health(settings.liveness_timeout_s)
         self._is_stopped = False
         self._ready = threading.Event()
         self._keys = Keys(settings.yard)
@@ -82,7 +88,9 @@ class Coordinator:
         self._counts = Counts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._roster = Roster(self._connection, self._keys)
-        self._leadership = Leadership(self._scripts, settings.name, settings.lease_ms)
+        self._leadership = Leadership(
+            self._scripts, settings.name, settings.lease_ms, self._read_leader
+        )
         self._rescuer = Rescuer(
             self._connection, self._scripts, self._keys, on_moved=self._count_moved
         )
@@ -113,6 +121,7 @@ class Coordinator:
             counts=self._counts,
             spans=QueueSpans(self._tracer, settings.yard),
         )
+        self._trials = Trials(self._scripts, self._roster)
         self._placer = Placer(
             self._scripts,
             self._roster,
@@ -145,27 +154,9 @@ class Coordinator:
             metrics = CoordinatorMetrics(
                 self._counts, settings.redis_url, self._keys, lambda: self._leadership.token
             )
-            self._endpoint = Endpoint(metrics, settings.metrics_host, settings.metrics_port)
-
-    @classmethod
-    def entrypoint(
-        cls, settings: CoordinatorSettings, ready_event: ProcessEvent | None = None
-    ) -> int:
-        """Run in a process of its own, for example as the target of a `multiprocessing.Process`.
-
-        ``ready_event`` is set once the coordinator leads or stands by.
-        """
-        coordinator = cls(settings)
-        if ready_event is not None:
-            announce = threading.Thread(
-                target=coordinator._announce, args=(ready_event,), daemon=True
+            self._endpoint = Endpoint(
+                metrics, self._health, settings.metrics_host, settings.metrics_port
             )
-            announce.start()
-        return coordinator.run()
-
-    def _announce(self, ready_event: ProcessEvent) -> None:
-        self._ready.wait()
-        ready_event.set()
 
     def run(self) -> int:
         """Work until SIGTERM or SIGINT, or until `stop`; the exit status."""
@@ -177,20 +168,24 @@ class Coordinator:
         if self._endpoint:
             self._endpoint.start()
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        outage = Outage(log, f"yard {self._settings.yard}")
         while not self._is_stopped:
             self._manager.alive()
             try:
                 self.run_once()
                 failures = 0
+                self._health.turned()
+                outage.over()
             except Deposed:
                 self._leadership.lose()
             except redis.RedisError as fault:
                 failures += 1
-                pause = backoff.compute(failures)
-                log.warning("%s; again in %.1f s", fault, pause)
+                outage.note(fault)
                 self._recover()
-                self._bell.wait(pause)
+                self._health.turned(f"no usable broker: {fault}")
+                self._bell.wait(backoff.compute(failures))
         self._manager.stopping()
+        self._health.stopping()
         self._close()
         return 0
 
@@ -203,6 +198,13 @@ class Coordinator:
         """Wait until it leads or stands by."""
         return self._ready.wait(timeout_s)
 
+    def address(self) -> Address:
+        """Where it is, and whether it leads."""
+        epoch = self._leadership.token.partition(":")[0]
+        return started_address(
+            "coordinator", self._settings, os.getpid(), epoch=int(epoch) if epoch else 0
+        )
+
     def run_once(self) -> None:
         """One turn: keep the lead, know the workers, rescue, dispatch."""
         if not self._keep_lead():
@@ -212,6 +214,7 @@ class Coordinator:
             return
         self._take_over()
         self._follow_roster()
+        self._trials.run_once()
         self._rescue()
         self._sweeper.run_once()
         self._wishes.run_once(is_woken=self._intake.take_wished())
@@ -231,6 +234,10 @@ class Coordinator:
             self._quiet_until = now + RESCUE_GRACE_S
         self._heard_at = now
         return leads
+
+    def _read_leader(self) -> str:
+        token = self._connection.get(self._keys.leader)
+        return token.decode() if isinstance(token, bytes) else ""
 
     def _take_over(self) -> None:
         """Once for each term of leadership: publish the handshake, read what is pending."""
@@ -307,7 +314,7 @@ class Coordinator:
             return
         self._complete = True
         self._selection.muster(self._roster.crew())
-        log.info("%d workers have joined", len(joined))
+        log.info("%s joined", counted(len(joined), "worker"))
 
     def _rescue(self) -> None:
         lost = self._roster.lost

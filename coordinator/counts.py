@@ -13,13 +13,16 @@ from tokenyard.metrics import Histogram, Mean
 from tokenyard.replies import Status, status_of
 from tokenyard.scripts import Why
 
-#: Why a request is refused; the last by `submit` alone.
+#: Why a request is refused; the last two by `submit` alone.
 REFUSALS: Final = (
     *(Code.INVALID_REQUEST, Code.MODEL_UNAVAILABLE, Code.QUEUE_FULL),
-    Code.DEADLINE_EXCEEDED,
+    *(Code.DEADLINE_EXCEEDED, Code.ID_REUSED),
 )
-#: Why a dead letter is one; the last names nobody who could be answered.
-DEATHS: Final = (Code.POISONED, Code.INFERENCE_ERROR, Code.WORKER_LOST, "UNANSWERABLE")
+#: Why a dead letter is one; who has sent one of the last two cannot be answered.
+DEATHS: Final = (
+    *(Code.POISONED, Code.INFERENCE_ERROR, Code.WORKER_LOST),
+    *(Code.ID_REUSED, "UNANSWERABLE"),
+)
 #: What a request can end as that the coordinator answers.
 ENDS: Final[tuple[Status, ...]] = ("failed", "expired")
 WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
@@ -60,13 +63,13 @@ class Counts:
         self.results[model, intake, status_of(code)] += 1
         if is_dead:
             self.dead[str(code)] += 1
-        elif code in REFUSALS and code is not Code.DEADLINE_EXCEEDED:
+        elif code in REFUSALS and code not in REFUSALS[-2:]:
             self.rejected[str(code)] += 1
 
     def took_back(self, lease_ms: float, count: int) -> None:
         """Requests wait again that a worker had whose lease has ended so."""
         self.taken_back[_WHY_BY_LEASE.get(lease_ms, "lost")] += count
 
-    def buried(self) -> None:
-        """An entry that names nobody is among the dead letters."""
-        self.dead["UNANSWERABLE"] += 1
+    def buried(self, reason: str = "UNANSWERABLE") -> None:
+        """An entry whose sender cannot be answered is among the dead letters."""
+        self.dead[reason] += 1

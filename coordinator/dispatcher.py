@@ -23,7 +23,8 @@ from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.spans import QueueSpans
 from coordinator.waiting import Waiting, prompt_tokens
-from tokenyard.errors import Code
+from tokenyard.digest import entry_digest
+from tokenyard.errors import Code, reused
 from tokenyard.keys import IntakeClass
 from tokenyard.replies import refusal
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts
@@ -157,10 +158,14 @@ class Dispatcher:
                     self.answer(token, entry, verdict)
                 case Unanswerable(reason):
                     log.warning("buried entry %s of %s: %s", entry.id, entry.intake, reason)
-                    buried = self._scripts.bury(token, entry.intake, entry.id, reason)
-                    _expect_leader(buried is not Answered.NOT_LEADER)
-                    if buried is Answered.DONE:
+                    if self._bury(token, entry.intake, entry.id, reason):
                         self._counts.buried()
+
+    def _bury(self, token: str, intake: IntakeClass, entry: str, reason: str) -> bool:
+        """Put an entry among the dead letters; False where it was gone."""
+        buried = self._scripts.bury(token, intake, entry, reason)
+        _expect_leader(buried is not Answered.NOT_LEADER)
+        return buried is Answered.DONE
 
     def _waiting(self, entry: Entry, request: Request, now_ms: float) -> Waiting:
         history = self._judge.history(entry.intake, entry.fields)
@@ -182,6 +187,7 @@ class Dispatcher:
             published=_published(entry),
             trace=self._spans.trace_of(request),
             hints=self._selection.hints(request, entry.fields),
+            digest=_digest(entry),
         )
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
@@ -191,14 +197,18 @@ class Dispatcher:
             self._drop(waiting)
             self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
         model = waiting.model if waiting else ""
-        self._answer(token, entry.intake, entry.id, refused, _published(entry), model)
+        self._answer(
+            token, entry.intake, entry.id, refused, _published(entry), model, _digest(entry)
+        )
 
     def refuse(self, token: str, waiting: Waiting, refused: Refused) -> None:
         """Give a request that is held its result without running it."""
         self._drop(waiting)
         self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
         entry, published = waiting.entry, waiting.published
-        self._answer(token, waiting.intake, entry, refused, published, waiting.model)
+        self._answer(
+            token, waiting.intake, entry, refused, published, waiting.model, waiting.digest
+        )
 
     def _drop(self, waiting: Waiting) -> None:
         """Hold a request no more that was not given to a worker."""
@@ -217,14 +227,24 @@ class Dispatcher:
         refused: Refused,
         published: bytes,
         model: str,
+        digest: str,
     ) -> None:
         log.info("refused %s/%s: %s", refused.client, refused.id, refused.message)
         reply = refusal(refused, refused.code, refused.message, published=published)
         reason = f"{refused.code}: {refused.message}" if refused.is_dead else ""
-        answered = self._scripts.answer(token, intake, entry, refused, reply, dead=reason)
+        answered = self._scripts.answer(
+            token, intake, entry, refused, reply, dead=reason, digest=digest
+        )
         _expect_leader(answered is not Answered.NOT_LEADER)
         if answered is Answered.DONE:
             self._counts.answered(model, intake, refused.code, is_dead=refused.is_dead)
+        elif answered is Answered.REUSED:
+            self._note_reused(intake, entry, refused.id)
+
+    def _note_reused(self, intake: IntakeClass, entry: str, request_id: str) -> None:
+        """An entry has become a dead letter, since its id is known with another request."""
+        log.warning("buried entry %s of %s: %s", entry, intake, reused(request_id))
+        self._counts.buried(Code.ID_REUSED)
 
     def _room(self) -> int:
         """How many requests could be placed now, at most a batch."""
@@ -288,6 +308,7 @@ class Dispatcher:
                 item.lane.limit,
                 alone=item.alone,
                 why=item.why,
+                digest=item.waiting.digest,
             )
             for item in placed
         ]
@@ -296,10 +317,10 @@ class Dispatcher:
         took_s = time.perf_counter() - began
         self._counts.assign.observe(took_s)
         log.debug("dispatched %d in %.1f ms", len(moves), took_s * 1e3)
-        self._settle(placed, codes)
+        self._settle(token, placed, codes)
         return True
 
-    def _settle(self, placed: Sequence[Placed], codes: Sequence[Dispatched]) -> None:
+    def _settle(self, token: str, placed: Sequence[Placed], codes: Sequence[Dispatched]) -> None:
         _expect_leader(Dispatched.NOT_LEADER not in codes)
         stay = (Dispatched.CLOSED, Dispatched.FULL)
         given: dict[str, list[Placed]] = {}
@@ -311,6 +332,10 @@ class Dispatcher:
             if code is _DISPATCHED:
                 given.setdefault(item.lane.worker, []).append(item)
             self._selection.settle(item.waiting, item.lane if code is _DISPATCHED else None)
+            if code is Dispatched.REUSED:
+                waiting = item.waiting
+                if self._bury(token, waiting.intake, waiting.entry, reused(waiting.id)):
+                    self._note_reused(waiting.intake, waiting.entry, waiting.id)
         for worker, items in given.items():
             self._note_given(worker, items)
 
@@ -329,6 +354,11 @@ class Dispatcher:
             if item.match is not None:
                 self._counts.prefix_match.observe(item.match)
             self._spans.ended(waiting, now_ms, worker=worker)
+
+
+def _digest(entry: Entry) -> str:
+    """What its request is told from another by; a retry has been in the ledger before."""
+    return entry_digest(entry.fields) if entry.intake != "retry" else ""
 
 
 def _expect_leader(leads: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from tokenyard.wire import Request, prompt_value
+from tokenyard.wire import PLAIN_CHAT, Request, chat_fields, prompt_value
 
 #: Bytes of prompt that make a block: 16 packed tokens, as many as a block of vLLM's prefix cache
 #: has by default. Of text they are about as many tokens.
@@ -50,11 +50,14 @@ def block_hashes(request: Request, fields: Mapping[bytes, bytes]) -> array[int]:
     """A hash for each whole block of a prompt, each of all that comes before it, too.
 
     They differ between processes (``PYTHONHASHSEED``) and are never written down. Adapters have
-    prefixes of their own, hence the model's name.
+    prefixes of their own, hence the model's name; and so have chats with other tools or documents,
+    which a chat template writes first.
     """
     data = prompt_bytes(request, fields)
     end = min(len(data) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES
     hashes, before = array("q"), hash(request.model)
+    if request.chat is not PLAIN_CHAT and (chat := chat_fields(request.chat)):
+        before = hash((before, *chat.items()))
     for at in range(0, end, BLOCK_BYTES):
         before = hash((before, data[at : at + BLOCK_BYTES]))
         hashes.append(before)

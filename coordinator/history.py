@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tokenyard.errors import Code
+from tokenyard.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,11 @@ class History:
     def verdict(self, limits: Limits, choices: int) -> tuple[Code, str] | None:
         """Why it is given up, or None while it may run again."""
         if self.crashed_alone >= limits.max_crashed_alone:
-            times = f"{self.crashed_alone} workers crashed while it ran alone"
+            times = f"{counted(self.crashed_alone, 'worker')} crashed while it ran alone"
             return Code.POISONED, f"{times}, the last: {self.reason}"
         if self.lost_alone >= limits.max_lost_alone:
-            times = f"{self.lost_alone} workers were lost while it ran alone"
+            were = "was" if self.lost_alone == 1 else "were"
+            times = f"{counted(self.lost_alone, 'worker')} {were} lost while it ran alone"
             return Code.POISONED, f"{times}, the last: {self.reason}"
         if self.faults >= limits.max_faults:
             return Code.INFERENCE_ERROR, f"failed {self.faults} times, at last: {self.reason}"

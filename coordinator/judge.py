@@ -11,6 +11,7 @@ from tokenyard.errors import Code
 from tokenyard.keys import IntakeClass
 from tokenyard.parse import parse_request
 from tokenyard.wire import SYSTEM_FIELDS, Refused, Request, Unanswerable
+from tokenyard.wording import did_you_mean
 
 Verdict = Request | Refused | Unanswerable
 
@@ -34,7 +35,8 @@ class Judge:
             return refuse(verdict, Code.INVALID_REQUEST, message)
         if not self.model_of(verdict) and self._models.names:
             served = ", ".join(self._models.names)
-            message = f"model: {verdict.model or 'none given'}; served: {served}"
+            hint = did_you_mean(verdict.model, self._models.names)
+            message = f"model: {verdict.model or 'none given'}; served: {served}{hint}"
             return refuse(verdict, Code.MODEL_UNAVAILABLE, message)
         if intake != "retry":  # it has been through nothing
             return verdict

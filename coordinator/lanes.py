@@ -67,6 +67,11 @@ class Lanes(Sequence[Lane]):
         at = bisect_left(self._open, bisect_right(self._names, last))
         return self._lanes[self._open[at % len(self._open)]]
 
+    def has(self, name: str) -> bool:
+        """Whether a worker of that name is there, also where its lane is full."""
+        at = bisect_left(self._names, name)
+        return at < len(self._names) and self._names[at] == name
+
     def named(self, name: str) -> Lane | None:
         """The lane with room of the worker of that name; None while it is absent or full."""
         first, end = bisect_left(self._names, name), bisect_right(self._names, name)

@@ -46,7 +46,8 @@ REJECTED = Metric(
     "tokenyard_requests_rejected_total",
     "counter",
     ("reason",),
-    "Requests that were refused: they are not valid, or there is no room or no model for them.",
+    "Requests that were refused: they are not valid, come too late or under another's id, or there"
+    " is no room or no model for them.",
 )
 RETRIES = Metric(
     "tokenyard_retries_total",
@@ -178,7 +179,7 @@ class CoordinatorMetrics:
         results, rejected = counts.results.copy(), counts.rejected.copy()
         for name in PRIORITY_CLASSES:
             results["", name, "cancelled"] += taken[f"count:cancelled:{name}"]
-        for reason in ("QUEUE_FULL", "DEADLINE_EXCEEDED"):
+        for reason in ("QUEUE_FULL", "DEADLINE_EXCEEDED", "ID_REUSED"):
             rejected[reason] += taken[f"count:{reason}"]
         back = counts.taken_back.copy()
         yield numbers(REQUESTS, results)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.demand import Demand
+from coordinator.turns import Turns
+from tokenyard.wording import counted
 from tokenyard.worker_info import HostInfo, ModelInfo
 
 #: A model that failed so often in a row on every host is not waited for.
 MOST_FAULTS: Final = 3
-#: Devices are kept for a group from when it is due until it has waited so many times as long:
-#: one that never comes must not keep them for ever.
+#: Devices are kept for a group from when it is due until it has waited for so many of the longest
+#: turns: one that never comes must not keep them for ever.
 MOST_GATHERING: Final = 4
 #: Longest pause before a model that could not be loaded is tried again on that host.
 MOST_PAUSE_S: Final = 60.0
@@ -45,17 +47,23 @@ class Catalog:
     """What the hosts may load, and how that went."""
 
     def __init__(
-        self, hosts: Mapping[str, HostInfo], *, now_ms: float, max_model_wait_s: float
+        self,
+        hosts: Mapping[str, HostInfo],
+        *,
+        now_ms: float,
+        max_model_wait_s: float,
+        max_swap_share: float,
     ) -> None:
         self.hosts = hosts
         self._now_ms = now_ms
-        self._max_model_wait_s = max_model_wait_s
         self._offers: dict[str, dict[str, ModelInfo]] = {}  # by model and controller
         self._pins: Counter[str] = Counter()
         for controller, host in sorted(hosts.items()):
             for info in host.models:
                 self._offers.setdefault(info.name, {})[controller] = info
                 self._pins[info.name] = max(info.pin, self._pins[info.name])
+        #: How long models wait for each other.
+        self.turns = Turns(hosts, self._offers, fixed_s=max_model_wait_s, share=max_swap_share)
 
     def offers(self, model: str) -> Mapping[str, ModelInfo]:
         """The hosts that may load a model, by controller."""
@@ -73,11 +81,6 @@ class Catalog:
     def pin(self, model: str) -> int:
         """How many workers always hold it."""
         return self._pins[model]
-
-    def max_wait_s(self, model: str) -> float:
-        """Longest wait for a device that serves another model."""
-        told = [info.max_model_wait_s for info in self.offers(model).values()]
-        return min((wait for wait in told if wait > 0), default=self._max_model_wait_s)
 
     def load_s(self, model: str, controller: str = "") -> float:
         """What loading it took last, there or where it was quickest; 0 where nobody knows."""
@@ -115,16 +118,17 @@ def needs(
 def _pinned(supplies: Mapping[str, Supply], catalog: Catalog) -> Iterator[Need]:
     for model, pin in catalog.pins().items():
         if supplies.get(model, Supply()).workers < pin:
-            yield Need(model, f"{_counted(pin, 'worker')} should always hold it", Reach.IDLE)
+            yield Need(model, f"{counted(pin, 'worker')} should always hold it", Reach.IDLE)
 
 
 def _cold(demand: Demand, catalog: Catalog) -> Need:
     """Requests wait for a model that nobody holds."""
-    why = f"nobody holds it and {_counted(demand.requests, 'request')} waited"
+    why = f"nobody holds it and {counted(demand.requests, 'request')} waited"
     why += f" up to {demand.oldest_wait_s:.1f} s"
-    max_wait_s = catalog.max_wait_s(demand.model)
-    reach = Reach.BUSY if demand.oldest_wait_s >= max_wait_s else Reach.IDLE
-    gathers = max_wait_s <= demand.oldest_wait_s < MOST_GATHERING * max_wait_s
+    turns, waited_s = catalog.turns, demand.oldest_wait_s
+    is_due = waited_s >= turns.wait_s(demand.model)
+    reach = Reach.BUSY if is_due else Reach.IDLE
+    gathers = is_due and waited_s < MOST_GATHERING * turns.longest_s
     return Need(demand.model, why, reach, gathers)
 
 
@@ -139,7 +143,7 @@ def _grown(
     for demand in waiting:
         supply = supplies[demand.model]
         if supply.lane_limit and demand.requests > supply.workers * supply.lane_limit:
-            why = f"{demand.requests} requests wait for {_counted(supply.workers, 'worker')}"
+            why = f"{demand.requests} requests wait for {counted(supply.workers, 'worker')}"
             is_slow = demand.oldest_wait_s >= catalog.load_s(demand.model)
             yield Need(demand.model, why, Reach.IDLE if is_slow else Reach.FREE)
 
@@ -148,11 +152,11 @@ def hopeless(demand: Demand, catalog: Catalog, kept: Mapping[str, int]) -> str:
     """Why no host can load a model that nobody holds; "" where one may.
 
     ``kept`` counts the devices of each controller that pinned models keep. A host may be away for a
-    moment, so for what only another one could do requests wait `Catalog.max_wait_s` first.
+    moment, so for what only another one could do requests wait `Turns.hope_s` first.
     """
     if given_up := _given_up(demand.model, catalog):
         return given_up
-    if demand.oldest_wait_s < catalog.max_wait_s(demand.model):
+    if demand.oldest_wait_s < catalog.turns.hope_s(demand.model):
         return ""
     offers, fitting = catalog.offers(demand.model), catalog.fitting(demand.model)
     if not offers:
@@ -174,9 +178,5 @@ def _given_up(model: str, catalog: Catalog) -> str:
     if not fitting or len(gone) < len(fitting) or not all(map(catalog.pauses, gone.values())):
         return ""
     controller, last = max(gone.items(), key=lambda item: item[1].faulted_ms)
-    times = _counted(last.faults, "time")
+    times = counted(last.faults, "time")
     return f"it could not be loaded, {times} in a row on {controller}: {last.fault}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

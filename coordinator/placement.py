@@ -46,9 +46,10 @@ class Situation:
     workers: Sequence[Worker]  # with a lease
     hosts: Mapping[str, HostInfo]  # by controller
     now_ms: float
-    max_model_wait_s: float  # where a model has none of its own
+    max_model_wait_s: float  # where a model has none of its own; 0: by what swaps cost
     orders: Sequence[Order] = ()  # given before, as far as the caller remembers
     paused: Collection[str] = ()  # models that operators have told to pause
+    max_swap_share: float = 0.1  # of a device's time, where the cost of swaps decides
 
 
 @dataclass(slots=True)
@@ -67,8 +68,13 @@ def place(situation: Situation) -> Placement:
 
 class _Decision:
     def __init__(self, situation: Situation) -> None:
-        now_ms, default_s = situation.now_ms, situation.max_model_wait_s
-        self._catalog = Catalog(situation.hosts, now_ms=now_ms, max_model_wait_s=default_s)
+        now_ms = situation.now_ms
+        self._catalog = Catalog(
+            situation.hosts,
+            now_ms=now_ms,
+            max_model_wait_s=situation.max_model_wait_s,
+            max_swap_share=situation.max_swap_share,
+        )
         self._standing = Standing(
             survey(situation.workers), situation.demands, self._catalog, now_ms
         )

@@ -122,6 +122,7 @@ class Placer:
             hosts=self._roster.hosts,
             now_ms=now_ms,
             max_model_wait_s=self._settings.max_model_wait_s,
+            max_swap_share=self._settings.max_swap_share,
             orders=self._orders,
         )
 

@@ -19,13 +19,14 @@ from msgspec import Struct
 from tokenyard.commands import Command
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, omit_defaults=True):
     """One assignment."""
 
     n: int
     client: str
     id: str
     worker: str
+    instead_of: str = ""  # the worker that the schedule which was followed had named
 
 
 class Placing(Struct, frozen=True, omit_defaults=True):
@@ -54,9 +55,10 @@ class ScheduleWriter:
         self._decisions = itertools.count()
         self._placings = itertools.count()
 
-    def write(self, client: str, request_id: str, worker: str) -> None:
+    def write(self, client: str, request_id: str, worker: str, instead_of: str = "") -> None:
         """Record one assignment, in the order of dispatch."""
-        self._append(Decision(next(self._decisions), client, request_id, worker))
+        decision = Decision(next(self._decisions), client, request_id, worker, instead_of)
+        self._append(decision)
 
     def write_placing(self, command: Command, worker: str) -> None:
         """Record that a worker, given by name, was commanded to hold a model."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
+from coordinator.absences import Absences
 from coordinator.affinity import NO_MATCH, Matches, megatron, prefix_affinity
 from coordinator.hints import NO_HINTS, Hints, look_closely, weigh
 from coordinator.lanes import Lanes
@@ -39,6 +43,8 @@ class Selection:
         self._settings = settings
         self._replay: Replay | None = None
         self._writer = ScheduleWriter(settings.record) if settings.record else None
+        self._replay_absences = Absences(settings.replay_wait_s)
+        self._crew_absences = Absences(math.inf)
         self._last: dict[str, str] = {}  # by model: the worker that was given the last request
         self._prefixes = Prefixes()
         policy = None if settings.deterministic else settings.policy
@@ -83,9 +89,20 @@ class Selection:
 
     def choose(self, waiting: Waiting, lanes: Lanes) -> Pick | None:
         """A lane for the request among those of its model, or None while it has to wait."""
-        recorded = self._replay and self._replay.worker(waiting.client, waiting.id)
-        if recorded:
+        recorded = self._recorded(waiting)
+        if not recorded:
+            return self._by_rule(waiting, lanes)
+        if not _gives_up(recorded, lanes, self._replay_absences):
             return _told("replay", lanes.named(recorded))
+        pick = self._by_rule(waiting, lanes)
+        return pick and replace(pick, why=f"replay: {recorded} is absent; {pick.why}")
+
+    def _recorded(self, waiting: Waiting) -> str:
+        """The worker that the schedule to follow names, or ""."""
+        return (self._replay and self._replay.worker(waiting.client, waiting.id)) or ""
+
+    def _by_rule(self, waiting: Waiting, lanes: Lanes) -> Pick | None:
+        """A lane where no schedule says which."""
         if self._settings.deterministic:
             return _told("deterministic", self._in_turn(waiting, lanes))
         pick = self._by_policy(waiting.hints, lanes)
@@ -117,7 +134,9 @@ class Selection:
             crew = self._crews.setdefault(model, [lane.name for lane in lanes])
             self._due[key] = crew[self._turns[waiting.intake, model] % len(crew)]
             self._turns[waiting.intake, model] += 1
-        return lanes.named(self._due[key])
+        due = self._due[key]
+        _gives_up(due, lanes, self._crew_absences)  # never, but it says whom it waits for
+        return lanes.named(due)
 
     def settle(self, waiting: Waiting, lane: Lane | None) -> None:
         """The request was handed over to ``lane``, or turned out to wait no more."""
@@ -125,15 +144,26 @@ class Selection:
             self._due.pop((waiting.intake, waiting.entry), None)
         if lane is None:
             return
-        if self._replay:
+        recorded = self._recorded(waiting)
+        if self._replay and recorded:
             self._replay.advance(waiting.client, waiting.id)
         if self._writer:
-            self._writer.write(waiting.client, waiting.id, lane.name)
+            instead_of = recorded if recorded != lane.name else ""
+            self._writer.write(waiting.client, waiting.id, lane.name, instead_of)
 
     def close(self) -> None:
         """Close the record; idempotent."""
         if self._writer:
             self._writer.close()
+
+
+def _gives_up(worker: str, lanes: Lanes, absences: Absences) -> bool:
+    """Whether a worker that requests must go to is absent and has been waited for enough."""
+    model = lanes[0].model
+    if lanes.has(worker):
+        absences.end(worker, model)
+        return False
+    return absences.is_over(worker, model)
 
 
 def _told(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | None:

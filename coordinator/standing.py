@@ -83,8 +83,11 @@ class Standing:
         return pin > 0 and self.serving[holder.model] <= pin
 
     def has_swapped(self, holder: Holder, model: str) -> bool:
-        """Whether its devices have changed their model within the wait that ``model`` bears."""
-        return self.now_ms - holder.swapped_ms < 1000 * self.catalog.max_wait_s(model)
+        """Whether its devices have changed their model so lately that ``model`` has to wait."""
+        info = holder.leader.info
+        spent_s = sum(info.phases_s.values())
+        hold_s = self.catalog.turns.hold_s(holder.model, info.controller, model, spent_s)
+        return self.now_ms - holder.swapped_ms < 1000 * hold_s
 
     def has_paid(self, holder: Holder) -> bool:
         """Whether it has been ready for at least as long as it was loaded.

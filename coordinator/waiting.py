@@ -39,6 +39,7 @@ class Waiting(Struct, frozen=True, kw_only=True, gc=False):
     published: bytes = b""  # packed tokens that its readers have seen
     trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
     hints: Hints = NO_HINTS  # what the policy wants to know of it
+    digest: str = ""  # see `tokenyard.digest`; a retry needs none
 
     @property
     def request(self) -> Request:

@@ -7,6 +7,7 @@ first test asks for one. Tests do not see each other, since each has a yard with
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tokenyard")
+
+# A shell that starts a program in the background has it ignore Ctrl-C, and all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SERVERS: tuple[ServerName, ...] = ("valkey", "redis")
 LEFTOVER_GRACE_S = 10.0

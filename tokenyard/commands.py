@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-Verb = Literal["load", "unload", "sleep", "wake", "reset", "profile", "drain", "stop"]
+Verb = Literal["load", "unload", "sleep", "wake", "reset", "profile", "drain", "stop", "check"]
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,15 +24,18 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``drain`` and ``stop`` end the worker's process for good: ``drain`` when it has finished what
     it has, ``stop`` at once, so that the rest goes back to the queue.
+
+    ``check`` changes nothing: the worker's host looks whether ``model`` could have ``weights``.
     """
 
     verb: Verb
     worker: str  # with its incarnation: a command never reaches a successor
-    model: str = ""  # load
+    model: str = ""  # load, check
     devices: list[int] = msgspec.field(default_factory=list)  # load of a group
     level: int = 1  # sleep: vLLM's sleep level
     start: bool = True  # profile: start or stop
     why: str = ""  # in words
+    weights: str = ""  # check: path of a checkpoint
 
 
 class Acknowledgement(Struct, frozen=True, kw_only=True, omit_defaults=True):

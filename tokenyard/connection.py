@@ -6,6 +6,7 @@ redis-py raises: `translated` turns it into `tokenyard.errors`, at the edge.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -17,14 +18,22 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from tokenyard.address import Elsewhere, async_connection_class, connection_class
-from tokenyard.broker_url import public_url, read_url
+from tokenyard.broker_url import named_url, public_url, read_url
 from tokenyard.direct import DirectRedis
 from tokenyard.errors import (
+    BrokerNotWritable,
     BrokerUnavailable,
     BrokerUnsuitable,
+    InvalidRequest,
     NotPermitted,
     SettingsError,
     TokenyardError,
+)
+from tokenyard.pools import (
+    DEFAULT_MAX_CONNECTIONS,
+    DEFAULT_POOL_TIMEOUT_S,
+    AsyncWaitingPool,
+    WaitingPool,
 )
 
 __all__ = [
@@ -33,6 +42,7 @@ __all__ = [
     "open_async_connection",
     "open_connection",
     "public_url",
+    "refused_write",
     "translated",
 ]
 
@@ -44,13 +54,38 @@ _RETRY_BASE_S: Final = 0.05
 _RETRY_CAP_S: Final = 0.5
 #: So often a command follows its yard at once; after that whoever gave it decides.
 _HOPS: Final = 2
-#: First words of errors that say: not now, but later. redis-py has no classes for them.
-_PASSING: Final = ("MISCONF", "NOREPLICAS", "UNBLOCKED")
+#: What a server is that refuses all writes, by the first word of its error, and what to do.
+_NO_WRITES: Final[Mapping[str, str]] = {
+    "OOM": (
+        "is full (maxmemory) and refuses new requests; what runs still finishes and frees memory."
+        " Raise maxmemory, or lower max_num_queued_reqs or the clients' result_ttl"
+    ),
+    "MISCONF": (
+        "cannot write to its disk and refuses all writes. Make room on its disk, and look into the"
+        " server's log"
+    ),
+    "READONLY": (
+        "is a read-only replica. Give the URL of its master, or one with Sentinels"
+        " (redis+sentinel://)"
+    ),
+    "NOREPLICAS": (
+        "refuses all writes, because fewer replicas follow than min-replicas-to-write asks for."
+        " Look after the replicas"
+    ),
+}
+#: What passes, in redis-py's classes and else by the first word.
+_PASSING: Final = (exceptions.ClusterDownError, exceptions.TryAgainError)
+#: What may come out of redis-py and what it uses; an id or the name of a host may be no text.
+_FOREIGN: Final = (redis.RedisError, OSError, UnicodeError)
 
 
-def _options(timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
+def _options(
+    timeout_s: float, connect_timeout_s: float, max_connections: int, pool_timeout_s: float
+) -> dict[str, Any]:
     """Arguments that both kinds of connection share."""
     return {
+        "max_connections": max_connections,
+        "timeout": pool_timeout_s,
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
         # RESP3 brings nothing here (measured) and costs a longer handshake.
@@ -59,16 +94,26 @@ def _options(timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
 
 
 def open_connection(
-    url: str, *, timeout_s: float = 10.0, connect_timeout_s: float = 5.0, retries: int = 3
+    url: str,
+    *,
+    timeout_s: float = 10.0,
+    connect_timeout_s: float = 5.0,
+    retries: int = 3,
+    max_connections: int = DEFAULT_MAX_CONNECTIONS,
+    pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
 ) -> redis.Redis:
     """A pool of connections that answers with bytes; it connects when first used.
 
     ``timeout_s`` bounds the wait for one answer: give blocking reads `BLOCK_MARGIN_S` more than
     they block. A command is repeated ``retries`` times when the connection breaks, so it must
     be idempotent, as all scripts are.
+
+    At most ``max_connections`` are open at once. A command that needs one more waits at most
+    ``pool_timeout_s`` for it, then raises `redis.exceptions.MaxConnectionsError`. The options
+    ``max_connections`` and ``timeout`` of a URL override these two.
     """
     target = read_url(url, connect_timeout_s)
-    options = _options(timeout_s, connect_timeout_s)
+    options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
     retry = Retry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
     if target.book:
         # What was refused elsewhere may be repeated, whatever it is.
@@ -76,17 +121,23 @@ def open_connection(
         kind = connection_class(tls=target.has_tls)
         options |= {"connection_class": kind, "book": target.book}
     try:
-        return DirectRedis.from_url(target.url, retry=retry, **options)
+        return DirectRedis.from_pool(WaitingPool.from_url(target.url, retry=retry, **options))
     except ValueError as fault:
         raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
 
 
 def open_async_connection(
-    url: str, *, timeout_s: float = 10.0, connect_timeout_s: float = 5.0, retries: int = 3
+    url: str,
+    *,
+    timeout_s: float = 10.0,
+    connect_timeout_s: float = 5.0,
+    retries: int = 3,
+    max_connections: int = DEFAULT_MAX_CONNECTIONS,
+    pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
 ) -> AsyncRedis:
     """`open_connection` for asyncio."""
     target = read_url(url, connect_timeout_s)
-    options = _options(timeout_s, connect_timeout_s)
+    options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
     retry = AsyncRetry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
     if target.book:
         # What was refused elsewhere may be repeated, whatever it is.
@@ -94,7 +145,8 @@ def open_async_connection(
         kind = async_connection_class(tls=target.has_tls)
         options |= {"connection_class": kind, "book": target.book}
     try:
-        return redis.asyncio.Redis.from_url(target.url, retry=retry, **options)
+        pool = AsyncWaitingPool.from_url(target.url, retry=retry, **options)
+        return redis.asyncio.Redis.from_pool(pool)
     except ValueError as fault:
         raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
 
@@ -112,30 +164,58 @@ class _Translation:
 
     def __exit__(self, _: object, fault: BaseException | None, __: object) -> None:
         # What is ours already stays; `WaitTimeout` is an OSError, too.
-        if isinstance(fault, redis.RedisError | OSError) and not isinstance(fault, TokenyardError):
-            raise _our_error(fault, public_url(self._url)) from fault
+        if isinstance(fault, _FOREIGN) and not isinstance(fault, TokenyardError):
+            raise our_error(fault, self._url) from fault
 
 
 def translated(url: str) -> AbstractContextManager[None]:
     """Turn what redis-py raises inside into `tokenyard.errors`; ``url`` goes into the message.
 
-    Raises `BrokerUnavailable` where trying again helps, else `BrokerUnsuitable`.
+    Raises `BrokerUnavailable` where trying again helps (`BrokerNotWritable` where it answers and
+    takes no writes), else `BrokerUnsuitable`.
     """
     return _Translation(url)
 
 
-def _our_error(fault: redis.RedisError | OSError, shown: str) -> TokenyardError:
+def our_error(fault: redis.RedisError | OSError | UnicodeError, url: str) -> TokenyardError:
+    """The error of ours that stands for one of redis-py, with URL and user but no password."""
+    shown = named_url(url)
     match fault:
+        case exceptions.MaxConnectionsError():
+            return BrokerUnavailable(f"no connection to Redis at {shown} was free: {fault}")
+        case UnicodeEncodeError(encoding="utf-8"):
+            return InvalidRequest("text", f"is no valid Unicode: {fault}")
+        case UnicodeError():
+            return SettingsError([f"redis URL {shown!r}: its host cannot be a name: {fault}"])
         case exceptions.AuthenticationError() | exceptions.AuthorizationError():
             return BrokerUnsuitable(f"Redis at {shown} refuses the user or password: {fault}")
         case exceptions.NoPermissionError():
             return NotPermitted(f"the user of Redis at {shown} lacks a permission: {fault}")
+        case exceptions.BusyLoadingError():
+            return BrokerUnavailable(f"Redis at {shown} is still loading its data; try again soon")
+        case exceptions.MasterDownError():
+            return BrokerUnavailable(
+                f"Redis at {shown} is a replica that has lost its master, and answers nothing."
+                " Give the URL of its master, or one with Sentinels (redis+sentinel://)"
+            )
         case exceptions.ConnectionError() | exceptions.TimeoutError() | OSError():
             return BrokerUnavailable(f"Redis at {shown} does not answer: {fault}")
-        case exceptions.OutOfMemoryError():
-            return BrokerUnavailable(f"Redis at {shown} is full (maxmemory): {fault}")
-        case exceptions.ReadOnlyError() | exceptions.TryAgainError():
-            return BrokerUnavailable(f"Redis at {shown} takes no writes now: {fault}")
-    if str(fault).startswith(_PASSING) or isinstance(fault, exceptions.ClusterDownError):
+    code, what = refused_write(fault)
+    if code:
+        return BrokerNotWritable(f"Redis at {shown} {what}", code)
+    if isinstance(fault, _PASSING) or str(fault).startswith("UNBLOCKED"):
         return BrokerUnavailable(f"Redis at {shown} cannot serve now: {fault}")
     return BrokerUnsuitable(f"Redis at {shown} refuses: {fault}")
+
+
+def refused_write(fault: Exception) -> tuple[str, str]:
+    """Redis' word for why it takes no writes, and what it is then, with what to do; else empty."""
+    match fault:
+        case exceptions.OutOfMemoryError():
+            code = "OOM"
+        case exceptions.ReadOnlyError():
+            code = "READONLY"
+        case _:
+            code = str(fault).partition(" ")[0]
+    what = _NO_WRITES.get(code, "")
+    return (code, f"{what} ({code})") if what else ("", "")

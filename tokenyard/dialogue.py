@@ -7,6 +7,7 @@ synchronous client holds a lock there).
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import time
@@ -20,6 +21,7 @@ from tokenyard.drafting import Draft, Drafter, Item, Prompt
 from tokenyard.errors import (
     BrokerUnavailable,
     DeadlineUnmeetable,
+    IdReused,
     InvalidRequest,
     NotPermitted,
     QueueFull,
@@ -40,12 +42,15 @@ from tokenyard.ledger import (
     status_commands,
 )
 from tokenyard.operations import Ask, Pause, Steps
+from tokenyard.outage import Outage
 from tokenyard.replies import TERMINAL
 from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, Wished, place_of
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
 from tokenyard.wire import Mould, Request, mould_of
+
+log = logging.getLogger("tokenyard.client")
 
 #: Longest blocking read; also how long a hole in the replies may wait to be filled.
 BLOCK_MS: Final = 1_000
@@ -72,7 +77,7 @@ class _Answer:
     """What became of the requests of one submission, by their numbers."""
 
     placed: Mapping[int, Exchange]  # under way now
-    late: dict[int, DeadlineUnmeetable] = field(default_factory=dict)
+    refused: dict[int, DeadlineUnmeetable | IdReused] = field(default_factory=dict)
     retry_after_s: float | None = None  # for those that are in neither
 
 
@@ -105,12 +110,13 @@ class Dialogue:
         self._drafter = Drafter(self.client_id, self._tokenizer)
         self._session = Session(time.monotonic())
         self._attendance = Attendance()
+        self._outage = Outage(log, f"submitting to yard {yard}")
         self._may_cancel = True  # until the server says otherwise
 
     # Meeting the yard
 
     def meet(self) -> Steps[YardInfo]:
-        """Shake hands; raises `NoCoordinator` or `ProtocolMismatch`."""
+        """Shake hands; raises `NoCoordinator`, `BrokerNotWritable` or `ProtocolMismatch`."""
         info = yield from shake_hands(self.keys, self.url, self._connect_timeout_s)
         self._drafter.max_request_bytes = info.max_request_bytes
         self._drafter.clock_offset_s = info.clock_offset_s
@@ -141,15 +147,19 @@ class Dialogue:
         return self._drafter.draft_many(items, options)
 
     def submit(self, drafts: Sequence[Draft]) -> Steps[list[Exchange]]:
-        """Submit a few or many; raises `QueueFull` or `DeadlineUnmeetable` at the first refusal."""
+        """Submit a few or many; raises at the first burst of which one is refused.
+
+        Raises `QueueFull`, `DeadlineUnmeetable` or `IdReused`.
+        """
         placed: list[Exchange] = []
         for burst in bursts(enumerate(drafts)):
             answer = yield from self._submit_burst(burst)
             placed += answer.placed.values()
             if answer.retry_after_s is not None:
                 raise QueueFull(answer.retry_after_s, accepted=placed)
-            for fault in answer.late.values():
-                raise DeadlineUnmeetable(fault.eta_s, accepted=placed)
+            for fault in answer.refused.values():
+                fault.accepted = placed
+                raise fault
         return placed
 
     def submit_window(self, window: Window) -> Steps[bool]:
@@ -159,39 +169,61 @@ class Dialogue:
         for burst in list(bursts(rest)):
             try:
                 answer = yield from self._submit_burst(burst)
-            except BrokerUnavailable:
+            except BrokerUnavailable as fault:
+                window.fault = fault
+                self._outage.note(fault)
                 answer = _Answer({}, retry_after_s=_LONGEST_BACKOFF_S)
+            else:
+                window.fault = None
+                self._outage.over()
             for index, exchange in answer.placed.items():
                 window.submitted(index, exchange)
-            if answer.late:
+            if answer.refused:
                 names = {index: draft.request.id for index, draft in burst}
-                window.refuse_late({at: (names[at], fault) for at, fault in answer.late.items()})
+                window.reject({at: (names[at], fault) for at, fault in answer.refused.items()})
             accepted = accepted or bool(answer.placed)
-            done = answer.placed.keys() | answer.late.keys()
+            done = answer.placed.keys() | answer.refused.keys()
             rest = [each for each in rest if each[0] not in done]
             if answer.retry_after_s is not None:
                 window.refuse(rest, time.monotonic() + answer.retry_after_s)
                 break
         return accepted
 
+    def give_up(self, window: Window) -> Steps[TokenyardError]:
+        """Why a `map` has waited in vain: the broker, where it is the cause."""
+        fault = window.fault
+        if fault is None:
+            try:
+                yield scripts.probe(self.keys)
+            except BrokerUnavailable as error:
+                fault = error
+            except TokenyardError:
+                pass  # a user who may not ask
+        return fault or WaitTimeout(f"no result for {self.result_timeout_s:g} s")
+
     def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_Answer]:
         """Submit in one call what has the same terms."""
         now = time.monotonic()
         exchanges: dict[int, Exchange] = {}
+        reused: dict[int, DeadlineUnmeetable | IdReused] = {}
         new: list[tuple[Request, Mould, Exchange]] = []
         sending = tracing.sending(self.keys.yard)
         for at, draft in burst:
             exchange = self._session.find(draft.request.id)
             if exchange is None:
                 exchange = self._session.open(draft.request.id, draft.local_text, now)
+                exchange.digest = draft.digest
                 exchange.is_interleaved = draft.request.params.n > 1
                 request, mould = draft.request, draft.mould
                 if sending and self._drafter.has_room(draft, tracing.ROOM):
                     request, mould = sending.carry(request), None
                 new.append((request, mould or mould_of(request), exchange))
+            elif exchange.digest not in ("", draft.digest):
+                reused[at] = IdReused(exchange.id)
+                continue
             exchanges[at] = exchange
         if not new:
-            return _Answer(exchanges)
+            return _Answer(exchanges, reused)
         fresh = [exchange for *_, exchange in new]
         terms = burst[0][1]
         try:
@@ -202,6 +234,7 @@ class Dialogue:
                 watched=self.client_id if terms.cancel_on_disconnect else "",
                 refuse_late=terms.refuse_late,
                 moulds=[mould for _, mould, _ in new],
+                digests=[exchange.digest for exchange in fresh],
             )
             known = _take_acceptances(fresh, acceptances)
             if sending:
@@ -216,7 +249,9 @@ class Dialogue:
                 sending.end({}, fault)
             self._session.forget(fresh, fault)
             raise
-        return self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))
+        answer = self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))
+        answer.refused.update(reused)
+        return answer
 
     def _refuse(
         self, exchanges: Mapping[int, Exchange], acceptances: Mapping[Exchange, Acceptance]
@@ -231,8 +266,11 @@ class Dialogue:
             if acceptance is None or exchange.is_submitted:
                 placed[at] = exchange
             elif acceptance.code is Submitted.LATE:
-                answer.late[at] = DeadlineUnmeetable(acceptance.eta_ms / 1000)
-                self._session.forget([exchange], answer.late[at])
+                answer.refused[at] = DeadlineUnmeetable(acceptance.eta_ms / 1000)
+                self._session.forget([exchange], answer.refused[at])
+            elif acceptance.code is Submitted.REUSED:
+                answer.refused[at] = IdReused(exchange.id)
+                self._session.forget([exchange], answer.refused[at])
             else:
                 retry_after_s = acceptance.retry_after_ms / 1000
                 answer.retry_after_s = max(answer.retry_after_s or 0.0, retry_after_s)

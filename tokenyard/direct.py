@@ -17,23 +17,30 @@ import hiredis
 import redis
 from redis.connection import AbstractConnection
 
+from tokenyard.pools import IdleConnections, WaitingPool
+
 #: A connection that was left alone for longer may have been closed by the server meanwhile, so
 #: redis-py looks before it is used.
 FRESH_S: Final = 1.0
 
 
 class DirectRedis(redis.Redis):
-    """`redis.Redis`, quick with single commands and scripts; as safe for several threads."""
+    """`redis.Redis`, quick with single commands and scripts; as safe for several threads.
+
+    Quick over a `tokenyard.pools.WaitingPool`; over another pool, such as the one that RQ makes for
+    its scheduler, it is redis-py's own client.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Connections and when they were used, the latest last; redis-py gives no types for them.
-        # Adding to the end of a list, and taking from it, is safe without a lock.
-        self._idle: list[tuple[Any, float]] = []
-        self._pid = os.getpid()
+        #: When each connection was used last; redis-py gives no types for them.
+        self._used_at: dict[Any, float] = {}
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Give a command and read its answer, as often as the connection's retries allow."""
+        if not isinstance(self.connection_pool, WaitingPool):
+            run: Any = super().execute_command
+            return run(*args, **options)
         options.pop("keys", None)  # of use to redis-py's cache only
         connection = self._take()
         callbacks: Any = self.response_callbacks
@@ -52,19 +59,25 @@ class DirectRedis(redis.Redis):
             parse: Any = self.parse_response
             return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
         finally:
-            self._idle.append((connection, time.monotonic()))
+            self._used_at[connection] = time.monotonic()
+            self._idle().put_nowait(connection)
 
     def _take(self) -> Any:
-        if self._pid != os.getpid():  # forked: the connections are the parent's
-            self._idle, self._pid = [], os.getpid()
-        try:
-            connection, used_at = self._idle.pop()
-        except IndexError:
-            return self.connection_pool.get_connection()
-        if time.monotonic() - used_at > FRESH_S:
-            self.connection_pool.release(connection)
-            return self.connection_pool.get_connection()
-        return connection
+        """The connection that was used last as it is, or one that redis-py has looked at."""
+        pool = self.connection_pool
+        if pool.pid == os.getpid():  # else forked: the connections are the parent's
+            idle = self._idle()
+            connection = idle.take()
+            if connection is not None:
+                if time.monotonic() - self._used_at.get(connection, -FRESH_S) <= FRESH_S:
+                    return connection
+                idle.put_nowait(connection)
+        return pool.get_connection()
+
+    def _idle(self) -> IdleConnections:
+        pool: Any = self.connection_pool
+        idle: IdleConnections = pool.idle
+        return idle
 
 
 def _socket_of(connection: Any) -> Any:

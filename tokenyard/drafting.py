@@ -18,23 +18,30 @@ from typing import Any, Final, Literal, TypedDict, cast
 import msgspec
 from msgspec import UNSET, Struct
 
+from tokenyard.digest import Recipe, canonical_messages, defaults_among
 from tokenyard.errors import InvalidRequest
 from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
-from tokenyard.parse import parse_request
-from tokenyard.tokenization import PROMPT_TAIL, LocalText, Messages, Tokenizer
+from tokenyard.parse import parse_messages, parse_request, read_chat_options
+from tokenyard.sampling import why_unknown
+from tokenyard.tokenization import PROMPT_TAIL, LocalText, Tokenizer
 from tokenyard.wire import (
     DEFAULT_RESULT_TTL_S,
     MAX_TOKEN_ID,
+    PLAIN_CHAT,
+    ChatOptions,
     Mould,
+    RepetitionDetection,
     Request,
     SamplingParams,
     StructuredOutputs,
     Unanswerable,
+    chat_fields,
     mould_of,
     pack_tokens,
     request_fields,
 )
 
+Messages = Sequence[Mapping[str, Any]]
 #: Text, token ids, or chat messages.
 Prompt = str | Sequence[int] | Messages
 
@@ -66,6 +73,17 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: dict[int, float] | None
     allowed_token_ids: list[int] | None
     bad_words: list[str] | None
+    watermarking: bool | None
+    prompt_logprob_token_ids: list[list[int]] | None
+    prompt_logprob_start: int | None
+    logprob_token_ids: list[int] | None
+    flat_logprobs: bool
+    stream_interval: int | None
+    extra_args: dict[str, Any] | None
+    skip_reading_prefix_cache: bool | None
+    thinking_token_budget: int | None
+    repetition_detection: RepetitionDetection | dict[str, Any] | None
+    trace_decode_token_ids: list[int] | None
 
 
 class SharedOptions(SamplingOptions, total=False):
@@ -84,6 +102,11 @@ class SharedOptions(SamplingOptions, total=False):
     tenant: str
     session: str  # requests of one session may share a prefix
     metadata: Mapping[str, Any]  # comes along, unread
+    tools: Sequence[Mapping[str, Any]]  # of a chat, as OpenAI writes them; shown to the model
+    documents: Sequence[Mapping[str, Any]]  # of a chat, for templates that know them
+    chat_template_kwargs: Mapping[str, Any]  # of a chat, such as {"enable_thinking": False}
+    add_generation_prompt: bool  # of a chat: begin the model's turn, as is the default
+    continue_final_message: bool  # of a chat: go on with the last message; needs the above False
 
 
 class RequestOptions(SharedOptions, total=False):
@@ -107,13 +130,14 @@ _PROMPTS: Final = (str, list)
 #: What msgspec says of a name that it does not know.
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 
-#: The parameters of who says nothing.
-_SILENT: Final = SamplingParams()
+#: Stand for those of a request while its options are checked.
+_ANY_MESSAGES: Final = [{"role": "user", "content": "?"}]
 
 #: Values that nobody can change after they were read, and options of one request alone.
 _LASTING: Final = (str, int, float, bool, type(None))
 _SINGULAR: Final = frozenset({"id", "deadline_s"})
 
+_CHAT_OPTIONS: Final = frozenset(ChatOptions.__struct_fields__)
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
@@ -127,6 +151,7 @@ class Draft(Struct, frozen=True, eq=False, gc=False):
     refuse_late: bool = False
     cancel_on_disconnect: bool = False
     mould: Mould | None = None  # that of the request, where it is known
+    digest: str = ""  # of what the user gave, whoever turns it into tokens
 
     @property
     def terms(self) -> tuple[PriorityClass, bool, bool]:
@@ -143,6 +168,7 @@ class _Template:
     silent_params: SamplingParams  # where the client makes the text itself
     refuse_late: bool
     cancel_on_disconnect: bool
+    recipe: Recipe
     #: By the field of the prompt, and whether the client makes the text itself.
     moulds: dict[tuple[str, bool], Mould] = field(default_factory=dict)
 
@@ -173,7 +199,10 @@ class Drafter:
 
     def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> Draft:
         """One request; raises `InvalidRequest`."""
-        return self._draft(prompt, None, self._known_template(options))
+        try:
+            return self._draft(prompt, None, self._known_template(options))
+        except UnicodeEncodeError as fault:
+            raise _no_text(fault, {"prompt": prompt}, options) from fault
 
     def has_room(self, draft: Draft, size: int) -> bool:
         """Whether a request may grow by so many bytes."""
@@ -186,7 +215,10 @@ class Drafter:
 
         Raises `InvalidRequest` for what is wrong with ``shared``.
         """
-        template = self._known_template(shared)
+        try:
+            template = self._known_template(shared)
+        except UnicodeEncodeError as fault:
+            raise _no_text(fault, {}, shared) from fault
         encoded = self._encode_texts(items)
         return [
             self._draft_safely(item, tokens, template, shared)
@@ -198,7 +230,10 @@ class Drafter:
         if self._tokenizer is None:
             return itertools.repeat(None, len(items))
         texts = [item for item in items if isinstance(item, str) and item]
-        ids = iter(self._tokenizer.encode(texts) if texts else ())
+        try:
+            ids = iter(self._tokenizer.encode(texts) if texts else ())
+        except UnicodeEncodeError:  # one of them is no text: each for itself, then
+            return itertools.repeat(None, len(items))
         return [next(ids) if isinstance(item, str) and item else None for item in items]
 
     def _draft_safely(
@@ -217,6 +252,10 @@ class Drafter:
             return self._draft(item, tokens, template)
         except InvalidRequest as fault:
             return fault
+        except UnicodeEncodeError as fault:
+            if not isinstance(item, _PROMPTS) and isinstance(item, Mapping):
+                return _no_text(fault, {}, item)
+            return _no_text(fault, {"prompt": item}, {})
 
     def _known_template(self, given: Mapping[str, Any]) -> _Template:
         """`_template`, read once where the same is said again and time plays no part in it."""
@@ -239,11 +278,13 @@ class Drafter:
         params = _params(base, sampling)
         # A base made of an object does not know what was said to it.
         given = sampling if isinstance(base, SamplingParams) else {**base, **sampling}
+        chat = _chat(options)
         request = _checked(
             Request(
                 id=options.get("id", "?"),
                 client=self._client_id,
-                prompt="?",
+                prompt=None if chat else "?",
+                messages=_ANY_MESSAGES if chat else None,
                 model=options.get("model", ""),
                 params=params,
                 stream=bool(options.get("stream")),
@@ -254,13 +295,14 @@ class Drafter:
                 tenant=options.get("tenant", ""),
                 session=options.get("session", ""),
                 metadata=options.get("metadata", {}),
-                stated=_stated(params, given),
+                stated=defaults_among(params, given),
+                chat=chat or PLAIN_CHAT,
             )
         )
         refuse_late = bool(options.get("refuse_late"))
         if refuse_late and request.deadline_ms is None:
             raise InvalidRequest("refuse_late", "needs a deadline")
-        bare = msgspec.structs.replace(request, id="", prompt=None)
+        bare = msgspec.structs.replace(request, id="", prompt=None, messages=None)
         silent = msgspec.structs.replace(request.params, detokenize=False)
         return _Template(
             bare if "id" not in options else msgspec.structs.replace(bare, id=request.id),
@@ -268,6 +310,7 @@ class Drafter:
             silent,
             refuse_late,
             bool(options.get("cancel_on_disconnect")),
+            Recipe(request.model, request.params, request.stated),
         )
 
     def _deadline_ms(self, options: Mapping[str, Any]) -> int | None:
@@ -285,10 +328,14 @@ class Drafter:
 
     def _draft(self, prompt: Prompt, encoded: Sequence[int] | None, template: _Template) -> Draft:
         kind = _kind(prompt)
+        _check_chat(kind, template.request)
         if encoded is None and self._tokenizer is not None:
             encoded = _encode(self._tokenizer, kind, prompt)
         params, local_text = self._text(kind, encoded, template)
+        given = kind
         content: Any = prompt if encoded is None else encoded
+        if kind == "messages":
+            content = _read_messages(content)
         if encoded is not None or kind == "tokens":
             kind, content = "tokens", _pack(content)
         request = msgspec.structs.replace(
@@ -312,6 +359,7 @@ class Drafter:
             template.refuse_late,
             template.cancel_on_disconnect,
             mould,
+            template.recipe.digest(given, _canonical(given, prompt, request), request.chat),
         )
 
     def _text(
@@ -331,15 +379,77 @@ class Drafter:
         return template.silent_params, local_text
 
 
+def _canonical(kind: str, prompt: Prompt, request: Request) -> bytes:
+    """What the user gave, as `tokenyard.digest` wants to have it."""
+    if kind == "tokens":
+        return request.tokens or b""
+    if kind == "prompt":
+        return cast(str, prompt).encode()
+    try:
+        return canonical_messages(cast(Messages, prompt))
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequest("messages", f"cannot be written as JSON: {fault}") from fault
+
+
 def _content_size(value: Any) -> int:
     if isinstance(value, bytes):
         return len(value)
     if isinstance(value, str):
         return len(value.encode())
+    return len(msgspec.json.encode(value))
+
+
+def _chat(options: Mapping[str, Any]) -> ChatOptions | None:
+    """What a chat template is given beside the messages; None where nothing is said."""
+    given = {name: options[name] for name in _CHAT_OPTIONS & options.keys()}
+    return read_chat_options(given) if given else None
+
+
+def _check_chat(kind: str, request: Request) -> None:
+    if kind != "messages" and request.chat is not PLAIN_CHAT:
+        name = min(chat_fields(request.chat), default="")
+        if name:
+            raise InvalidRequest(name, "goes with chat messages only")
+
+
+def _read_messages(messages: Any) -> list[dict[str, Any]]:
+    """Chat messages as the coordinator will read them."""
     try:
-        return len(msgspec.json.encode(value))
-    except (TypeError, ValueError) as fault:
-        raise InvalidRequest("messages", f"cannot be written as JSON: {fault}") from fault
+        return parse_messages(msgspec.json.encode(messages))
+    except UnicodeEncodeError:
+        raise
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise InvalidRequest(
+            "messages", f"cannot be written as JSON, or are nested too deeply: {fault}"
+        ) from fault
+
+
+def _no_text(
+    fault: UnicodeEncodeError, own: Mapping[str, Any], options: Mapping[str, Any]
+) -> InvalidRequest:
+    """The error for text that UTF-8 cannot say, with the name of what holds it."""
+    named = dict(own)
+    for name, value in options.items():
+        named[name if name in {*_OWN_OPTIONS, "prompt"} else f"params.{name}"] = value
+    field = next((name for name, value in named.items() if not _is_text(value)), "prompt")
+    if field == "prompt" and isinstance(named.get("prompt"), list):
+        field = "messages"
+    lone = fault.object[fault.start]
+    return InvalidRequest(
+        field,
+        f"is no valid Unicode: it holds {lone!a} alone, from bytes that are not UTF-8 or from such"
+        " an escape in JSON",
+    )
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return False
+    except (TypeError, ValueError):
+        return True  # wrong in another way
+    return True
 
 
 def _is_same(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
@@ -357,6 +467,8 @@ def _checked(request: Request) -> Request:
         raise InvalidRequest("result_ttl", "must be at least 1")  # 0 would travel as "default"
     try:
         fields = request_fields(request)
+    except UnicodeEncodeError:
+        raise
     except (TypeError, ValueError) as fault:
         raise InvalidRequest("metadata", f"cannot be written as JSON: {fault}") from fault
     wire = {
@@ -383,15 +495,10 @@ def _params(
         message, _, path = str(fault).partition(" - at ")
         field = "params" + path.strip("`").removeprefix("$")
         if unknown := _UNKNOWN_FIELD.fullmatch(message):
-            field, message = f"{field}.{unknown[1]}", "there is no such parameter"
+            field, message = f"{field}.{unknown[1]}", why_unknown(unknown[1])
         raise InvalidRequest(field, message) from fault
     except TypeError as fault:
         raise InvalidRequest("params", str(fault)) from fault
-
-
-def _stated(params: SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
-    """What was given although it is the default, which would not travel otherwise."""
-    return tuple(name for name in given if getattr(params, name) == getattr(_SILENT, name))
 
 
 def _kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
@@ -407,19 +514,15 @@ def _kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
         raise InvalidRequest("tokens", "is empty")
     if not isinstance(prompt[0], Mapping):
         return "tokens"
-    for at, message in enumerate(prompt):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"messages[{at}].role", "must be a string")
     return "messages"
 
 
-def _encode(tokenizer: Tokenizer, kind: str, prompt: Prompt) -> Sequence[int]:
+def _encode(tokenizer: Tokenizer, kind: str, prompt: Prompt) -> Sequence[int] | None:
+    """The prompt as token ids; None for a chat, of which the worker makes them."""
     if kind == "prompt":
         [tokens] = tokenizer.encode([cast(str, prompt)])
         return tokens
-    if kind == "messages":
-        return tokenizer.encode_chat(cast(Messages, prompt))
-    return cast(Sequence[int], prompt)
+    return cast(Sequence[int], prompt) if kind == "tokens" else None
 
 
 def _pack(tokens: Any) -> bytes:

@@ -6,16 +6,20 @@ TokenyardError
 │   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
 │   ├── NoCoordinator             nobody leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
+│   │   └── BrokerNotWritable     it answers, and takes no writes; ``code`` is Redis' word for why
 │   ├── EngineLost                the process of an engine of one's own died; it is loaded again
 │   ├── NoFreeDevice              other engines hold the devices
 │   └── WaitTimeout               the result is not there yet (also a TimeoutError)
 └── PermanentError                trying the same again does not help
     ├── InvalidRequest            the request breaks the protocol; ``field`` says where
+    ├── IdReused                  the id is known with another prompt or other parameters
     ├── ProtocolMismatch          the yard speaks another version
     ├── SettingsError             ``faults`` lists everything that is wrong with the settings
     ├── BrokerUnsuitable          this Redis cannot carry a yard
     │   └── NotPermitted          its user has not the right to do that
+    ├── StartFailed               the workers of a host cannot start; the message says what to do
     ├── LoadFailed                an engine could not be made; the message is the engine's
+    ├── NotStarted                a coordinator or controller did not come up; the reason is its own
     ├── UnknownRequest            the yard never heard of it, or its result has expired
     └── RequestFailed             the request ended without success; ``result`` has it all
 
@@ -44,6 +48,12 @@ class Code(enum.StrEnum):
     INFERENCE_ERROR = "INFERENCE_ERROR"
     WORKER_LOST = "WORKER_LOST"
     POISONED = "POISONED"
+    ID_REUSED = "ID_REUSED"
+
+
+def reused(request_id: str) -> str:
+    """Why a request is refused whose id is known with another: code and message."""
+    return f"{Code.ID_REUSED}: the id {request_id!r} is known with another request"
 
 
 class TokenyardError(Exception):
@@ -91,6 +101,19 @@ class BrokerUnavailable(TransientError):
     """Redis does not answer."""
 
 
+class BrokerNotWritable(BrokerUnavailable):
+    """Redis answers, and takes no writes: nothing can be submitted, and nobody can lead.
+
+    ``code`` is the first word of what Redis said: ``OOM`` (no memory), ``MISCONF`` (it cannot
+    write to its disk), ``READONLY`` (a replica) or ``NOREPLICAS`` (too few replicas follow). The
+    message says what to do.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class EngineLost(TransientError):
     """The engine is gone before it has answered: its process died, or somebody let go of it.
 
@@ -122,6 +145,20 @@ class InvalidRequest(PermanentError):
         self.message = message
 
 
+class IdReused(PermanentError):
+    """The id is known with another prompt, model or other parameters: its answer is another's.
+
+    ``accepted`` has the handles of those of a burst that were accepted before it.
+    """
+
+    def __init__(self, request_id: str, accepted: Sequence[Any] = ()) -> None:
+        super().__init__(
+            f"{reused(request_id)}; choose another id, or read the first's answer with attach()"
+        )
+        self.request_id = request_id
+        self.accepted = list(accepted)
+
+
 class ProtocolMismatch(PermanentError):
     """The yard speaks another version of the protocol."""
 
@@ -142,8 +179,16 @@ class NotPermitted(BrokerUnsuitable):
     """The user of this Redis has not the right to do that; the message says which is missing."""
 
 
+class StartFailed(PermanentError):
+    """No worker process of a host can start; the message is a paragraph: how, why, what to do."""
+
+
 class LoadFailed(PermanentError):
     """An engine could not be made of a model; the message is the engine's own."""
+
+
+class NotStarted(PermanentError):
+    """A coordinator or a controller in a process of one's own did not come up, and says why."""
 
 
 class UnknownRequest(PermanentError):

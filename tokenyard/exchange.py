@@ -38,6 +38,7 @@ class Exchange:
     __slots__ = (
         "checked_at",
         "deltas",
+        "digest",
         "eta_s",
         "fault",
         "final",
@@ -55,6 +56,8 @@ class Exchange:
     def __init__(self, request_id: str, local_text: LocalText | None, now: float) -> None:
         self.id = request_id
         self.local_text = local_text
+        #: Of the request; empty where it is not known.
+        self.digest = ""
         self.deltas: list[Reply] = []
         self.published = 0  # tokens in ``deltas``
         self.final: Reply | None = None

@@ -15,9 +15,15 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.connection import public_url
-from tokenyard.errors import NoCoordinator, ProtocolMismatch
+from tokenyard.errors import (
+    BrokerNotWritable,
+    NoCoordinator,
+    ProtocolMismatch,
+    TokenyardError,
+)
 from tokenyard.keys import Keys
 from tokenyard.operations import Ask, Pause, Steps
+from tokenyard.scripts import probe
 from tokenyard.wire import WIRE_VERSION
 from tokenyard.worker_info import WorkerInfo, decode_worker
 
@@ -42,7 +48,7 @@ class YardInfo(Struct, frozen=True, kw_only=True):
 def shake_hands(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
     """Wait at most ``timeout_s`` for a leader, then read what the yard says of itself.
 
-    Raises `NoCoordinator` or `ProtocolMismatch`.
+    Raises `NoCoordinator`, `BrokerNotWritable` where nobody can lead, or `ProtocolMismatch`.
     """
     give_up = time.monotonic() + timeout_s
     while True:
@@ -61,8 +67,19 @@ def shake_hands(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
             return info
         left_s = give_up - time.monotonic()
         if left_s <= 0:
+            yield from _expect_writable(keys)
             raise NoCoordinator(_nobody(keys.yard, url, timeout_s))
         yield Pause(min(_POLL_S, left_s))
+
+
+def _expect_writable(keys: Keys) -> Steps[None]:
+    """Raises `BrokerNotWritable` where the server takes no writes, so that nobody can lead."""
+    try:
+        yield probe(keys)
+    except BrokerNotWritable:
+        raise
+    except TokenyardError:
+        return  # a user who may not ask; the yard is as it looks
 
 
 def _read(yard: str, answers: list[Any], now: float) -> YardInfo | None:

@@ -90,13 +90,14 @@ class Snapshot:
     state: str  # empty where the yard does not know the request
     result: bytes | None  # msgpack map
     published: bytes  # packed
+    digest: str = ""  # of the request; empty where nobody gave one
 
 
 def snapshot_commands(keys: Keys, client: str, request_ids: Sequence[str]) -> list[Command]:
     """What to ask for the snapshots of some requests: each result, then the tokens without one."""
     commands: list[Command] = []
     for request_id in request_ids:
-        commands.append(("HMGET", keys.ledger(client, request_id), "state", "result"))
+        commands.append(("HMGET", keys.ledger(client, request_id), "state", "result", "digest"))
         commands.append(("GET", keys.tokens(client, request_id)))
     return commands
 
@@ -105,6 +106,6 @@ def read_snapshots(answers: Sequence[Any]) -> list[Snapshot]:
     """Read the answers to `snapshot_commands`."""
     pairs = zip(answers[::2], answers[1::2], strict=True)
     return [
-        Snapshot((state or b"").decode(), result, published or b"")
-        for (state, result), published in pairs
+        Snapshot((state or b"").decode(), result, published or b"", (digest or b"").decode())
+        for (state, result, digest), published in pairs
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from tokenyard.errors import SettingsError
+from tokenyard.health import Health
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -127,13 +128,18 @@ class Collector(Protocol):
 
 
 class Endpoint:
-    """Shows the metrics of one process at ``http://host:port/metrics``, from its own thread."""
+    """Shows one process at ``http://host:port``, from a thread of its own.
 
-    def __init__(self, collector: Collector, host: str, port: int) -> None:
+    ``/metrics`` is for Prometheus, ``/livez`` and ``/readyz`` are for probes: status 200 and
+    ``ok``, or 503 and the reason.
+    """
+
+    def __init__(self, collector: Collector, health: Health, host: str, port: int) -> None:
         """Raises `SettingsError` where the extra is missing."""
         if importlib.util.find_spec("prometheus_client") is None:
             raise SettingsError(["metrics_port: needs more: pip install 'tokenyard[metrics]'"])
         self._collector = collector
+        self._health = health
         self._host = host
         self._port = port
         self._server: WSGIServer | None = None
@@ -149,12 +155,17 @@ class Endpoint:
         registry.register(self._collector)
         application: Any = make_wsgi_app(registry)
 
-        def plain(environ: dict[str, Any], start_response: Any) -> Any:
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            match environ["PATH_INFO"]:
+                case "/livez":
+                    return _verdict(self._health.not_live, start_response)
+                case "/readyz":
+                    return _verdict(self._health.not_ready, start_response)
             # In OpenMetrics the library takes the colon out of names that are not its own.
             return application({**environ, "HTTP_ACCEPT": _PLAIN}, start_response)
 
         try:
-            self._server = make_server(self._host, self._port, plain)
+            self._server = make_server(self._host, self._port, answer)
         except OSError as fault:
             place = f"{self._host}:{self._port}"
             raise SettingsError([f"metrics_port: cannot listen at {place}: {fault}"]) from fault
@@ -170,3 +181,10 @@ class Endpoint:
             server.shutdown()
             server.server_close()
             self._thread.join(_STOP_S)
+
+
+def _verdict(reason: str, start_response: Any) -> list[bytes]:
+    """The answer to a probe: status 200, or 503 with the reason."""
+    status = "503 Service Unavailable" if reason else "200 OK"
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{reason or 'ok'}\n".encode()]

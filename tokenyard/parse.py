@@ -12,8 +12,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from tokenyard.chat import check_messages, check_objects, check_template_kwargs
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.keys import is_name
+from tokenyard.sampling import why_unknown
 from tokenyard.wire import (
     DEFAULT_CLIENT,
     DEFAULT_RESULT_TTL_S,
@@ -22,9 +24,11 @@ from tokenyard.wire import (
     MAX_RESULT_TTL_S,
     MAX_TOKEN_ID,
     OWN_FIELDS,
+    PLAIN_CHAT,
     SYSTEM_FIELDS,
     WIRE_VERSION,
     Assignment,
+    ChatOptions,
     Refused,
     Request,
     SamplingParams,
@@ -39,6 +43,9 @@ _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: The place of a fault in what msgspec says of it.
 _PATH = re.compile(r"`\$([^`]*)`")
 
+#: What msgspec says of a name that it does not know.
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
+
 #: What is not taken from the field ``shared``.
 _NOT_SHARED: Final = SYSTEM_FIELDS | {b"shared"}
 #: Longest field ``shared`` whose reading is kept.
@@ -46,11 +53,14 @@ _LONGEST_MOULD: Final = 4096
 #: An entry with no other fields than these can be read by way of its mould.
 _CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"shared"}
 
+#: What only a chat has.
+_CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
+
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 _texts_decoder = msgspec.json.Decoder(dict[str, str])
 _params_decoder = msgspec.json.Decoder(SamplingParams)
-_messages_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+_objects_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
@@ -198,7 +208,7 @@ def _parse_body(
         client=client,
         tokens=_tokens(fields) if given == ["tokens"] else None,
         prompt=_prompt(fields) if given == ["prompt"] else None,
-        messages=_messages(fields) if given == ["messages"] else None,
+        messages=parse_messages(fields[b"messages"]) if given == ["messages"] else None,
         model=_text(fields, "model"),
         params=_params(fields, defaults),
         stream=_flag(fields, "stream"),
@@ -209,6 +219,7 @@ def _parse_body(
         tenant=_text(fields, "tenant"),
         session=_text(fields, "session"),
         metadata=_json(fields, "metadata", _object_decoder, {}),
+        chat=parse_chat(fields, given[0]),
     )
 
 
@@ -275,8 +286,8 @@ def _integer(fields: Mapping[bytes, bytes], name: str, default: int, low: int, h
     return value
 
 
-def _flag(fields: Mapping[bytes, bytes], name: str) -> bool:
-    raw = fields.get(name.encode(), b"0")
+def _flag(fields: Mapping[bytes, bytes], name: str, *, default: bool = False) -> bool:
+    raw = fields.get(name.encode(), b"%d" % default)
     if raw not in (b"0", b"1"):
         raise InvalidRequest(name, "must be 0 or 1")
     return raw == b"1"
@@ -291,6 +302,9 @@ def _json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) 
     except msgspec.ValidationError as fault:
         message, _, place = str(fault).partition(" - at ")
         path = _PATH.search(place)
+        unknown = _UNKNOWN_FIELD.fullmatch(message)
+        if unknown and name == "params" and not path:
+            raise InvalidRequest(f"params.{unknown[1]}", why_unknown(unknown[1])) from None
         raise InvalidRequest(name + (path[1] if path else ""), message) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise InvalidRequest(name, f"is not the JSON expected: {fault}") from None
@@ -306,14 +320,75 @@ def _params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> Sampl
     return params
 
 
-def _messages(fields: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = _json(fields, "messages", _messages_decoder, [])
-    if not messages:
-        raise InvalidRequest("messages", "is empty")
-    for at, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"messages[{at}].role", "must be a string")
+def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams, list[str]]:
+    """The sampling parameters of an entry, and the names of those that it gives.
+
+    Raises `InvalidRequest`.
+    """
+    return _params(fields, _NOTHING), list(_json(fields, "params", _members_decoder, {}))
+
+
+def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
+    """The field that holds the prompt of an entry, and its value, tokens packed.
+
+    Raises `InvalidRequest`.
+    """
+    for name in ("tokens", "prompt", "messages"):
+        value = fields.get(name.encode())
+        if value is not None:
+            return name, _tokens(fields) if name == "tokens" else value
+    raise InvalidRequest("prompt", "is missing")
+
+
+def parse_messages(raw: bytes) -> list[dict[str, Any]]:
+    """Read the JSON of chat messages; raises `InvalidRequest`."""
+    messages: list[dict[str, Any]] = _json({b"messages": raw}, "messages", _objects_decoder, [])
+    check_messages(messages)
     return messages
+
+
+def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
+    """Options of a chat as a program writes them; raises `InvalidRequest`.
+
+    Their values are looked at where the request is read.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(given, str_keys=True), ChatOptions)
+    except msgspec.ValidationError as fault:
+        message, _, path = str(fault).partition(" - at ")
+        raise InvalidRequest(path.strip("`").removeprefix("$."), message) from None
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise InvalidRequest(min(given), f"cannot be written as JSON: {fault}") from None
+
+
+def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:
+    """What a chat template is given beside the messages; raises `InvalidRequest`.
+
+    ``prompt`` is the field that holds the prompt.
+    """
+    if _CHAT_FIELDS.isdisjoint(fields):
+        return PLAIN_CHAT
+    if prompt != "messages":
+        [name, *_] = sorted(name.decode() for name in _CHAT_FIELDS & fields.keys())
+        raise InvalidRequest(name, f"goes with messages, not with {prompt}")
+    chat = ChatOptions(
+        tools=_objects(fields, "tools"),
+        documents=_objects(fields, "documents"),
+        chat_template_kwargs=_json(fields, "chat_template_kwargs", _object_decoder, {}),
+        add_generation_prompt=_flag(fields, "add_generation_prompt", default=True),
+        continue_final_message=_flag(fields, "continue_final_message"),
+    )
+    check_template_kwargs(chat.chat_template_kwargs)
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise InvalidRequest("continue_final_message", "needs add_generation_prompt to be false")
+    return chat
+
+
+def _objects(fields: Mapping[bytes, bytes], name: str) -> list[dict[str, Any]] | None:
+    objects: list[dict[str, Any]] | None = _json(fields, name, _objects_decoder, None)
+    if objects is not None:
+        check_objects(name, objects)
+    return objects
 
 
 def _prompt(fields: Mapping[bytes, bytes]) -> str:

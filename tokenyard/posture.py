@@ -53,9 +53,23 @@ def worker_scope(name: str) -> str:
     return f"{_WORKER}{name}"
 
 
+def said(scope: str) -> str:
+    """A scope as people read it."""
+    kind, _, name = scope.partition(":")
+    return f"{kind} {name}" if name else "all workers"
+
+
 def is_scope(text: str) -> bool:
     """Whether ``text`` names a scope."""
     return text == ALL or (text.startswith((_MODEL, _WORKER)) and not text.endswith(":"))
+
+
+class Trial(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What comes back where a reload fails, or who gave it is not heard of any more."""
+
+    until_ms: int  # unix time by the server's clock; then the leader ends it
+    weights: str = ""
+    conduct: Conduct = "RUNNING"
 
 
 class Posture(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,6 +80,11 @@ class Posture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int | None = None  # stamped on results; None: none was set
     profiling: bool = False
     weights: str = ""  # path of a checkpoint that stands in for the model's own; "": its own
+    # Of the order that took it to where it is, while not RUNNING.
+    by: str = ""  # the operator, as user@host
+    why: str = ""  # in words
+    since_ms: int = 0  # unix time by the server's clock; 0: not known
+    trial: Trial | None = None  # while a reload is under way
 
 
 class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +96,8 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int | None = None  # SET_GENERATION_EPOCH
     weights: str = ""  # RELOAD_WEIGHTS
     why: str = ""  # in words
+    by: str = ""  # the operator, as user@host
+    trial: Trial | None = None  # of a reload: PAUSE, RELOAD_WEIGHTS, SET_GENERATION_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +135,10 @@ class Invalid(Exception):
     """A signal that is not allowed in the posture that its scope has; the message says why."""
 
 
-def after(posture: Posture, order: Order) -> Posture:
+def after(posture: Posture, order: Order, now_ms: int = 0) -> Posture:
     """The posture that an order leaves behind; the same one where it is redundant.
+
+    ``now_ms`` is unix time by the server's clock, 0 where it does not matter.
 
     Raises:
         Invalid: it is not allowed now, or lacks what belongs to it.
@@ -129,17 +152,56 @@ def after(posture: Posture, order: Order) -> Posture:
     changed = msgspec.structs.replace(posture, conduct=rule.leads_to or posture.conduct)
     match order.signal:
         case "PAUSE":
-            return msgspec.structs.replace(changed, mode=order.mode)
+            return _held(
+                msgspec.structs.replace(changed, mode=order.mode, trial=order.trial), order, now_ms
+            )
+        case "SUSPEND":
+            return _held(changed, order, now_ms)
         case "UNPAUSE":
-            return msgspec.structs.replace(changed, mode=Posture().mode)
+            return _running(changed)
         case "SET_GENERATION_EPOCH":
-            return msgspec.structs.replace(changed, epoch=_epoch(order))
+            trial = order.trial or changed.trial
+            return msgspec.structs.replace(changed, epoch=_epoch(order), trial=trial)
         case "START_PROFILE" | "STOP_PROFILE":
             return msgspec.structs.replace(changed, profiling=order.signal == "START_PROFILE")
         case "RELOAD_WEIGHTS":
-            return msgspec.structs.replace(changed, weights=_weights(order))
+            return msgspec.structs.replace(changed, weights=_weights(order), trial=order.trial)
         case _:
             return changed
+
+
+def _held(posture: Posture, order: Order, now_ms: int) -> Posture:
+    """With who has ordered it, when, and why; a suspend without a reason has that of the pause."""
+    return msgspec.structs.replace(
+        posture, by=order.by, why=order.why or posture.why, since_ms=now_ms
+    )
+
+
+def _running(posture: Posture) -> Posture:
+    """Running again, so that nobody holds it any more."""
+    return msgspec.structs.replace(
+        posture, conduct="RUNNING", mode=Posture().mode, by="", why="", since_ms=0, trial=None
+    )
+
+
+def restored(posture: Posture) -> Posture:
+    """The posture before the reload that is under way; without one, the same.
+
+    What an operator has suspended meanwhile stays so.
+    """
+    if posture.trial is None:
+        return posture
+    conduct = posture.trial.conduct if posture.conduct == "PAUSED" else posture.conduct
+    before = msgspec.structs.replace(
+        posture, conduct=conduct, weights=posture.trial.weights, trial=None
+    )
+    return _running(before) if conduct == "RUNNING" else before
+
+
+def undo_reload(scope: str, posture: Posture, why: str) -> tuple[Order, Posture]:
+    """The order that ends a reload which is under way, and the posture that it leaves behind."""
+    before = restored(posture)
+    return Order(signal="RELOAD_WEIGHTS", scope=scope, weights=before.weights, why=why), before
 
 
 def _epoch(order: Order) -> int:

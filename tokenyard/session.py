@@ -205,6 +205,7 @@ class Session:
         """Bring requests up to what their ledgers say."""
         for exchange, snapshot in zip(exchanges, snapshots, strict=True):
             self._lost.pop(exchange.id, None)
+            exchange.digest = exchange.digest or snapshot.digest
             self._settle(exchange, snapshot)
             self._sort(exchange)
 

@@ -20,6 +20,8 @@ from tokenyard.keys import is_name
 
 PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
 EngineName = Literal["vllm", "simulated"]
+StartFailureAction = Literal["exit", "retry"]
+DeviceName = Literal["auto", "cuda", "cpu"]
 
 
 def default_name(role: str) -> str:
@@ -51,6 +53,8 @@ class CoordinatorSettings:
     record: Path | None = None
     #: A recorded schedule to follow.
     replay: Path | None = None
+    #: A worker that it names and that is absent is waited for so long; then the policy decides.
+    replay_wait_s: float = 30.0
     #: The leader's lease: so long a yard stands still when its leader is killed.
     lease_ms: int = 5_000
     #: Longest blocking read. Must stay below the socket's time-out.
@@ -75,12 +79,17 @@ class CoordinatorSettings:
     #: Workers keep the models that they hold: none is loaded because requests wait for it.
     static: bool = False
     #: A model waits no longer for a worker that serves another one; the models file may say more.
-    max_model_wait_s: float = 30.0
+    #: 0: as long as follows from what swaps cost on each host, and from the share below.
+    max_model_wait_s: float = 0.0
+    #: Most of a device's time that swaps of models may take, where their cost decides.
+    max_swap_share: float = 0.1
     reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
+    liveness_timeout_s: float = 60.0
     #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
     otlp_endpoint: str = ""
 
@@ -93,22 +102,29 @@ class CoordinatorSettings:
                 yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
         if self.expect_workers < 0:
             yield "expect_workers: must not be negative"
-        if self.deterministic and not self.expect_workers:
-            yield "deterministic: needs expect_workers, so that the set of workers is known"
-        if self.deterministic and self.policy != "round_robin":
-            yield f"deterministic: deals requests out in turn; leave policy {self.policy} out"
-        if self.replay and not self.replay.is_file():
-            yield f"replay: no file at {self.replay}"
+        yield from self._faults_of_schedules()
         if self.lease_ms < 500:
             yield "lease_ms: must be at least 500"
-        if self.max_model_wait_s <= 0:
-            yield "max_model_wait_s: must be positive"
+        if self.max_model_wait_s < 0:
+            yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
+        if not 0 < self.max_swap_share <= 1:
+            yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
         positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")
         limits = ("max_crashes", "max_crashed_alone", "max_lost_alone", "max_faults")
         for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
         yield from _faults_of_watching(self)
+
+    def _faults_of_schedules(self) -> Iterator[str]:
+        if self.deterministic and not self.expect_workers:
+            yield "deterministic: needs expect_workers, so that the set of workers is known"
+        if self.deterministic and self.policy != "round_robin":
+            yield f"deterministic: deals requests out in turn; leave policy {self.policy} out"
+        if self.replay and not self.replay.is_file():
+            yield f"replay: no file at {self.replay}"
+        if self.replay_wait_s < 0:
+            yield "replay_wait_s: must not be negative"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +150,9 @@ class WorkerSettings:
     spares: int = 0
     #: Engines that may sleep on each device beside the one that is awake.
     sleepers: int = 0
-    #: Devices by index, one for each slot; on CPU empty.
+    #: What engines use; ``auto`` asks vLLM and torch.
+    device: DeviceName = "auto"
+    #: GPUs by index or UUID, MIG instances by UUID, one for each slot; on a CPU empty.
     devices: tuple[str, ...] = ()
     dtype: str = "auto"
     #: Tokens, prompt and output together; 0: what the model allows.
@@ -152,8 +170,11 @@ class WorkerSettings:
     start_timeout_s: float = 600.0
     #: Before a model gives way, its running requests may finish for so long; the rest goes back.
     drain_timeout_s: float = 600.0
-    #: Part of the warm memory that may stay behind after an unload; above it, a new process.
+    #: Part of its warm memory by which a process may grow steadily in six unloads; above it, a new
+    #: one.
     leak_tolerance: float = 0.02
+    #: The same in MiB: the larger one counts.
+    leak_floor_mib: float = 64.0
     #: A busy engine that makes no step for so long is killed.
     hang_timeout_s: float = 60.0
     #: On SIGTERM running requests may finish for so long; what is left is handed back.
@@ -161,6 +182,10 @@ class WorkerSettings:
     #: First and longest pause before a dead process is started again.
     backoff_s: float = 0.5
     max_backoff_s: float = 30.0
+    #: Failures of the same kind before any process of this host was of use: that is enough.
+    max_start_failures: int = 3
+    #: What then: end with status 5, or say so once and go on trying with `max_backoff_s`.
+    on_start_failure: StartFailureAction = "exit"
     reply_maxlen: int = 10_000
     #: Simulated engine only: prefill tokens/s, seconds for a decode step (0: no limit).
     simulated_prefill_rate: float = 0.0
@@ -174,6 +199,8 @@ class WorkerSettings:
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
+    liveness_timeout_s: float = 60.0
     #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
     otlp_endpoint: str = ""
 
@@ -196,7 +223,8 @@ class WorkerSettings:
             msgspec.json.decode(self.engine_args, type=dict)
         except msgspec.MsgspecError as fault:
             yield f"engine_args: must be a JSON object: {fault}"
-        for name in ("slots", "max_num_seqs", "block_ms", "reply_maxlen"):
+        counts = ("slots", "max_num_seqs", "block_ms", "reply_maxlen", "max_start_failures")
+        for name in counts:
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
         if self.lease_ms < 1_000:
@@ -205,7 +233,8 @@ class WorkerSettings:
         for name in (*waits, "max_backoff_s"):
             if getattr(self, name) <= 0:
                 yield f"{name}: must be positive"
-        for name in ("grace_s", "spares", "sleepers", "leak_tolerance", "simulated_load_s"):
+        amounts = ("grace_s", "leak_tolerance", "leak_floor_mib", "simulated_load_s")
+        for name in (*amounts, "spares", "sleepers"):
             if getattr(self, name) < 0:
                 yield f"{name}: must not be negative"
         yield from _faults_of_watching(self)
@@ -219,10 +248,14 @@ class WorkerSettings:
             yield "model: the vllm engine needs one (a folder or a Hugging Face name), or a file"
         if self.devices and len(self.devices) != self.slots:
             yield f"devices: {len(self.devices)} given for {self.slots} slots"
+        if self.devices and self.device == "cpu":
+            yield "devices: are GPUs; leave them out with device cpu"
 
 
 def _faults_of_watching(settings: CoordinatorSettings | WorkerSettings) -> Iterator[str]:
     if not 0 <= settings.metrics_port < 2**16:
         yield "metrics_port: must be from 1 to 65535, or 0 for none"
+    if settings.liveness_timeout_s <= 0:
+        yield "liveness_timeout_s: must be positive"
     if settings.otlp_endpoint and not settings.otlp_endpoint.startswith(("http://", "https://")):
         yield "otlp_endpoint: must be an http:// or https:// URL"

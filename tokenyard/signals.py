@@ -8,8 +8,8 @@ workers that are in scope now. Errors of redis-py pass, for `tokenyard.connectio
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -26,18 +26,22 @@ from tokenyard.posture import (
     Posture,
     Postures,
     Signal,
+    Trial,
     after,
     decode_postures,
     is_scope,
     model_scope,
+    undo_reload,
     worker_scope,
 )
 from tokenyard.scripts import Scripts
 from tokenyard.streams import position
-from tokenyard.worker_info import WorkerInfo, decode_worker
+from tokenyard.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
 _POLL_S: Final = 0.1
+#: What a reload that nobody ends has beyond its own time-out before the leader ends it.
+_GRACE_S: Final = 5.0
 #: So often the posture may be changed by others between our look and our change.
 _LOST_RACES: Final = 100
 
@@ -86,7 +90,7 @@ class Signals:
 
     def postures(self) -> Postures:
         """The postures of all scopes."""
-        return decode_postures(self._fields())
+        return decode_postures(self._fields()[0])
 
     def give(self, order: Order) -> Given:
         """Give a signal, whatever other operators do at the same time.
@@ -104,10 +108,10 @@ class Signals:
     def _change(self, order: Order) -> Given:
         """Change the posture of the order's scope, as it is when nobody comes between."""
         for _ in range(_LOST_RACES):
-            fields = self._fields()
+            fields, now_ms = self._fields()
             found = decode_postures(fields)
             posture = found.by_scope.get(order.scope, Posture())
-            changed = after(posture, order)
+            changed = after(posture, order, now_ms)
             if changed == posture and not self._is_refused(order, found.changed):
                 return Given(order, (found.changed,), is_redundant=True)
             seen = fields.get(order.scope.encode(), b"")
@@ -146,47 +150,142 @@ class Signals:
             Holdout(one, live[one].name, _reason(answers.get(one))) for one in sorted(waited_for)
         ]
 
-    def wait(self, given: Given, timeout_s: float) -> list[Holdout]:
-        """Wait until all have obeyed; who has not, after ``timeout_s`` or where the rest refuse."""
+    def wait(
+        self, given: Given, timeout_s: float, enough: Callable[[Iterable[object]], bool] = all
+    ) -> list[Holdout]:
+        """Wait until all have obeyed; who has not, after ``timeout_s`` or where the rest refuse.
+
+        With ``enough=any`` the first refusal ends the wait.
+        """
         until = time.monotonic() + timeout_s
-        while (left := self.holdouts(given)) and not all(one.reason for one in left):
+        while (left := self.holdouts(given)) and not enough(one.reason for one in left):
             if (rest_s := until - time.monotonic()) <= 0:
                 break
             time.sleep(min(_POLL_S, rest_s))
         return left
 
     def reload(
-        self, model: str, path: str, epoch: int, mode: PauseMode, timeout_s: float
+        self, model: str, path: str, epoch: int, mode: PauseMode, timeout_s: float, by: str = ""
     ) -> list[Holdout]:
         """New weights for a model, under a new epoch: pause, load, count on, and run again.
 
         ``path`` is a checkpoint as the workers' hosts see it, "" for the model's own. It names its
-        content: weights at a path that they are from already are not read again. Where somebody
-        holds out the model stays as it is then, mostly PAUSED, and the same call goes on from
-        there. ``timeout_s`` bounds the whole.
+        content: weights at a path that they are from already are not read again. Each host that
+        may load the model looks at it before anything is paused. Where a worker cannot have it,
+        or has not obeyed in time, all go back to what was before, the old epoch included; those
+        who held out are given. ``timeout_s`` bounds the whole. A caller that dies leaves this to
+        the leader, once that time is over, or to the same call made again. ``by`` is the operator.
 
         Raises:
-            posture.Invalid: it is not allowed now; nothing has changed.
+            posture.Invalid: it is not allowed now, or no host is there that may load the model;
+                nothing has changed.
         """
         until = time.monotonic() + timeout_s
-        for order in self._reload_orders(model_scope(model), path, epoch, mode):
-            if left := self.wait(self.give(order), max(0.0, until - time.monotonic())):
-                return left
+        scope = model_scope(model)
+        orders = self._reload_orders(scope, path, epoch, mode, timeout_s, by)
+        if path and (left := self._check(model, path, timeout_s)):
+            return left
+        try:
+            for order in orders:
+                rest_s = max(0.0, until - time.monotonic())
+                if left := self.wait(self.give(order), rest_s, enough=any):
+                    self._go_back(scope, until)
+                    return left
+        except KeyboardInterrupt:
+            self._go_back(scope, time.monotonic())
+            raise
         return []
 
-    def _reload_orders(self, scope: str, path: str, epoch: int, mode: PauseMode) -> Sequence[Order]:
+    def end_trial(self, scope: str, why: str) -> Given | None:
+        """Bring back what was before a reload that is under way; None where none is."""
+        for _ in range(_LOST_RACES):
+            seen = self._fields()[0].get(scope.encode(), b"")
+            posture = decode_postures({scope.encode(): seen}).by_scope.get(scope, Posture())
+            if posture.trial is None:
+                return None
+            order, before = undo_reload(scope, posture, why)
+            if entry := self._scripts.signal(order, seen, before):
+                return Given(order, (entry,))
+        raise BrokerUnavailable(f"others change the posture of {scope} all the time")
+
+    def _go_back(self, scope: str, until: float) -> None:
+        """All to what was before, together with those who have obeyed already."""
+        if given := self.end_trial(scope, "the reload has failed"):
+            self.wait(given, max(0.0, until - time.monotonic()))
+
+    def _check(self, model: str, path: str, timeout_s: float) -> list[Holdout]:
+        """The hosts that may load a model and could not have these weights, or do not answer."""
+        asked = {}  # by the id of the command: a worker of each host
+        for worker, info in self._one_worker_of_each_host(model):
+            command = Command(
+                verb="check", worker=worker, model=model, weights=path, why="a reload is asked for"
+            )
+            asked[self._scripts.command(command) or ""] = Holdout(worker, info.name)
+        if not asked:
+            raise Invalid(
+                f"RELOAD_WEIGHTS: no host that may load {model} is there, so none can look at "
+                f"{path}: start one first"
+            )
+        until = time.monotonic() + timeout_s
+        while True:
+            answers = self._answers(asked)
+            left = [
+                replace(one, reason=_reason(answers.get(one.worker)))
+                for one in asked.values()
+                if one.worker not in answers or not answers[one.worker].done
+            ]
+            is_over = not left or any(one.reason for one in left) or time.monotonic() >= until
+            if is_over:
+                return left
+            time.sleep(_POLL_S)
+
+    def _one_worker_of_each_host(self, model: str) -> list[tuple[str, WorkerInfo]]:
+        """Of the hosts that are there and may load a model."""
+        packed: Any = self._connection.hgetall(self._keys.hosts)
+        hosts = {name.decode(): _host(entry) for name, entry in packed.items()}
+        found = {}
+        for worker, info in sorted(self._live().items()):
+            host = hosts.get(info.controller)
+            if host and any(one.name == model for one in host.models):
+                found[info.controller] = (worker, info)
+        return list(found.values())
+
+    def _reload_orders(
+        self, scope: str, path: str, epoch: int, mode: PauseMode, timeout_s: float, by: str
+    ) -> Sequence[Order]:
         """The steps of a reload; refused here is what would fail at a later one, or load nothing.
 
-        A scope that is paused is not paused again: who could not load other weights obeys nothing
-        until it is given some that it can.
+        A scope that is paused is not paused again. Once the weights are everywhere, they stay
+        whatever becomes of the caller.
         """
-        orders = (
-            Order(signal="PAUSE", scope=scope, mode=mode, why="reload"),
-            Order(signal="RELOAD_WEIGHTS", scope=scope, weights=path, why="reload"),
-            Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=epoch, why="reload"),
-            Order(signal="UNPAUSE", scope=scope, why="reload"),
+        fields, now_ms = self._fields()
+        posture = begun = decode_postures(fields).by_scope.get(scope, Posture())
+        trial = Trial(
+            until_ms=now_ms + int(1000 * (timeout_s + _GRACE_S)),
+            weights=begun.trial.weights if begun.trial else begun.weights,
+            conduct=begun.trial.conduct if begun.trial else begun.conduct,
         )
-        posture = begun = self.postures().by_scope.get(scope, Posture())
+        done = Trial(until_ms=trial.until_ms, weights=path)
+        orders = (
+            Order(signal="PAUSE", scope=scope, mode=mode, why="reload", by=by, trial=trial),
+            Order(
+                signal="RELOAD_WEIGHTS",
+                scope=scope,
+                weights=path,
+                why="reload",
+                by=by,
+                trial=trial,
+            ),
+            Order(
+                signal="SET_GENERATION_EPOCH",
+                scope=scope,
+                epoch=epoch,
+                why="reload",
+                by=by,
+                trial=done,
+            ),
+            Order(signal="UNPAUSE", scope=scope, why="reload", by=by),
+        )
         for order in orders:
             posture = after(posture, order)
         if begun.conduct != "RUNNING":
@@ -198,9 +297,13 @@ class Signals:
             )
         return orders
 
-    def _fields(self) -> dict[bytes, bytes]:
-        fields: Any = self._connection.hgetall(self._keys.posture)
-        return dict(fields)
+    def _fields(self) -> tuple[dict[bytes, bytes], int]:
+        """The hash `posture`, and unix ms by the server's clock."""
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.hgetall(self._keys.posture)
+        pipeline.time()
+        fields, (seconds, micros) = pipeline.execute()
+        return dict(fields), seconds * 1000 + micros // 1000
 
     def _live(self) -> dict[str, WorkerInfo]:
         """What the roster says of the workers that hold a lease."""
@@ -235,6 +338,13 @@ class Signals:
 def _info(packed: bytes | None) -> WorkerInfo | None:
     try:
         return decode_worker(packed or b"")
+    except msgspec.MsgspecError:
+        return None
+
+
+def _host(packed: bytes) -> HostInfo | None:
+    try:
+        return decode_host(packed)
     except msgspec.MsgspecError:
         return None
 

@@ -28,7 +28,7 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 #: Time for a child that was told twice.
-HURRY_S: Final = 6.0
+HURRY_S: Final = 3.0
 #: How often a stopping child is looked at.
 _POLL_S: Final = 0.02
 #: A killed process is gone at once, unless the machine is very busy.

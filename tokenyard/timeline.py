@@ -15,12 +15,16 @@ from msgspec import Struct
 from tokenyard.admin import YardView, read_yard
 from tokenyard.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.ledger import unknown
+from tokenyard.listing import find_waiting
 from tokenyard.parse import parse_request
+from tokenyard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
 from tokenyard.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.scripts import waits_at
 from tokenyard.wire import Request
 
 _TOKEN_BYTES: Final = 4
+#: Entries that are looked at for a request that has no ledger.
+_MOST_ENTRIES: Final = 5_000
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -54,6 +58,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     accepted_ms: int | None = None
     attempts: Sequence[Attempt] = ()
     waits_for: str = ""  # why it waits now, where it does
+    pauses: Sequence[Pause] = ()  # those that it waits for
     tokens_published: int = 0  # as deltas; 0 once there is a result
     ended_ms: int | None = None
     result: Result | None = None
@@ -79,7 +84,8 @@ class Timeline(Struct, frozen=True, kw_only=True):
             yield Event(self.now_ms, f"waits: {self.waits_for}")
         if self.state == "assigned":
             published = f"{self.tokens_published} tokens published so far"
-            yield Event(self.now_ms, f"is on the lane of its worker, {published}")
+            held = f": {texts(self.pauses, self.now_ms)}" if self.pauses else ""
+            yield Event(self.now_ms, f"is on the lane of its worker, {published}{held}")
         yield from self._engine_events()
         if self.ended_ms is not None:
             yield Event(self.ended_ms, self._end())
@@ -141,13 +147,13 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
     pipeline.strlen(keys.tokens(client, request_id))
     pipeline.time()
     fields, published, (seconds, micros) = pipeline.execute()
-    if not fields:
-        raise unknown(request_id)
     ledger = {name.decode(): value for name, value in fields.items()}
+    ledger = ledger or _as_it_waits(connection, keys, client, request_id)
     now_ms = seconds * 1000 + micros // 1000
     state, sid = _text(ledger, "state"), _text(ledger, "sid")
     accepted_ms = _entry_ms(sid.rpartition("/")[2])
     packed = ledger.get("result")
+    waits_for, pauses = _waits_for(connection, keys, ledger, now_ms)
     return Timeline(
         client=client,
         id=request_id,
@@ -156,7 +162,8 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
         server_id=sid,
         accepted_ms=accepted_ms,
         attempts=_attempts(ledger, accepted_ms),
-        waits_for=_waits_for(connection, keys, ledger, now_ms) if state == "waiting" else "",
+        waits_for=waits_for,
+        pauses=pauses,
         tokens_published=published // _TOKEN_BYTES,
         ended_ms=_number(ledger, "ended"),
         result=to_result(decode_reply(packed)) if packed else None,
@@ -189,13 +196,41 @@ def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Atte
     return found
 
 
+def _as_it_waits(
+    connection: redis.Redis, keys: Keys, client: str, request_id: str
+) -> dict[str, bytes]:
+    """What the ledger would say of a request by plain XADD; raises `UnknownRequest`."""
+    waiting = find_waiting(
+        connection, keys, lambda one: (one.client, one.id) == (client, request_id), _MOST_ENTRIES
+    )
+    for one in waiting:
+        return {"state": b"waiting", "sid": one.server_id.encode()}
+    raise unknown(request_id)
+
+
 def _waits_for(
     connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes], now_ms: int
-) -> str:
-    """Why a request that waits has not been given to a worker."""
+) -> tuple[str, list[Pause]]:
+    """Why a request goes on no further now, in words, and the pauses that it waits for."""
+    state = _text(ledger, "state")
+    if state not in {"waiting", "assigned"}:
+        return "", []
     view = read_yard(connection, keys)
+    if state == "assigned":
+        return "", pauses_of_worker(view, _text(ledger, "worker"))
+    model = _model(connection, keys, ledger)
+    pauses = pauses_of_model(view, model)
+    if view.leader and pauses:
+        return texts(pauses, now_ms), pauses
+    return _waits_in(view, ledger, model, now_ms), pauses
+
+
+def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: int) -> str:
+    """Why a request that waits has not been given to a worker, though none is paused."""
     not_before_ms = _number(ledger, "not_before") or 0
     reason = _text(ledger, "reason")
+    if view.leader is None and view.broker_error:
+        return f"nobody can lead the yard: the broker {view.broker_error}"
     if view.leader is None:
         return "nobody leads the yard; start a coordinator"
     if not_before_ms > now_ms:
@@ -203,8 +238,7 @@ def _waits_for(
         return f"it is tried again in {pause_s:.1f} s, after: {reason}"
     if not view.ready_workers:
         return "no worker is ready"
-    model = _model(connection, keys, ledger)
-    if model and model not in view.models:
+    if model and base_model(view, model) not in view.models:
         return f"no worker with model {model} is ready"
     if _number(ledger, "suspected"):
         return f"it must run alone, on an empty lane, after: {reason}"

@@ -1,5 +1,8 @@
 """Text to token ids and back, at the client, with the model's own tokenizer.
 
+Chats are not for here: how vLLM makes a prompt of one depends on its own reading of the model's
+chat template, so the worker does it.
+
 transformers is imported when a tokenizer is loaded, never before. Text that is detokenized piece
 by piece is the same as text detokenized at once: a piece that ends inside a character waits for
 the rest.
@@ -7,19 +10,17 @@ the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
-from tokenyard.errors import InvalidRequest, SettingsError
+from tokenyard.errors import SettingsError
 
 #: Tokens of the prompt that detokenizing looks back at: whether the first word of a reply starts
 #: with a space depends on what stands before it (vLLM uses the same number).
 PROMPT_TAIL: Final = 5
 #: What decoders put for bytes that do not form a character yet.
 _UNFINISHED: Final = "\ufffd"
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 @runtime_checkable
@@ -28,12 +29,6 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """Token ids of each text, with the special tokens that the model expects."""
-
-    def encode_chat(self, messages: Messages) -> Sequence[int]:
-        """Token ids of a conversation, in the model's chat format, up to the model's turn.
-
-        Raises `tokenyard.errors.InvalidRequest` for one that the format cannot express.
-        """
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids."""
@@ -50,21 +45,6 @@ class HuggingFaceTokenizer:
         ids: Sequence[Sequence[int]] = self._tokenizer(
             list(texts), return_attention_mask=False, return_token_type_ids=False
         )["input_ids"]
-        return ids
-
-    def encode_chat(self, messages: Messages) -> Sequence[int]:
-        """See `Tokenizer`."""
-        from jinja2 import TemplateError
-
-        try:
-            ids: Sequence[int] = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=True,
-                add_generation_prompt=True,
-                return_dict=False,
-            )
-        except (TemplateError, ValueError) as fault:
-            raise InvalidRequest("messages", f"the chat template refuses: {fault}") from fault
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -14,7 +14,13 @@ from functools import partial
 from typing import Final
 
 from tokenyard.drafting import Draft, Item
-from tokenyard.errors import Code, DeadlineUnmeetable, InvalidRequest
+from tokenyard.errors import (
+    BrokerUnavailable,
+    Code,
+    DeadlineUnmeetable,
+    IdReused,
+    InvalidRequest,
+)
 from tokenyard.exchange import Exchange, rejected
 from tokenyard.replies import Result
 
@@ -43,6 +49,7 @@ class Window:
         self._is_exhausted = False
         self._unsubmitted: deque[Numbered] = deque()
         self._closed_until = 0.0  # the intake was full
+        self.fault: BrokerUnavailable | None = None  # why the last submission failed
         self._running: dict[int, Exchange] = {}
         self._over: deque[tuple[int, Exchange]] = deque()  # written by whoever brings replies
         self._results: dict[int, Result] = {}
@@ -103,10 +110,12 @@ class Window:
         self._unsubmitted.extendleft(reversed(list(refused)))
         self._closed_until = retry_at
 
-    def refuse_late(self, late: Mapping[int, tuple[str, DeadlineUnmeetable]]) -> None:
-        """These, given with their ids, would wait beyond their deadlines: that is their result."""
-        for index, (name, fault) in late.items():
-            self._results[index] = rejected(name, Code.DEADLINE_EXCEEDED, str(fault))
+    def reject(self, refused: Mapping[int, tuple[str, DeadlineUnmeetable | IdReused]]) -> None:
+        """These, given with their ids, are not taken later either: that is their result."""
+        for index, (name, fault) in refused.items():
+            is_reused = isinstance(fault, IdReused)
+            code = Code.ID_REUSED if is_reused else Code.DEADLINE_EXCEEDED
+            self._results[index] = rejected(name, code, str(fault))
 
     def submitted(self, index: int, exchange: Exchange) -> None:
         """A request is under way, and its result may be there already."""

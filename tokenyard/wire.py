@@ -77,9 +77,13 @@ def unpack_tokens(packed: bytes) -> list[int]:
 
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+#: As a count, or -1 for all there are.
+CountOrAll = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 # Engines hold counts and token ids in 32 bits.
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+#: As a token id, or -1 where a row of them is shorter than others.
+TokenIdOrNone = Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)]
 
 
 class StructuredOutputs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -96,8 +100,19 @@ class StructuredOutputs(Struct, frozen=True, omit_defaults=True, forbid_unknown_
     whitespace_pattern: str | None = None
 
 
+class RepetitionDetection(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """vLLM's ``RepetitionDetectionParams``: what ends an answer that repeats itself."""
+
+    max_pattern_size: Count = 0
+    min_pattern_size: Count = 0
+    min_count: Count = 0
+
+
 class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How to sample, by the names, bounds and defaults of ``vllm.SamplingParams``."""
+    """How to sample, by the names, bounds and defaults of ``vllm.SamplingParams``.
+
+    `tokenyard.sampling` says which of these are taken.
+    """
 
     n: Annotated[int, Meta(ge=1, le=64)] = 1
     presence_penalty: Penalty = 0.0
@@ -113,8 +128,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     ignore_eos: bool = False
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = 16
     min_tokens: Count = 0
-    logprobs: Count | None = None
-    prompt_logprobs: Count | None = None
+    logprobs: CountOrAll | None = None
+    prompt_logprobs: CountOrAll | None = None
     detokenize: bool | UnsetType = UNSET
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -123,6 +138,34 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     logit_bias: dict[TokenId, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
+    watermarking: bool | None = None
+    prompt_logprob_token_ids: list[list[TokenIdOrNone]] | None = None
+    prompt_logprob_start: Count | None = None
+    logprob_token_ids: list[TokenId] | None = None
+    flat_logprobs: bool = False
+    stream_interval: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    extra_args: dict[str, Any] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: CountOrAll | None = None
+    repetition_detection: RepetitionDetection | None = None
+    trace_decode_token_ids: list[TokenId] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed == -1:  # as in vLLM: none
+            msgspec.structs.force_setattr(self, "seed", None)
+
+
+class ChatOptions(Struct, frozen=True, kw_only=True, gc=False):
+    """What a chat template is given beside the messages, by the names of ``vllm.LLM.chat``."""
+
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    add_generation_prompt: bool = True  # begin the model's turn
+    continue_final_message: bool = False  # leave the last message open
+
+
+PLAIN_CHAT: Final = ChatOptions()
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
@@ -146,6 +189,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     #: Parameters to be written though they are the defaults of the wire, so that those of a model
     #: do not take their place. Not a field of its own.
     stated: tuple[str, ...] = ()
+    chat: ChatOptions = PLAIN_CHAT  # with messages only
 
     @property
     def wants_text(self) -> bool:
@@ -213,10 +257,14 @@ class Assignment(Struct, frozen=True, kw_only=True):
     first_epoch: int | None = None  # of generation, in which the first published token was made
 
     @property
+    def accepted_ms(self) -> int:
+        """Unix time of acceptance by the server's clock; every attempt has the same."""
+        return int(self.sid.rpartition("/")[2].partition("-")[0])
+
+    @property
     def waited_ms(self) -> int:
         """Time from acceptance to assignment, both by the server's clock."""
-        accepted = self.sid.rpartition("/")[2].partition("-")[0]
-        return max(0, int(self.entry.partition("-")[0]) - int(accepted))
+        return max(0, int(self.entry.partition("-")[0]) - self.accepted_ms)
 
 
 #: Fields that only the system writes, beside those of the request; a client's own are dropped.
@@ -261,6 +309,8 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
         fields["stream"] = 1
     if request.metadata:
         fields["metadata"] = _encode_json(request.metadata)
+    if request.chat is not PLAIN_CHAT:
+        fields.update(chat_fields(request.chat))
     plain: dict[str, str | int] = {
         "client": request.client if request.client != DEFAULT_CLIENT else "",
         "model": request.model,
@@ -272,6 +322,22 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
         "session": request.session,
     }
     fields.update((name, value) for name, value in plain.items() if value)
+    return fields
+
+
+def chat_fields(chat: ChatOptions) -> dict[str, bytes | int]:
+    """The options of a chat template as fields of an entry; defaults stay away."""
+    fields: dict[str, bytes | int] = {}
+    if chat.tools is not None:
+        fields["tools"] = _encode_json(chat.tools)
+    if chat.documents is not None:
+        fields["documents"] = _encode_json(chat.documents)
+    if chat.chat_template_kwargs:
+        fields["chat_template_kwargs"] = _encode_json(chat.chat_template_kwargs)
+    if not chat.add_generation_prompt:
+        fields["add_generation_prompt"] = 0
+    if chat.continue_final_message:
+        fields["continue_final_message"] = 1
     return fields
 
 

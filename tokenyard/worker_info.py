@@ -81,11 +81,12 @@ class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapters: list[str] = msgspec.field(default_factory=list)  # LoRA; requests use these names too
     ranks: int = 1  # devices that it takes: tensor times pipeline parallelism
     pin: int = 0  # workers that always hold it
-    max_model_wait_s: float = 0.0  # longest wait of a request for its turn; 0: the yard's default
+    max_model_wait_s: float = 0.0  # longest wait of a request for its turn; 0: the yard decides
     load_s: float = 0.0  # what loading took when last measured; 0: not yet
     fault: str = ""  # why it could not be loaded the last time
     faulted_ms: int = 0  # when that was, unix time
     faults: int = 0  # how often in a row
+    swap_s: float = 0.0  # what its coming and going took last, from files or asleep; 0: not yet
 
 
 class HostInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

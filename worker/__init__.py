@@ -8,15 +8,26 @@ loaded when first used, and never brings vllm or torch along.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Event
+
+    from tokenyard.settings import WorkerSettings
     from worker.local import WorkerController
     from worker.local_engine import EngineHandle
     from worker.local_status import ProcessStatus
     from worker.models import AdapterSpec, ModelSpec
 
-__all__ = ["AdapterSpec", "EngineHandle", "ModelSpec", "ProcessStatus", "WorkerController"]
+__all__ = [
+    "AdapterSpec",
+    "EngineHandle",
+    "ModelSpec",
+    "ProcessStatus",
+    "WorkerController",
+    "entrypoint",
+]
 
 _HOME = {
     "AdapterSpec": "models",
@@ -25,6 +36,34 @@ _HOME = {
     "ProcessStatus": "local_status",
     "WorkerController": "local",
 }
+
+
+def entrypoint(
+    settings: WorkerSettings,
+    ready_event: Event | None = None,
+    pipe: Connection | None = None,
+    *,
+    die_with_parent: bool = True,
+) -> NoReturn:
+    """Run a host's controller in a process of its own, the target of a `multiprocessing.Process`.
+
+    ``ready_event`` is set once each device has its worker in the yard: with the model, or warm
+    where there is a models file. Then ``pipe`` has its `tokenyard.embedding.Address`; where it
+    cannot start, a `StartFault`, and the event is never set: `tokenyard.embedding.wait_started`
+    waits for either. SIGTERM (``process.terminate()``), SIGINT and, with ``die_with_parent``, the
+    end of the parent stop it in order: running requests may finish for ``grace_s``. The process
+    must not be a daemonic one, since it has children.
+    """
+    from tokenyard.embedding import run_embedded
+    from worker.embedded import EmbeddedController
+
+    run_embedded(
+        lambda: EmbeddedController(settings),
+        settings,
+        ready_event=ready_event,
+        pipe=pipe,
+        die_with_parent=die_with_parent,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tokenyard.program import program
+from tokenyard.extras import refuse
 from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import WorkerSettings
+
+try:
+    from tokenyard.program import program
+except ModuleNotFoundError as fault:
+    refuse(fault)
 
 TEXTS: Final = {
     "name": "Prefix of the names of this host's workers.  [default: host and pid]",
@@ -19,7 +24,8 @@ TEXTS: Final = {
     "slots": "Devices of this host; each has one worker process that is awake.",
     "spares": "Warm processes beside those, to stand in for one that dies.",
     "sleepers": "Engines that may sleep on each device beside the one that is awake.",
-    "devices": "GPUs by index, one for each slot.  [default: the first ones; on a CPU none]",
+    "device": "What engines use; `auto` asks vLLM and torch.",
+    "devices": "GPUs by index or UUID, one for each slot.  [default: the first; on a CPU none]",
     "dtype": "Type of the weights (vLLM's name).",
     "max_model_len": "Most tokens, prompt and output together; 0 is what the model allows.",
     "max_num_seqs": "Requests that one engine runs at once (vLLM's name).",
@@ -29,11 +35,14 @@ TEXTS: Final = {
     "block_ms": "Longest wait of one read.",
     "start_timeout_s": "Longest time to warm up, and to load or unload a model.",
     "drain_timeout_s": "Before a model gives way, its requests may finish for so long.",
-    "leak_tolerance": "Part of the warm memory that may stay after an unload; above: replaced.",
+    "leak_tolerance": "Part of the warm memory by which a process may grow in six unloads.",
+    "leak_floor_mib": "The same in MiB; the larger of both counts.",
     "hang_timeout_s": "An engine that works without making a step for so long is killed.",
     "grace_s": "On SIGTERM, running requests may finish for so long; the rest is handed back.",
     "backoff_s": "First pause before a dead worker process is started again.",
     "max_backoff_s": "Longest such pause.",
+    "max_start_failures": "So many failures of one kind before anything works are enough.",
+    "on_start_failure": "Then end with status 5 (exit), or say so and go on trying (retry).",
     "reply_maxlen": "Most entries of one reply stream.",
     "simulated_prefill_rate": "Simulated engine: prompt tokens a second; 0 is no limit.",
     "simulated_step_s": "Simulated engine: seconds for each step; 0 is no limit.",
@@ -42,6 +51,7 @@ TEXTS: Final = {
     "crash_point": "Simulated engine, for tests: where the process kills itself.",
     "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",
     "metrics_host": "Address to show them at; 0.0.0.0 is all of this host's.",
+    "liveness_timeout_s": "/livez beside the metrics fails after so long without progress.",
     "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; else as OTEL_* variables say.",
 }
 ABOUT: Final = """Run this host's workers, one process for each slot.

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from worker.leak import Verdict
 from worker.models import ModelSpec
 from worker.pooled import Pooled, State
-
-#: A process that has left behind more than this part of its warm memory is not worked on with,
-#: whoever waits: first a new one. With less it is replaced once nobody needs it.
-GROSS = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +60,6 @@ class Rules:
     """What an operator has set."""
 
     sleepers: int = 0
-    leak_tolerance: float = 0.02
 
 
 def next_steps(
@@ -156,25 +152,22 @@ class _Host:
             Replace(member)
             for members in self._on.values()
             for member in members
-            if self._leaks(member) or (member.is_doomed and not member.is_awake)
+            if member.leak is not Verdict.SOUND or (member.is_doomed and not member.is_awake)
         ]
 
     def _holders(self, device: int) -> list[Pooled]:
         return [member for member in self._on[device] if member.is_awake]
 
     def _choose(self, device: int, goal: Goal) -> Pooled | None:
-        """The process of a device that is to hold the goal's model."""
+        """The process of a device that is to hold the goal's model; none that a model clings to."""
         others = [member for member in self._on[device] if not member.is_doomed]
         for member in others:
             if member.state is State.ASLEEP and member.spec is goal.spec and _is_alone(goal):
                 return member
         warm = [member for member in others if member.state is State.WARM]
-        sound = [member for member in warm if not self._leaks(member)]
-        usable = sound or [member for member in warm if member.leak <= GROSS]
+        sound = [member for member in warm if member.leak is Verdict.SOUND]
+        usable = sound or [member for member in warm if member.leak is not Verdict.GROSS]
         return usable[0] if usable else None
-
-    def _leaks(self, member: Pooled) -> bool:
-        return member.leak > self._rules.leak_tolerance
 
     def _may_sleep(self, holder: Pooled, goal: Goal | None) -> bool:
         """Whether a model that gives way may sleep: there is room, and somebody to take over."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import redis
 
 from tokenyard.commands import Acknowledgement
+from tokenyard.outage import Outage
 from tokenyard.posture import (
     ALL,
     Conduct,
@@ -56,6 +57,7 @@ class Conductor:
         self._acknowledge = acknowledge
         self._postures: Postures | None = None  # None: not known yet
         self._since = (0, 0)  # what was wanted at first; older signals need no answer
+        self._outage = Outage(log, "reading what operators want")
         self._is_stale = True
         self._unanswered: dict[str, deque[tuple[str, Order]]] = {
             member.name: deque(maxlen=MOST_UNANSWERED) for member in pool.members
@@ -84,7 +86,9 @@ class Conductor:
             try:
                 self.read()
             except redis.RedisError as fault:
-                log.warning("what operators want cannot be read: %s", fault)
+                self._outage.note(fault)
+            else:
+                self._outage.over()
 
     def read(self) -> None:
         """Read what is wanted. Raises `redis.RedisError`."""
@@ -103,8 +107,11 @@ class Conductor:
     def weights(self) -> dict[str, str]:
         """By model: the path of a checkpoint that stands in for its own."""
         goals = {goal for goal in self._pool.goals.values() if goal}
-        models = {goal.spec.name for goal in goals}
-        return {model: self._posture_of("", model).weights for model in models}
+        return {goal.spec.name: self.weights_of(goal.spec.name) for goal in goals}
+
+    def weights_of(self, model: str) -> str:
+        """The path of a checkpoint that stands in for a model's own; "" for none."""
+        return self._posture_of("", model).weights
 
     # What is done about it
 

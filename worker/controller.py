@@ -18,8 +18,11 @@ import redis
 
 from tokenyard.commands import Acknowledgement, Command
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
+from tokenyard.errors import StartFailed
+from tokenyard.health import Health
 from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
+from tokenyard.outage import Outage
 from tokenyard.posture import Order, Postures, decode_postures
 from tokenyard.scripts import Scripts, Why
 from tokenyard.service_manager import ServiceManager
@@ -30,13 +33,18 @@ from worker.allocation import Goal, fits
 from worker.catalog import HostEntry, read_catalog
 from worker.command_reader import CommandReader
 from worker.conductor import Conductor
+from worker.diagnosis import Death
+from worker.engines.devices import with_device
 from worker.membership import Membership
 from worker.messages import Beat, Done, Fenced, Paused, Refusal, Serve, Surplus, ToController
 from worker.metrics import HostMetrics
 from worker.orders import Orders
+from worker.output import log_place
 from worker.pool import Pool
-from worker.pooled import Pooled
+from worker.pooled import Pooled, State
 from worker.roster_entry import roster_entry
+from worker.start_failures import StartFailures
+from worker.weights_check import WeightsCheck
 
 log = logging.getLogger("tokenyard.worker.controller")
 
@@ -46,9 +54,9 @@ class Controller:
 
     def __init__(self, settings: WorkerSettings, manager: ServiceManager | None = None) -> None:
         """``manager`` hears how it gets on, if there is one."""
-        self._settings = settings
         self._manager = manager or ServiceManager()
-        self._catalog = read_catalog(settings)
+        self._catalog = read_catalog(settings)  # what is wrong there needs no look for a device
+        self._settings = settings = with_device(settings)
         self._connection = open_connection(settings.redis_url, retries=0)
         self._keys = keys = Keys(settings.yard)
         self._scripts = Scripts(self._connection, keys)
@@ -63,30 +71,41 @@ class Controller:
         )
         self._pool = Pool(settings, self)
         self._orders = Orders(self._pool, self._catalog, self._acknowledge)
+        self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
         self._conductor = Conductor(self._pool, self._read_postures, self._acknowledge)
         Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
+        self._outage = Outage(log, "joining the yard")
         self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
+        self._going: dict[str, str] = {}  # by process: the model that it lets go of
         names = [member.name for member in self._pool.members]
         self._metrics = HostMetrics(names, self._catalog.keys())
+        self._health = Health(settings.liveness_timeout_s)
         self._endpoint: Endpoint | None = None
         if settings.metrics_port:
-            self._endpoint = Endpoint(self._metrics, settings.metrics_host, settings.metrics_port)
+            self._endpoint = Endpoint(
+                self._metrics, self._health, settings.metrics_host, settings.metrics_port
+            )
         self._signals = 0
+        self._start_failures = StartFailures(settings.max_start_failures)
 
     def run(self) -> int:
         """Work until SIGTERM or SIGINT, or `stop`, or until all processes are closed for good.
 
         The exit status is given. The first signal drains for at most ``grace_s``; the second stops
-        at once.
+        at once. Raises `StartFailed` where no process can start, unless it has to go on trying.
         """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self.stop())
+        hopeless = ""
         self._start()
-        while not self._signals and not self._pool.is_closed:
+        while not self._signals and not self._pool.is_closed and not hopeless:
             self._manager.alive()
             self.run_once()
+            self._health.turned(self._why_unready())
+            hopeless = self._judge_starts()
         self._manager.stopping()
+        self._health.stopping()
         self._pool.drain(lambda: self._signals > 1)
         self._reader.stop()
         self._pool.stop()
@@ -94,6 +113,8 @@ class Controller:
         if self._endpoint:
             self._endpoint.stop()
         self._connection.close()
+        if hopeless:
+            raise StartFailed(hopeless)
         return 0
 
     def stop(self) -> None:
@@ -121,6 +142,31 @@ class Controller:
         self._lead_all()
         self._pool.run_once()
         self._count_all()
+
+    def _why_unready(self) -> str:
+        """Why no worker of this host could take a request; empty where one could.
+
+        With a models file a process without a model is as good: what is asked for is loaded.
+        """
+        usable = {State.READY, State.WARM} if self._settings.models else {State.READY}
+        members = self._pool.members
+        if any(one.worker and one.state in usable for one in members):
+            return ""
+        return "no worker is ready: " + ", ".join(f"{m.name} is {m.state.value}" for m in members)
+
+    def _judge_starts(self) -> str:
+        """Why this host is of no use and should end, or ""; what has failed often is logged."""
+        failed = self._start_failures
+        starting = (State.WARMING, State.LOADING)
+        pending = {one.name for one in self._pool.members if one.state in starting} - failed.failed
+        failure = failed.enough(is_pending=bool(pending))
+        if failure is None:
+            return ""
+        told = failure.paragraph(log_place())
+        if failure.is_hopeless and self._settings.on_start_failure == "exit":
+            return told
+        log.error("%s", " ".join(line.strip() for line in told.splitlines()))
+        return ""
 
     # Places in the yard
 
@@ -150,8 +196,9 @@ class Controller:
             self._conductor.lead(member)
             member.become(self._membership.join(self._entry(member)))
         except redis.RedisError as fault:
-            log.warning("%s cannot join: %s", member.name, fault)
+            self._outage.note(fault)
             return False
+        self._outage.over()
         member.is_spent = False
         if before:
             self._leave_as(before, "left", why_anew)
@@ -169,6 +216,7 @@ class Controller:
                 member.send(Serve(member.worker))
         self._pool.suspended = self._conductor.suspended()
         self._pool.weights = self._conductor.weights()
+        self._forgive()
 
     def _count_all(self) -> None:
         """Show how the workers get on."""
@@ -214,43 +262,70 @@ class Controller:
 
     def changed(self, member: Pooled) -> None:
         """It has come into another state."""
+        if member.state is State.WARM:
+            self._start_failures.worked("warming up")
         if member.worker:
             self._membership.show(member.worker, self._entry(member))
+        self._note_end(member)
         self._metrics.changed(member)
         self._orders.changed(member)
 
     def serves(self, member: Pooled) -> None:
         """Its engine is up; it gets its lane when it does what operators want."""
+        self._start_failures.worked("loading the model")
         self._note_load(member)
         self.changed(member)
         goal = self._pool.goals[member.device]
         if goal and fits(member, goal):
             self._orders.reached(goal)
 
-    def _note_load(self, member: Pooled) -> None:
-        if member.spec and "wake" not in member.phases_s:
-            self._host.loaded(member.spec.name, sum(member.phases_s.values()))
+    def _forgive(self) -> None:
+        """A model that could not be loaded may be with the weights that it has been given since."""
+        if forgiven := self._host.forgive(self._conductor.weights_of):
             self._membership.publish(self._host.info)
+            self._pool.retry_now(forgiven)
+
+    def _note_load(self, member: Pooled) -> None:
+        if member.spec:
+            is_woken, seconds = "wake" in member.phases_s, sum(member.phases_s.values())
+            note = self._host.came if is_woken else self._host.loaded
+            note(member.spec.name, seconds)
+            self._membership.publish(self._host.info)
+
+    def _note_end(self, member: Pooled) -> None:
+        """How long a model took to go is told with the next that comes."""
+        if member.state in (State.WARM, State.ASLEEP) and member.name in self._going:
+            self._host.gone(self._going.pop(member.name), sum(member.phases_s.values()))
 
     def gives_way(self, member: Pooled) -> None:
         """It leaves the yard as who it was: an incarnation serves one model at most."""
         why = "its model gives way"
         if member.worker and not self._join(member, why):
             self._leave(member, "left", why)
+        if member.spec and member.is_awake:
+            self._going[member.name] = member.spec.name
         goal = self._pool.goals[member.device]
         if goal and goal.spec is not member.spec and member.is_awake:
-            self._swapped_ms[member.device] = int(time.time() * 1000)
+            devices = member.group.devices if member.group else (member.device,)
+            self._swapped_ms.update(dict.fromkeys(devices, int(time.time() * 1000)))
 
     def died(self, member: Pooled, why: Why, reason: str) -> None:
         """Its lane is given up at once."""
         self._leave(member, why, reason)
+        self._going.pop(member.name, None)
         self._metrics.ended(member, why)
         member.note_error("" if why == "left" else reason)
         self._orders.died(member, reason)
 
+    def start_failed(self, member: Pooled, death: Death) -> None:
+        """Models of a file are placed elsewhere, or refused: they do not end this host."""
+        if death.phase == "warming up" or not self._settings.models:
+            self._start_failures.note(member.name, death)
+
     def failed(self, goal: Goal, reason: str) -> bool:
-        """A model could not be loaded; the only model of a host is tried again and again."""
-        self._host.faulted(goal.spec.name, reason)
+        """A model could not be loaded; the only model of a host is tried again, with pauses."""
+        name = goal.spec.name
+        self._host.faulted(name, reason, self._pool.weights.get(name, ""))
         self._membership.publish(self._host.info)
         self._orders.missed(goal, reason)
         return not self._settings.models
@@ -293,6 +368,10 @@ class Controller:
                     self._conductor.mark_stale()
                 case entry, Order() as order:
                     self._conductor.heed(entry, order)
+                case entry, Command(verb="check") as command:
+                    members = self._pool.members
+                    if any(command.worker in (one.worker, *one.former) for one in members):
+                        self._check.begin(entry, command)
                 case entry, Command() as command:
                     self._orders.obey(entry, command)
 

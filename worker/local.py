@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Final, Self, TypedDict, Unpack
 
 from tokenyard.errors import InvalidRequest, SettingsError
-from tokenyard.settings import EngineName, WorkerSettings
+from tokenyard.settings import DeviceName, EngineName, WorkerSettings
+from worker.engines.devices import with_device
 from worker.local_booking import Booking
 from worker.local_engine import EngineHandle
 from worker.local_pool import LocalPool
@@ -37,6 +38,7 @@ class PoolOptions(TypedDict, total=False):
     start_timeout_s: float
     drain_timeout_s: float
     leak_tolerance: float
+    leak_floor_mib: float
     hang_timeout_s: float
     grace_s: float
     backoff_s: float
@@ -53,9 +55,9 @@ class WorkerController:
 
     ``models`` is a models file (docs/models.md), or specs by name, or None where `create` is only
     given specs. ``slots`` devices have one warm process each; ``spares`` more stand in for one
-    that dies, and ``sleepers`` more on each device let that many engines sleep there. ``devices``
-    are GPUs by index, one for each slot. ``timeout_s`` bounds every wait that is given no bound
-    of its own.
+    that dies, and ``sleepers`` more on each device let that many engines sleep there. Engines use
+    the GPUs or the CPU as ``device`` says; ``devices`` are GPUs by index or UUID, one for each
+    slot. ``timeout_s`` bounds every wait that is given no bound of its own.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class WorkerController:
         spares: int = 0,
         sleepers: int = 0,
         engine: EngineName = "vllm",
+        device: DeviceName = "auto",
         devices: Sequence[str | int] = (),
         timeout_s: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[PoolOptions],
@@ -78,6 +81,7 @@ class WorkerController:
             slots=slots,
             spares=spares,
             sleepers=sleepers,
+            device=device,
             devices=tuple(str(device) for device in devices),
             **options,
         )
@@ -98,13 +102,16 @@ class WorkerController:
     def start(self) -> None:
         """Begin to warm processes up, and return at once; does nothing where that is done.
 
-        Sets environment variables that vLLM needs, also for this process.
+        With vLLM's build for GPUs it takes some seconds to look at them. Raises `SettingsError`
+        where the device cannot be had. Sets environment variables that vLLM needs, also for
+        this process.
         """
         with self._turn:
             if self._pool is not None:
                 return
-            _prepare_once(self._settings)
-            pool = LocalPool(self._settings)
+            settings = with_device(self._settings)
+            _prepare_once(settings)
+            pool = LocalPool(settings)
             pool.start()
             self._pool = pool
             # Before multiprocessing's own: it would wait for processes that wait for us.
@@ -178,7 +185,7 @@ class WorkerController:
         return self._timeout_s if timeout_s is None else timeout_s
 
 
-_prepared: set[tuple[str, tuple[str, ...]]] = set()
+_prepared: set[tuple[str, str, tuple[str, ...]]] = set()
 _preparing = threading.Lock()
 
 
@@ -188,9 +195,8 @@ def _prepare_once(settings: WorkerSettings) -> None:
     Raises `SettingsError` where this one is of no use.
     """
     with _preparing:
-        wanted = (settings.engine, settings.devices)
+        wanted = (settings.engine, settings.device, settings.devices)
         if settings.engine == "vllm" and _prepared - {wanted}:
-            raise SettingsError(
-                ["engine, devices: this program has had a pool with others; use a new process"]
-            )
+            fault = "this program has had a pool with others; use a new process"
+            raise SettingsError([f"engine, device, devices: {fault}"])
         _prepared.add(wanted)

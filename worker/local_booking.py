@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Final
 
 from tokenyard.errors import EngineLost, LoadFailed
@@ -23,12 +24,21 @@ from worker.pooled import Pooled
 _AT_ONCE: Final = 500
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model with its ranks, and where they are."""
+
+    spec: ModelSpec
+    devices: tuple[int, ...]
+
+
 class Booking:
     """A model on devices of the pool. Its spec is no other's, and known by its identity."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.devices: tuple[int, ...] = ()
+        self.before: Size | None = None  # what it was, while it is brought to another size
         self.info: EngineInfo | None = None  # of its last load
         self.fault = ""  # why it is not up
         self.leader: Pooled | None = None  # the process that serves it, or did so last
@@ -38,6 +48,8 @@ class Booking:
         self.up: Future[None] = Future()
         self.asleep: Future[None] = Future()
         self.gone: Future[None] = Future()
+        self.resized: Future[None] = Future()
+        self._finishing: set[str] = set()  # entries that the engine of the size before still has
         self._asked: dict[str, Call] = {}  # by entry, what is unanswered
 
     def book(self, devices: Sequence[int]) -> None:
@@ -54,6 +66,34 @@ class Booking:
         _give(leader, [call.assignments[entry] for entry, call in self._asked.items()])
         if not self.up.done():
             self.up.set_result(None)
+        if self.before:
+            self.before = None
+            self.resized.set_result(None)
+
+    def resize(self, spec: ModelSpec, devices: Sequence[int]) -> None:
+        """It is to come up in another size; what is asked meanwhile waits for that."""
+        self.before, self.resized = Size(self.spec, self.devices), Future()
+        self._finishing, self.is_serving = set(self._asked), False
+        self.spec = spec
+        self.book(devices)
+
+    def revert(self, reason: str) -> None:
+        """It cannot be had in that size: it is to be as it was."""
+        if self.before is None:
+            raise RuntimeError("it is not being resized")
+        before, self.before = self.before, None
+        self.spec, self.fault = before.spec, reason
+        self.book(before.devices)
+        self.resized.set_exception(LoadFailed(reason))
+
+    def cut_off(self, reason: str) -> None:
+        """The engine of the size before ends, with what it has not finished."""
+        calls = {id(call): call for entry in self._finishing if (call := self._asked.get(entry))}
+        self._finishing.clear()
+        for call in calls.values():
+            for entry in call.assignments:
+                self._asked.pop(entry, None)
+            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def ask(self, call: Call) -> None:
         """Take requests in; while the engine is loaded again they wait for it."""
@@ -68,7 +108,7 @@ class Booking:
     def forget(self, entries: Iterable[str]) -> None:
         """Nobody waits for these any more."""
         known = [entry for entry in entries if self._asked.pop(entry, None)]
-        if known and self.is_serving and self.leader:
+        if known and self.leader and (self.is_serving or self._finishing):
             self.leader.send(Abort(known))
 
     def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
@@ -113,6 +153,8 @@ class Booking:
         self.give_up_requests(reason)
         if not self.up.done():
             self.up.set_exception(EngineLost(f"{self.spec.name}: {reason}"))
+        if self.before and not self.resized.done():
+            self.resized.set_exception(EngineLost(f"{self.spec.name}: {reason}"))
         for future in (self.asleep, self.gone):
             if not future.done():
                 future.set_result(None)

@@ -13,6 +13,7 @@ from tokenyard.errors import EngineLost, NoFreeDevice
 from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
 from worker.allocation import Goal
+from worker.diagnosis import Death
 from worker.engines import Unsupported
 from worker.local_booking import Booking
 from worker.local_status import ProcessStatus, process_status
@@ -81,6 +82,37 @@ class Bookings:
             raise self._full(booking.spec, free)
         return self._aim(booking, booking.devices)
 
+    def resize(self, booking: Booking, spec: ModelSpec) -> Future[None]:
+        """Bring it to as many devices as this spec has ranks; raises `NoFreeDevice`."""
+        if booking.is_closed or booking.is_asleep:
+            state = "was deleted" if booking.is_closed else "sleeps; wake it first"
+            raise RuntimeError(f"the engine {spec.name} {state}")
+        if not booking.is_serving:
+            raise EngineLost(f"{spec.name}: it is being loaded again; try later")
+        free = [device for device, goal in self.pool.goals.items() if goal is None]
+        more = spec.ranks - len(booking.devices)
+        if len(free) < more:
+            raise NoFreeDevice(
+                f"{spec.name} takes {more} more, {len(free)} free: {self._held()}; delete one first"
+            )
+        added = sorted(free, key=self._burden)[: max(0, more)]
+        before, devices = booking.devices, (*booking.devices[: spec.ranks], *sorted(added))
+        booking.resize(spec, devices)
+        self.pool.aim(None, before)
+        self.pool.aim(spec, devices)
+        return booking.resized
+
+    def _revert(self, booking: Booking, goal: Goal, reason: str) -> bool:
+        """Back to the size before; whether its devices are still free."""
+        booking.revert(reason)
+        self.pool.aim(None, goal.devices)
+        if any(self.pool.goals[device] for device in booking.devices):
+            booking.give_up_requests(f"it could not be resized ({reason}), and its device is taken")
+            booking.is_asleep = True  # it holds no device
+            return False
+        self.pool.aim(booking.spec, booking.devices)
+        return True
+
     def tell(self) -> None:
         """Show the processes as they are now."""
         members = self.pool.members
@@ -105,13 +137,15 @@ class Bookings:
         return self.pool.holder(device) is not None, not is_warm
 
     def _full(self, spec: ModelSpec, free: Sequence[int]) -> NoFreeDevice:
-        held = [
-            f"device {device} holds {goal.spec.name}"
-            for device, goal in self.pool.goals.items()
-            if goal
-        ]
         return NoFreeDevice(
-            f"{spec.name} takes {spec.ranks}, {len(free)} free: {', '.join(held)}; delete one first"
+            f"{spec.name} takes {spec.ranks}, {len(free)} free: {self._held()}; delete one first"
+        )
+
+    def _held(self) -> str:
+        """Who holds which device, in words."""
+        goals = self.pool.goals.items()
+        return ", ".join(
+            f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
         )
 
     def _has_devices(self, booking: Booking) -> bool:
@@ -119,10 +153,11 @@ class Bookings:
         return any(goal is not None and goal.spec is booking.spec for goal in goals)
 
     def _holders(self, booking: Booking) -> list[Pooled]:
-        return [member for member in self.pool.members if member.spec is booking.spec]
+        specs = [booking.spec, *([booking.before.spec] if booking.before else [])]
+        return [one for one in self.pool.members if any(one.spec is spec for spec in specs)]
 
     def _of(self, spec: ModelSpec | None) -> Booking | None:
-        return next((booking for booking in self._all if booking.spec is spec), None)
+        return next((one for one in self._all if one.spec is spec or _was(one, spec)), None)
 
     # What the pool tells (worker.pool.Owner)
 
@@ -133,19 +168,24 @@ class Bookings:
         if member.is_in_crash_loop:
             self._despair(member.device)
         self.tell()  # before whoever waits for it may look
+        booking = self._of(member.spec)
+        if booking and member.state is State.ASLEEP and _was(booking, member.spec):
+            self.pool.give_way(member)  # in that size it will not be woken
         self._settle()
 
     def serves(self, member: Pooled) -> None:
         """Its engine is up: it gets what was asked."""
         self.tell()
         booking = self._of(member.spec)
-        if booking and not booking.is_closed:
+        if booking and not booking.is_closed and booking.spec is member.spec:
             booking.serve(member)
 
     def gives_way(self, member: Pooled) -> None:
         """What it has not finished by now it never will."""
         booking = self._of(member.spec)
-        if booking:
+        if booking and _was(booking, member.spec):
+            booking.cut_off("it had to go before it was done")
+        elif booking:
             booking.give_up_requests("it had to go before it was done")
 
     def died(self, member: Pooled, why: Why, reason: str) -> None:
@@ -153,13 +193,22 @@ class Bookings:
         if why != "left":
             self._deaths[member.name] = reason
         booking = self._of(member.spec)
-        if booking:
+        if booking and _was(booking, member.spec):
+            booking.cut_off(f"its process died ({member.name}: {reason})")
+        elif booking:
             booking.lose(f"{member.name}: {reason}")
+
+    def start_failed(self, member: Pooled, death: Death) -> None:
+        """Whoever waits is told when it is enough (`_despair`)."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
         """A model could not be loaded; whether the pool shall go on trying."""
         booking = self._of(goal.spec)
-        return booking is not None and booking.miss(reason)
+        if booking is None:
+            return False
+        if booking.before and not booking.is_closed:
+            return self._revert(booking, goal, reason)
+        return booking.miss(reason)
 
     def refused(self, member: Pooled, reason: str) -> None:
         """Nothing is asked of a process that has nothing to do with a goal."""
@@ -191,3 +240,8 @@ class Bookings:
 
     def _is_awake(self, booking: Booking) -> bool:
         return any(member.is_awake for member in self._holders(booking))
+
+
+def _was(booking: Booking, spec: ModelSpec | None) -> bool:
+    """Whether that is the engine of before, which is brought to another size."""
+    return booking.before is not None and booking.before.spec is spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -83,8 +84,8 @@ class Call:
 
 def _assignment(request: Request) -> Assignment:
     """A request as an engine takes it; it has waited for nobody."""
-    entry = f"{request.id}-0"
-    return Assignment(request=request, entry=entry, sid=f"local/{entry}", attempt=1)
+    sid = f"local/{time.time_ns() // 1_000_000}-{request.id}"
+    return Assignment(request=request, entry=f"{request.id}-0", sid=sid, attempt=1)
 
 
 class _Shown:

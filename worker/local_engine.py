@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Self
 
 from tokenyard.errors import InvalidRequest
@@ -11,7 +12,7 @@ from worker.engines import EngineInfo
 from worker.local_booking import Booking
 from worker.local_call import Call
 from worker.local_pool import LocalPool
-from worker.local_requests import Prompt, as_prompts, make_requests
+from worker.local_requests import Prompt, as_prompts, make_requests, own_spec
 
 #: As deep as engines sleep.
 _LEVELS: Final = (1, 2)
@@ -72,8 +73,10 @@ class EngineHandle:
         """The results of one or more prompts, in their order; of failed ones, too.
 
         ``model`` may name an adapter. ``sampling`` are parameters by vLLM's names; what is left
-        out is as the model's spec says, else as in vLLM. Raises `InvalidRequest` before anything
-        is run, `EngineLost`, and `WaitTimeout` where no result comes for ``timeout_s``.
+        out is as the model's spec says, else as in vLLM. Beside them may stand what a chat is given
+        (``tools``, ``documents``, ``chat_template_kwargs``, ``add_generation_prompt``,
+        ``continue_final_message``), if all prompts are chats. Raises `InvalidRequest` before
+        anything is run, `EngineLost`, and `WaitTimeout` where no result comes for ``timeout_s``.
         """
         requests = make_requests(self._booking.spec, as_prompts(prompts), sampling, model=model)
         call = Call(requests)
@@ -116,6 +119,34 @@ class EngineHandle:
     def wake(self, *, timeout_s: float | None = None) -> None:
         """Take the device again; raises `NoFreeDevice`, `LoadFailed` or `WaitTimeout`."""
         self._pool.wake(self._booking, self._patience(timeout_s))
+
+    def resize(
+        self,
+        *,
+        tensor_parallel_size: int | None = None,
+        pipeline_parallel_size: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Run it on more or fewer devices; what is left out stays as it is.
+
+        vLLM cannot change the size of a live engine: its weights are split when they are loaded.
+        So what runs is finished (within ``drain_timeout_s``; then it ends as `EngineLost`), the
+        model is unloaded, and warm processes load it in the other size. Calls that are made
+        meanwhile wait for that. Devices that are given up are free for others.
+
+        Raises `InvalidRequest` for a size that makes no sense, `NoFreeDevice` at once where there
+        are not enough, `LoadFailed` with the engine's reason, after which it is loaded as it was,
+        `EngineLost` where it is being loaded again, and `WaitTimeout` (it goes on).
+        """
+        spec = self._booking.spec
+        tensor, pipeline = tensor_parallel_size, pipeline_parallel_size
+        other = replace(
+            spec,
+            tensor_parallel_size=spec.tensor_parallel_size if tensor is None else tensor,
+            pipeline_parallel_size=spec.pipeline_parallel_size if pipeline is None else pipeline,
+        )
+        if other != spec:
+            self._pool.resize(self._booking, own_spec(other), self._patience(timeout_s))
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Let go of the model once running requests are done; idempotent.

@@ -21,6 +21,7 @@ from worker.local_booking import Booking
 from worker.local_bookings import Bookings
 from worker.local_call import Call
 from worker.local_status import ProcessStatus
+from worker.models import ModelSpec
 
 #: States of a process that is not warm yet.
 _COLD = frozenset({"warming", "failed"})
@@ -109,6 +110,12 @@ class LocalPool:
     def wake(self, booking: Booking, timeout_s: float) -> None:
         """Bring an engine back to its device; raises like `book`."""
         self._carry_out(partial(self._bookings.wake, booking), booking, "awake", timeout_s)
+
+    def resize(self, booking: Booking, spec: ModelSpec, timeout_s: float) -> None:
+        """Bring an engine to another size; raises like `book`, and `EngineLost`."""
+        self._carry_out(
+            partial(self._bookings.resize, booking, spec), booking, "resized", timeout_s
+        )
 
     def _carry_out(self, order: Order, booking: Booking, goal: str, timeout_s: float) -> None:
         """Give an order and wait until it has been carried out."""

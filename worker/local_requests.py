@@ -11,14 +11,24 @@ from typing import Any, Final, cast
 import msgspec
 
 from tokenyard.errors import InvalidRequest
-from tokenyard.parse import parse_request
-from tokenyard.wire import Request, SamplingParams, Unanswerable, pack_tokens
+from tokenyard.parse import parse_request, read_chat_options
+from tokenyard.sampling import why_unknown
+from tokenyard.wire import (
+    ChatOptions,
+    Request,
+    SamplingParams,
+    Unanswerable,
+    chat_fields,
+    pack_tokens,
+)
 from worker.models import AdapterSpec, ModelSpec
 
 #: Text, token ids, or chat messages.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 _ids = itertools.count(1)
+_CHAT: Final = frozenset(ChatOptions.__struct_fields__)
+_ANY_MESSAGES: Final = b'[{"role":"user","content":"?"}]'
 _KNOWN: Final = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -71,20 +81,32 @@ def make_requests(
 ) -> list[Request]:
     """Requests to an engine with this model; its own parameters stand where nothing is said.
 
-    Raises `InvalidRequest` in the words of the coordinator.
+    What a chat template is given (`tokenyard.wire.ChatOptions`) stands among ``sampling``. Raises
+    `InvalidRequest` in the words of the coordinator.
     """
     names = [spec.name, *(adapter.name for adapter in spec.adapters)]
     if model and model not in names:
         raise InvalidRequest("model", f"{model!r} is not served here; use {', '.join(names)}")
-    shared = {b"params": _params(sampling), b"model": model.encode(), b"stream": b"%d" % stream}
-    _read({**shared, b"id": b"?", b"prompt": b"?"}, spec)  # what is wrong with all of them
+    chat = _chat_fields({name: sampling[name] for name in _CHAT & sampling.keys()})
+    params = _params({name: value for name, value in sampling.items() if name not in _CHAT})
+    shared = {b"params": params, b"model": model.encode(), b"stream": b"%d" % stream, **chat}
+    any_prompt = {b"messages": _ANY_MESSAGES} if chat else {b"prompt": b"?"}
+    _read({**shared, **any_prompt, b"id": b"?"}, spec)  # what is wrong with all of them
     return [_request(spec, shared, at, prompt) for at, prompt in enumerate(prompts)]
+
+
+def _chat_fields(given: Mapping[str, Any]) -> dict[bytes, bytes]:
+    fields = chat_fields(read_chat_options(given)) if given else {}
+    return {
+        name.encode(): value if isinstance(value, bytes) else b"%d" % value
+        for name, value in fields.items()
+    }
 
 
 def _params(sampling: Mapping[str, Any]) -> bytes:
     for name in sampling:
         if name not in _KNOWN:
-            raise InvalidRequest(f"params.{name}", "there is no such parameter")
+            raise InvalidRequest(f"params.{name}", why_unknown(name))
     try:
         return msgspec.json.encode(sampling)
     except (TypeError, ValueError) as fault:

@@ -17,6 +17,7 @@ import msgspec
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from tokenyard.outage import Outage
 from tokenyard.scripts import Renewed, Scripts, Why
 from tokenyard.worker_info import HostInfo, Tally, WorkerInfo, encode_worker
 
@@ -124,15 +125,17 @@ class Membership:
 
     def _run(self) -> None:
         backoff, failures = ExponentialWithJitterBackoff(cap=1.0, base=0.05), 0
+        outage = Outage(log, "renewing leases")
         while not self._stop.is_set():
             pause = self._lease_ms / 3000
             try:
                 self.renew()
                 failures = 0
+                outage.over()
             except redis.RedisError as fault:
                 failures += 1
                 pause = backoff.compute(failures)
-                log.warning("renewing leases: %s; again in %.1f s", fault, pause)
+                outage.note(fault)
             self._wait(pause)
 
     def _wait(self, seconds: float) -> None:

@@ -60,7 +60,7 @@ class ModelSpec:
     sleep_level: Annotated[int, Meta(ge=0, le=2)] = 1
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # more of vLLM's EngineArgs
     pin: Annotated[int, Meta(ge=0)] = 0  # workers in the yard that always hold it
-    max_model_wait_s: Amount = 0.0  # longest wait of a request for its turn; 0: the yard's default
+    max_model_wait_s: Amount = 0.0  # longest wait of a request for its turn; 0: the yard decides
 
     @property
     def brings_ray(self) -> bool:

@@ -90,6 +90,8 @@ class Orders:
                 return self._sleep(command, member)
             case "reset" | "profile":
                 return self._tell(command, member)
+            case "check":
+                raise Impossible("a check is answered elsewhere")
             case "drain" | "stop":
                 self._pool.close(member, at_once=command.verb == "stop")
                 return member.name if member.process else None

@@ -32,8 +32,10 @@ from worker.allocation import (
     fits,
     next_steps,
 )
+from worker.diagnosis import Death
 from worker.engines import Group
 from worker.engines.host import prepare_host
+from worker.fork_server import preload
 from worker.messages import (
     Asleep,
     Beat,
@@ -46,7 +48,7 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.pooled import Pooled, State, preload
+from worker.pooled import Pooled, State
 
 log = logging.getLogger("tokenyard.worker.pool")
 
@@ -71,6 +73,9 @@ class Owner(Protocol):
 
     def died(self, member: Pooled, why: Why, reason: str) -> None:
         """Its process is dead: what it had must be somebody else's at once."""
+
+    def start_failed(self, member: Pooled, death: Death) -> None:
+        """Its process died before it was warm, or it, or its process, could not load its model."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
         """A model could not be loaded; whether the pool shall go on trying."""
@@ -98,7 +103,7 @@ class Pool:
         self.bell = Bell()
         self._settings = settings
         self._owner = owner
-        self._rules = Rules(settings.sleepers, settings.leak_tolerance)
+        self._rules = Rules(settings.sleepers)
         self._looked_at = time.monotonic()  # when the processes were last judged
         self._retry_at: dict[int, float] = {}  # by device, after a load that failed
         self._faults: Counter[Goal] = Counter()  # in a row
@@ -142,6 +147,14 @@ class Pool:
             self._retry_at.pop(device, None)
         self.bell.ring()
         return goal
+
+    def retry_now(self, models: Collection[str]) -> None:
+        """Do not wait any longer before these models are tried again."""
+        for device in list(self._retry_at):
+            goal = self.goals[device]
+            if goal and goal.spec.name in models:
+                del self._retry_at[device]
+                del self._faults[goal]
 
     def put_to_sleep(self, member: Pooled, level: int) -> None:
         """Its engine should let go of the device, and nothing else take it."""
@@ -213,8 +226,9 @@ class Pool:
                 self._take_up(members, goal)
             case Replace(member) if member.end is None:  # else it is about to end
                 if not member.is_doomed:
+                    kept_mib = member.kept / 1024**2
                     log.warning(
-                        "%s kept %.1f %% of its warm memory", member.name, 100 * member.leak
+                        "%s keeps %.0f MiB of models that are gone: replaced", member.name, kept_mib
                     )
                 member.replace()
 
@@ -243,7 +257,8 @@ class Pool:
     def _start_due(self) -> None:
         for member in self.members:
             if member.state is State.DOWN and time.monotonic() >= member.start_at:
-                member.start()
+                if hindrance := member.start():
+                    self._owner.start_failed(member, hindrance)
                 self._owner.changed(member)
 
     def _until_due(self) -> float:
@@ -255,11 +270,14 @@ class Pool:
     def hear(self, timeout_s: float) -> None:
         """Wait for a message, a death or the bell, at most so long, and act on it."""
         pipes = [member.pipe for member in self.members if member.pipe is not None]
+        pipes += [one.output.pipe for one in self.members if one.output and one.output.pipe]
         deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
         heard = wait([*pipes, *deaths, self.bell.fileno()], timeout=timeout_s)
         if self.bell.fileno() in heard:
             self.bell.hear()
         for member in self.members:
+            if member.output is not None:
+                member.output.pass_on()
             for message in member.receive():
                 self._heed(member, message)
         for sentinel, member in deaths.items():
@@ -287,7 +305,7 @@ class Pool:
             case Drained():
                 member.drained()
             case Failed(reason):
-                log.error("%s: %s", member.name, reason)
+                log.debug("%s: %s", member.name, reason)  # said again when it has ended
                 member.last_words = reason
             case _:
                 self._owner.heard(member, message)
@@ -307,6 +325,10 @@ class Pool:
     def _refused_load(self, member: Pooled, reason: str) -> None:
         """The model is given up; the process is as warm as it was."""
         goal, followers = self._goal_of(member), self._mates(member)
+        if member.spec:
+            said = reason.removeprefix(f"{member.spec.name}: ")
+            death = Death("loading the model", said=said, model=member.spec.path)
+            self._owner.start_failed(member, death)
         member.refused()
         self._owner.changed(member)
         for follower in followers:  # they wait for a leader that does not come
@@ -330,6 +352,8 @@ class Pool:
     def _mourn(self, member: Pooled) -> None:
         """A process has died: its work is given up before anything else."""
         why, reason = member.departure()
+        if death := member.death():
+            self._owner.start_failed(member, death)
         was_loading, goal = member.state is State.LOADING, self._goal_of(member)
         self._owner.died(member, why, reason)
         self._end_group(member, why, reason)

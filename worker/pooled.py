@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-import multiprocessing
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -25,7 +24,10 @@ from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
 from tokenyard.worker_info import Tally
 from worker.conduct import Bearing
+from worker.diagnosis import Death
 from worker.engines import EngineInfo, Group, Memory
+from worker.fork_server import Server
+from worker.leak import LOOKS, LeakRule, Look, Verdict
 from worker.messages import (
     Asleep,
     Attach,
@@ -41,7 +43,8 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.process import main
+from worker.output import Output
+from worker.process import Birth, main
 
 log = logging.getLogger("tokenyard.worker.pool")
 
@@ -56,7 +59,7 @@ UNKNOWN_STATUS = 255
 #: Signals that come from outside the process, such as the kernel's when memory runs out.
 KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-_server = multiprocessing.get_context("forkserver")
+_server = Server
 
 
 class State(enum.Enum):
@@ -91,11 +94,6 @@ _CHANGING = frozenset({State.WARMING, State.LOADING, State.UNLOADING})
 _SERVING = frozenset({State.READY, State.DRAINING})
 
 
-def preload(modules: Iterable[str]) -> None:
-    """What the fork-server imports before its first process; set the environment before."""
-    _server.set_forkserver_preload(list(modules))
-
-
 class Pooled:
     """One process of the pool."""
 
@@ -113,6 +111,7 @@ class Pooled:
         self.engine: EngineInfo | None = None
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
+        self.output: Output | None = None
         self.start_at = 0.0  # monotonic
         self.since = time.time()  # when it came into its state
         self.phases_s: Mapping[str, float] = {}  # of the last change of state that took time
@@ -131,6 +130,8 @@ class Pooled:
             cap=settings.max_backoff_s, base=settings.backoff_s
         )
         self._failures = 0
+        self._looks: deque[Look] = deque(maxlen=LOOKS)  # after each unload, the newest last
+        self._most = 0  # bytes, with the model that it holds
         self._started = 0.0
         self._drain_since = 0.0
         self._beat = Beat(0, 0)
@@ -142,12 +143,16 @@ class Pooled:
 
     # What the pool tells it to do
 
-    def start(self) -> None:
-        """Start a process, which warms up; where that cannot be, the next try is after a pause."""
+    def start(self) -> Death | None:
+        """Start a process, which warms up.
+
+        Where that cannot be, the next try is after a pause, and what hinders it is given.
+        """
         self.pipe, theirs = _server.Pipe()
-        process = _server.Process(
-            target=main, args=(self._settings, self.device, theirs), name=self.name
-        )
+        output, their_output = _server.Pipe(duplex=False)
+        self.output = Output(output)
+        birth = Birth(self._settings, self.device, log.getEffectiveLevel())
+        process = _server.Process(target=main, args=(birth, theirs, their_output), name=self.name)
         self._started = time.monotonic()
         try:
             process.start()
@@ -155,14 +160,18 @@ class Pooled:
             # The fork-server, or what it had just started, was killed at this very moment.
             log.warning("%s: no process could be started: %s", self.name, fault)
             self.pipe.close()
-            self.pipe = None
+            self.output.close()
+            self.pipe, self.output = None, None
             self._pause(self._failures + 1)
+            return Death("warming up", said=f"{type(fault).__name__}: {fault}")
         else:
             self.process = process
             self._enter(State.WARMING)
             log.info("%s: process %s starts", self.name, process.pid)
+            return None
         finally:
             theirs.close()
+            their_output.close()
 
     def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> None:
         """Make an engine, of these weights; as the leader of a group where one is given."""
@@ -224,15 +233,25 @@ class Pooled:
 
     def warm(self, message: Warm) -> None:
         """It holds no model (any more)."""
+        self._look(message.memory)
         self.memory, self.phases_s = message.memory, message.phases_s
-        self.baseline = self.baseline or message.memory
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
         self.bearing, self.served = Bearing(), ""
         self.tally = Tally()
         self._enter(State.WARM)
 
+    def _look(self, memory: Memory) -> None:
+        """Note what has stayed behind of a model that has gone, and what it had taken."""
+        if self.baseline is None:
+            self.baseline = memory
+        else:
+            before = self._looks[-1].after if self._looks else self.baseline.scarce
+            self._looks.append(Look(memory.scarce, max(0, self._most - before)))
+        self._most = 0
+
     def ready(self, message: Ready) -> None:
         """The engine is up."""
+        self._most = max(self._most, message.memory.scarce)
         self.engine, self.memory = message.info, message.memory
         self.phases_s = message.info.phases_s
         self.bearing.weights = message.info.weights
@@ -304,11 +323,17 @@ class Pooled:
         return self.state is State.DRAINING and drained_s > self._settings.drain_timeout_s
 
     @property
-    def leak(self) -> float:
-        """What was left behind by the models it has held, as a part of its warm memory."""
-        if self.state is not State.WARM or not self.memory or not self.baseline:
-            return 0.0
-        return self.memory.scarce / max(1, self.baseline.scarce) - 1.0
+    def kept(self) -> int:
+        """Bytes that it has beyond its warm memory, when last measured."""
+        return self.memory.scarce - self.baseline.scarce if self.memory and self.baseline else 0
+
+    @property
+    def leak(self) -> Verdict:
+        """Whether the models that it has held have left too much behind."""
+        if self.state is not State.WARM or not self.baseline:
+            return Verdict.SOUND
+        rule = LeakRule(self._settings.leak_tolerance, self._settings.leak_floor_mib)
+        return rule.judge(self.baseline.scarce, self._looks)
 
     @property
     def is_in_crash_loop(self) -> bool:
@@ -327,6 +352,30 @@ class Pooled:
 
     # Its end
 
+    def death(self) -> Death | None:
+        """How the process, which is dead, never came to be of use; None where it was.
+
+        That its model could not be loaded is a death as well, where it said so and lives.
+        """
+        if self.end == "left" or self.state not in (State.WARMING, State.LOADING):
+            return None
+        status = None
+        if self.process is not None:
+            self.process.join()
+            status = self.process.exitcode
+        if self.output is not None:
+            self.output.pass_on()
+        is_killed = status is not None and status < 0 and not self.last_words
+        return Death(
+            "warming up" if self.state is State.WARMING else "loading the model",
+            signal=_signal_name(-status) if is_killed and status else "",
+            status=status,
+            said=self.last_words,
+            output=self.output.lines if self.output else (),
+            crash=self.output.crash if self.output else (),
+            model=self.spec.path if self.spec else "",
+        )
+
     def departure(self) -> tuple[Why, str]:
         """How the process, which is dead, ended: by itself or by a hand from outside."""
         status = None
@@ -338,7 +387,7 @@ class Pooled:
             return self.end or "lost", f"its fork-server is gone{words}"
         if status is None or status >= 0:
             return self.end or "crashed", f"exit status {status}{words}"
-        name = signal.Signals(-status).name
+        name = _signal_name(-status)
         from_outside = -status in KILLS and not self.last_words
         return self.end or ("lost" if from_outside else "crashed"), f"ended by {name}{words}"
 
@@ -355,10 +404,18 @@ class Pooled:
             self.process.close()
         if self.pipe is not None:
             self.pipe.close()
+        if self.output is not None:
+            self.output.pass_on()
+            self.output.close()
         is_replaced = self.end == "left"
-        failures = 1 if self.lived_s > HEALTHY_S else self._failures + 1
+        # One that takes long to warm up and dies of it has not been healthy.
+        was_healthy = self.baseline is not None and self.lived_s > HEALTHY_S
+        failures = 1 if was_healthy else self._failures + 1
+        self.output = None
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
+        self._looks.clear()
+        self._most = 0
         self.tally = Tally()
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
         self.bearing, self.served, self.is_spent = Bearing(), "", False
@@ -406,3 +463,11 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _signal_name(number: int) -> str:
+    """``SIGKILL`` and so on; most of real time have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -10,10 +11,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from setproctitle import setproctitle
 
+from tokenyard.calm import calm_down
 from tokenyard.garbage import collect_seldom
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
@@ -43,22 +46,45 @@ from worker.term import YardTerms
 
 log = logging.getLogger("tokenyard.worker.process")
 
+#: As the controller's own, which `tokenyard up` reads.
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 BEAT_S = 1.0
 
 
-def main(settings: WorkerSettings, device: int, pipe: Connection) -> None:
-    """Entry point of the process; it touches no device before this one is chosen."""
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What a process is told when it is started."""
+
+    settings: WorkerSettings
+    device: int
+    log_level: int
+
+
+def main(birth: Birth, pipe: Connection, output: Connection) -> None:
+    """Entry point of the process; it touches no device before this one is chosen.
+
+    Its standard error is ``output``, so that the controller knows what it said last.
+    """
+    settings, device = birth.settings, birth.device
+    os.dup2(output.fileno(), 2)
+    output.close()
+    faulthandler.enable(all_threads=False)
     # The controller decides when to stop; a Ctrl-C in the terminal reaches it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(level=birth.log_level, format=LOG_FORMAT)
+    calm_down(settings.redis_url)
     threading.excepthook = _end_process
     collect_seldom()
+    process = WorkerProcess(settings, device, pipe)
     try:
-        WorkerProcess(settings, device, pipe).run()
+        process.run()
     except Exception as fault:
-        log.exception("worker process ends")
+        # What keeps a process from its start is told by the controller, in words.
+        level = logging.ERROR if process.is_warm else logging.DEBUG
+        log.log(level, "worker process ends", exc_info=True)
         pipe.send(Failed(f"{type(fault).__name__}: {fault}"))
         raise SystemExit(1) from None
 
@@ -81,6 +107,7 @@ class WorkerProcess:
         self._loop: EngineLoop | None = None
         self._tally = RunningTally(has_readers=bool(settings.metrics_port))
         self._loads = 0  # engines made, also in vain
+        self.is_warm = False  # and has been since
         name = f"{settings.name}/{device}"
         self._tracer = Tracer("tokenyard-worker", name, settings.otlp_endpoint)
 
@@ -92,6 +119,7 @@ class WorkerProcess:
         backend = make_backend(self._settings, self._device)
         phases_s = backend.warm_up()
         self._tell(Warm(backend.memory(), phases_s))
+        self.is_warm = True
         while self._obey(backend, self._inbox.get()):
             pass
         self._tell(self._next_beat(None))  # what was published since the last
@@ -120,7 +148,7 @@ class WorkerProcess:
         try:
             engine = backend.load(spec, command.group, command.weights)
         except Exception as fault:
-            log.exception("%s cannot be loaded", spec.name)
+            log.debug("%s cannot be loaded", spec.name, exc_info=True)
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
             return True
         care = Care(engine, backend, self._tell)

@@ -15,6 +15,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.errors import Code
+from tokenyard.outage import Outage
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.tracing import Tracer
 from worker.engines import EngineInfo, Faulted, TokenDelta
@@ -67,6 +68,7 @@ class Publisher:
         # queue wakes its reader in half the time; its bound is kept by `put`.
         self._queue: queue.SimpleQueue[tuple[int | None, Sequence[Outcome]]] = queue.SimpleQueue()
         self._has_taken = threading.Event()
+        self._outage = Outage(log, f"publishing for {worker}")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
 
@@ -196,9 +198,11 @@ class Publisher:
         while not self._stop.is_set():
             self.attempts += 1
             try:
-                return call()
+                answer = call()
+                self._outage.over()
+                return answer
             except redis.RedisError as fault:
                 failures += 1
-                log.warning("publishing for %s: %s", self._worker, fault)
+                self._outage.note(fault)
                 self._stop.wait(backoff.compute(failures))
         return None

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from tokenyard.outage import Outage
+
 log = logging.getLogger("tokenyard.worker.reader")
 
 
@@ -37,13 +39,15 @@ class StreamReader(ABC):
 
     def _run(self) -> None:
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        outage = Outage(log, f"reading {self._stream}")
         while not self._stop.is_set():
             try:
                 self.run_once()
                 failures = 0
+                outage.over()
             except redis.RedisError as fault:
                 failures += 1
-                log.warning("reading %s: %s", self._stream, fault)
+                outage.note(fault)
                 self._stop.wait(backoff.compute(failures))
         self._connection.close()
 

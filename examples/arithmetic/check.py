@@ -41,9 +41,12 @@ def answers(
     """The greedy answer to each prompt, in order, without its EOS."""
     for name, value in CPU_SETTINGS.items():
         os.environ.setdefault(name, value)
+    import torch
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
+    # Linux lets a process use AMX only where it has asked; does nothing on a CPU without.
+    torch.cpu._init_amx()  # noqa: SLF001  # has no public name
     engine = LLM(
         model=str(model),
         dtype=dtype,

@@ -14,7 +14,6 @@ from tests.support.processes import ROOT, Plant
 from tokenyard.batch.dry_run import Fleet, dry_run
 from tokenyard.batch.state import BatchSpec
 from tokenyard.program import Exit
-from tokenyard.tokenization import Messages
 
 ADDER = ROOT / "examples/arithmetic/models/adder"
 
@@ -24,9 +23,6 @@ class Letters:
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         return [list(text.encode()) for text in texts]
-
-    def encode_chat(self, messages: Messages) -> Sequence[int]:
-        return [len(messages)] * 7
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         return bytes(tokens).decode()
@@ -62,8 +58,10 @@ def test_faults_are_told_by_line(write_lines: WriteLines) -> None:
     assert report.forms == {"completion": 1, "chat": 1}
     # I expect prompts to be counted, the over-long one too,
     assert report.tokens is not None
-    assert (report.tokens.prompts, report.tokens.least, report.tokens.most) == (3, 3, 100)
-    assert report.tokens.below == {4: 1, 8: 1, 128: 1}
+    assert (report.tokens.prompts, report.tokens.least, report.tokens.most) == (3, 2, 100)
+    assert report.tokens.below == {4: 2, 128: 1}
+    # of the chat its text alone,
+    assert any("chat template" in note for note in report.notes)
     assert report.most_new_tokens == 4 + 16
     # and the time to be that of the good lines.
     assert report.estimate_s == 4.0

@@ -16,9 +16,11 @@ from tokenyard.batch.state import BatchSpec
 from tokenyard.drafting import Draft, Drafter
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.exchange import rejected
+from tokenyard.wire import ChatOptions, Request
 
 CHAT = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions"}
 HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
 def parse(line: dict[str, Any]) -> Sought | BadLine:
@@ -47,6 +49,62 @@ def test_a_chat_is_not_cut_short_unless_it_says_so() -> None:
     assert sought({**CHAT, "body": {"messages": HELLO}}).params == {"max_tokens": None}
     short = {"messages": HELLO, "max_completion_tokens": 3, "max_tokens": None}
     assert sought({**CHAT, "body": short}).params == {"max_tokens": 3}
+
+
+CHAT_OPTIONS: dict[str, Any] = {
+    "tools": TOOLS,
+    "documents": [{"title": "t", "text": "x"}],
+    "chat_template_kwargs": {"enable_thinking": False},
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
+
+
+def drafted(line: dict[str, Any]) -> Request:
+    """The request that a line becomes."""
+    asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
+    [draft] = Drafter("me", None).draft_many([asked.item], {})
+    assert isinstance(draft, Draft), draft
+    return draft.request
+
+
+def test_the_body_of_a_chat_becomes_the_same_request() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "5"},
+        {"role": "assistant", "content": "so"},
+    ]
+    body = {"messages": messages, "tool_choice": "none", **CHAT_OPTIONS}
+    openai = drafted({**CHAT, "body": body})
+    plain = drafted({"id": "c", "messages": messages, **CHAT_OPTIONS})
+    assert openai.messages == plain.messages == messages
+    assert openai.chat == plain.chat == ChatOptions(**CHAT_OPTIONS)
+
+
+def test_an_effort_goes_to_the_chat_template_as_in_vllm() -> None:
+    body = {"messages": HELLO, "reasoning_effort": "none"}
+    kwargs = {"reasoning_effort": "none", "enable_thinking": False}
+    assert drafted({**CHAT, "body": body}).chat.chat_template_kwargs == kwargs
+    body |= {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}
+    kwargs = {"reasoning_effort": "low", "enable_thinking": False}
+    assert drafted({**CHAT, "body": body}).chat.chat_template_kwargs == kwargs
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": HELLO, "chat_template_kwargs": {"messages": []}},
+    ],
+)
+def test_a_chat_that_cannot_be_is_refused_before_it_is_sent(body: dict[str, Any]) -> None:
+    line = {**CHAT, "body": body}
+    asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
+    [draft] = Drafter("me", None).draft_many([asked.item], {})
+    assert isinstance(draft, InvalidRequest)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +165,20 @@ def test_a_plain_line_without_id_has_its_number() -> None:
         (completion(1, logit_bias={"x": 1}), "logit_bias"),
         (completion(1, response_format="json"), "response_format"),
         ({**CHAT, "body": {"messages": "hello"}}, "messages: must be a list"),
-        ({**CHAT, "body": {"messages": HELLO, "tools": [{}]}}, "body.tools"),
+        ({**CHAT, "body": {"messages": HELLO, "tools": TOOLS}}, "body.tool_choice"),
+        (
+            {**CHAT, "body": {"messages": HELLO, "tools": TOOLS, "tool_choice": "auto"}},
+            "body.tool_choice",
+        ),
+        ({**CHAT, "body": {"messages": HELLO, "tool_choice": "required"}}, "body.tool_choice"),
+        ({**CHAT, "body": {"messages": HELLO, "chat_template": "x"}}, "body.chat_template"),
+        (
+            {
+                **CHAT,
+                "body": {"messages": HELLO, "reasoning_effort": "low", "chat_template_kwargs": 5},
+            },
+            "body.chat_template_kwargs",
+        ),
         ({**CHAT, "body": {"messages": HELLO, "logprobs": 3}}, "body.logprobs"),
         ({"id": "a"}, "give one of"),
         ({"id": "a", "prompt": "p", "tokens": [1]}, "give one of"),
@@ -138,7 +209,9 @@ NAMES = st.sampled_from(
     [
         "prompt", "messages", "model", "max_tokens", "stop", "logprobs", "top_logprobs", "n",
         "response_format", "logit_bias", "tools", "seed", "params", "tokens", "metadata", "session",
-        "structured_outputs", "stream", "id", "custom_id", "tenant",
+        "structured_outputs", "stream", "id", "custom_id", "tenant", "documents", "tool_choice",
+        "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+        "reasoning_effort",
     ]
 )  # fmt: skip
 BODIES = st.dictionaries(NAMES, ANY_JSON, max_size=5)

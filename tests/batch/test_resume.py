@@ -153,7 +153,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     process = start(steady_plant, log, "run", source, "-o", target)
     ended_when_larger(process, target, 0)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30.0) == Exit.FAILED
+    assert process.wait(30.0) == Exit.INTERRUPTED
     assert "the same command goes on from here" in log.read_text()
     assert target.read_bytes().endswith(b"\n")
     done = batch(steady_plant, "run", source, "-o", target, "--json")
@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
 
 def test_a_missing_input_is_an_error_of_one_line(steady_plant: Plant, tmp_path: Path) -> None:
     done = batch(steady_plant, "run", tmp_path / "nothing", "-o", tmp_path / "out")
-    assert done.returncode == Exit.FAILED
+    assert done.returncode == Exit.USAGE
     assert done.stderr == f"Error: {tmp_path}/nothing: No such file or directory\n"
 
 

@@ -105,7 +105,7 @@ def test_a_job_is_submitted_run_and_read(
     assert done["created_at"] <= done["in_progress_at"] <= done["completed_at"]
     assert "101" in call("status", job).stdout
     assert job in call("list").stdout
-    [listed] = [json.loads(line) for line in call("list", "--json").stdout.splitlines()]
+    [listed] = json.loads(call("list", "--json").stdout)
     assert listed["id"] == job
     results = [json.loads(line) for line in call("results", job).stdout.splitlines()]
     assert len(results) == 100
@@ -427,7 +427,7 @@ def test_a_schedule_hands_over_the_next_job(
     assert "differs each time" in refused.stderr
     job = submitted(call, source, "-o", tmp_path / "out-%Y.jsonl", "--cron", "0 2 * * *")
     year = datetime.datetime.now().astimezone().year
-    [first] = [json.loads(line) for line in call("list", "--json").stdout.splitlines()]
+    [first] = json.loads(call("list", "--json").stdout)
     assert first["cron"] == "0 2 * * *"
     assert first["output_file_id"] in {str(tmp_path / f"out-{y}.jsonl") for y in (year, year + 1)}
     # If its time comes

@@ -26,11 +26,13 @@ def environment(**more: str) -> dict[str, str]:
     return kept | marks | {"PYTHONPATH": str(ROOT)} | more
 
 
-def tokenyard(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def tokenyard(
+    *arguments: str, timeout_s: float = 60.0, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "tokenyard", *arguments],
-        env=environment(),
+        env=environment(**(env or {})),
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -56,15 +58,19 @@ class Up:
         group: tuple[str, ...] = (),
         data_dir: Path | None = None,
         env: Mapping[str, str] | None = None,
+        port: bool = True,
     ) -> None:
         self._out = folder / "out"
         self._err = folder / "err"
         self.data_dir = data_dir or folder / "data"
         command = [sys.executable, "-m", "tokenyard", *group, "up", "--json"]
-        command += ["--engine", "simulated", "--data-dir", str(self.data_dir), *arguments]
+        command += ["--engine", "simulated", "--data-dir", str(self.data_dir)]
+        # A port of its own, and no word of it where other tests or a user would find it.
+        command += [*(["--port", "0"] if port else []), *arguments]
+        apart = {"XDG_DATA_HOME": str(folder / "xdg")}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                command, env=environment(**(env or {})), stdout=out, stderr=err
+                command, env=environment(**(apart | dict(env or {}))), stdout=out, stderr=err
             )
         self.family: list[int] = []
 

@@ -92,7 +92,7 @@ def test_interrupted_it_says_what_it_has_and_leaves_nothing_behind(yard: dict[st
             process.kill()
         eventually(lambda: on_lanes(connection) == 0)
 
-    assert process.returncode == Exit.FAILED
+    assert process.returncode == Exit.INTERRUPTED
     assert json.loads(output)["num_prompts"] == 1_000_000
 
 

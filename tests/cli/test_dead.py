@@ -55,9 +55,9 @@ def test_a_list_for_people_and_for_programs(ask: Ask, letter: dict[str, str], no
     assert f"anon/{letter['id']}" in shown.stdout
     assert "it [killed] its worker" in shown.stdout
     assert shown.stdout.endswith("2 of 2 dead letters\n")
-    listed = objects(ask("dead", "list", "--json"))
+    listed = json.loads(ask("dead", "list", "--json").stdout)
     assert [each["letter"] for each in listed] == [nobodys, letter["letter"]]
-    assert len(objects(ask("dead", "list", "--json", "--limit", "1"))) == 1
+    assert len(json.loads(ask("dead", "list", "--json", "--limit", "1").stdout)) == 1
 
 
 def test_an_empty_list(ask: Ask, connection: redis.Redis) -> None:

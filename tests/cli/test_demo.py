@@ -92,7 +92,7 @@ def test_it_stops_cleanly_in_the_middle(tmp_path: Path) -> None:
         eventually(lambda: "0 of 2 workers" in log.read_text(), timeout_s=60)
         family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == Exit.FAILED
+        assert process.wait(60) == Exit.INTERRUPTED
     finally:
         process.kill()
         process.wait()

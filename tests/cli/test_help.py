@@ -95,7 +95,7 @@ def test_a_missing_example_model_says_what_to_give() -> None:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test process keeps its title and its logging."""
     monkeypatch.setattr(program, "setproctitle", lambda _: None)
-    monkeypatch.setattr(program, "start_logging", lambda **_: None)
+    monkeypatch.setattr(program, "start_logging", lambda *_, **__: None)
 
 
 def run_program(settings_type: Any, *arguments: str, **env: str) -> tuple[Result, list[Any]]:

@@ -109,8 +109,8 @@ def test_two_models_go_onto_two_devices(run: Run) -> None:
 def test_the_table_shows_where_and_how_long(run: Run) -> None:
     said(run("load", "one", "--json"))
     table = run("list").stdout
-    [line] = [line for line in table.splitlines() if line.startswith("│ one")]
-    for words in ("(0.3", "ready", "its own", "RUNNING"):
+    [line] = [line for line in table.splitlines() if line.startswith("one ")]
+    for words in ("(0.3", "ready", "RUNNING"):
         assert words in line
 
 
@@ -176,6 +176,29 @@ def test_new_weights_come_with_a_new_epoch(run: Run) -> None:
     assert (own.returncode, own.stdout) == (Exit.OK, "one: its own weights, in epoch 7\n")
     same = run("reload", "one", "--path", "", "--epoch", "8")
     assert same.returncode == Exit.OK, same.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "is_held"), [("broken", True), ("broken", False), ("corrupt", True)]
+)
+def test_a_reload_that_fails_leaves_the_model_as_it_was(
+    run: Run, name: str, *, is_held: bool
+) -> None:
+    """Given weights that a look at the files refuses, or that nobody can load all the same."""
+    said(run("reload", "two", "--path", "", "--epoch", "6", "--json"))
+    if is_held:
+        said(run("load", "two", "--json"))
+
+    failed = run("reload", "two", "--path", f"/w/{name}", "--epoch", "7")
+
+    assert failed.returncode == Exit.FAILED
+    (line,) = failed.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert f"/w/{name}: {name} weights; two is RUNNING with its own weights in epoch 6" in line
+    [model] = [each for each in said(run("list", "--json"))["models"] if each["name"] == "two"]
+    assert (model["weights"], model["epoch"], model["conduct"]) == ("", 6, "RUNNING")
+    for worker in model["workers"]:
+        assert (worker["weights"], worker["epoch"], worker["conduct"]) == ("", 6, "RUNNING")
 
 
 # Where a model is loaded

@@ -15,7 +15,7 @@ from tokenyard.program import REDIS_URL_HELP, Exit
 
 COMMANDS = section(page("docs/operations.md"), "## Commands")
 #: What several commands take, by the words that the page has for it.
-OF_SIGNALS = "`--all` `--model` `--worker` `--wait` `--no-wait` `--timeout` `--why` `--json`"
+OF_SIGNALS = "`--all` `--model` `--worker` `--wait` `--no-wait` `--timeout` `--why` `--by` `--json`"
 SHARED = {"options of signals": OF_SIGNALS}
 #: Their options are settings; tests/docs compares those with their tables.
 PROGRAMS = {"coordinator", "worker"}
@@ -118,7 +118,7 @@ def test_help_explains_each_option(name: str) -> None:
 def test_the_statuses_of_the_page_are_those_of_the_program() -> None:
     known = {int(row[0]) for row in rows(section(COMMANDS, "### Exit statuses"))}
     assert known == set(Exit)
-    assert {int(number) for number in re.findall(r"(?:^|[,:]\s)(\d) ", EPILOG)} == known
+    assert {int(number) for number in re.findall(r"(?:^|[,:]\s)(\d+) ", EPILOG)} == known
     for name in LEAVES:
         assert set(statuses(name)) <= known
 

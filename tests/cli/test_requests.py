@@ -1,4 +1,4 @@
-"""`tokenyard cancel`, `result` and `explain` against a running yard."""
+"""`tokenyard requests`, `cancel`, `result` and `explain` against a running yard."""
 
 from __future__ import annotations
 
@@ -134,6 +134,151 @@ def test_a_timeline_goes_from_acceptance_to_result(ask: Ask, client: Client) -> 
     assert timeline["state"] == "completed"
     assert timeline["attempts"][0]["worker"] == worker
     assert timeline["events"][0]["at_ms"] == timeline["accepted_ms"]
+
+
+# Whose an id is
+
+
+@pytest.fixture
+def connection(yard: dict[str, Any]) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(yard["url"]) as connected:
+        yield connected
+
+
+def test_the_client_of_an_id_is_found(ask: Ask, client: Client) -> None:
+    handle = client.submit("hello", max_tokens=2)
+    text = handle.result().text
+    told = ask("explain", handle.id)
+    assert told.exit_code == Exit.OK, told.output
+    assert told.stdout.startswith(f"{client.client_id}/{handle.id}: completed")
+    assert ask("result", handle.id).stdout == f"{text}\n"
+    assert json.loads(ask("result", handle.id, "--json").stdout)["client"] == client.client_id
+    over = ask("cancel", handle.id, "--json")
+    assert json.loads(over.stdout)["client"] == client.client_id
+    assert over.exit_code == Exit.FAILED
+    requeued = ask("requeue", handle.id)
+    assert f"{client.client_id}/{handle.id} has completed" in requeued.stderr
+
+
+def test_a_running_request_is_cancelled_by_its_id_alone(ask: Ask, client: Client) -> None:
+    handle = client.submit("a long story", max_tokens=2000)
+    cancelled = ask("cancel", handle.id)
+    assert cancelled.stdout == f"{client.client_id}/{handle.id}: cancelled\n"
+    assert handle.wait(AT_ONCE_S).status == "cancelled"
+
+
+@pytest.mark.parametrize("command", ["explain", "result", "cancel", "requeue"])
+def test_several_clients_with_one_id_are_named(
+    ask: Ask, connection: redis.Redis, command: str
+) -> None:
+    """And nothing is done, also not to other ids of the same command."""
+    name, keys = random_name("q"), Keys("main")
+    for client in ("bob", "ann"):
+        connection.hset(keys.ledger(client, name), mapping={"state": "waiting", "sid": "low/1-0"})
+    refused = ask(command, name)
+    assert refused.exit_code == Exit.USAGE
+    assert "several clients have one: ann, bob; say whose it is: --client NAME" in refused.stderr
+    other = client_of_nobody = random_name("nobodys")
+    if command == "cancel":
+        assert ask("cancel", other, name).exit_code == Exit.USAGE
+        assert not connection.exists(keys.ledger("anon", client_of_nobody))
+    connection.delete(keys.ledger("ann", name), keys.ledger("bob", name))
+
+
+def test_a_dead_letter_is_requeued_by_its_id_alone(ask: Ask, connection: redis.Redis) -> None:
+    name, keys = random_name("dead"), Keys("main")
+    fields = {"id": name, "client": "ann", "prompt": "hello", "dead_reason": "POISONED: twice"}
+    connection.xadd(keys.dead, {**fields, "dead_sid": "low/1-0", "params": '{"max_tokens": 2}'})
+    requeued = ask("requeue", name)
+    assert requeued.exit_code == Exit.OK, requeued.output
+    assert requeued.stdout.startswith(f"ann/{name}: waits again")
+    assert ask("result", name, "--timeout", "20").exit_code == Exit.OK
+
+
+@pytest.mark.parametrize("command", ["explain", "result", "cancel"])
+def test_a_user_who_may_not_look_is_asked_for_the_client(
+    invoke: Callable[..., Result], connection: redis.Redis, yard: dict[str, Any], command: str
+) -> None:
+    user = random_name("user")
+    connection.execute_command("ACL", "SETUSER", user, "on", ">s", "~*", "&*", "+@all", "-scan")
+    url = yard["url"].replace("redis://", f"redis://{user}:s@")
+    try:
+        refused = invoke("--redis-url", url, command, "unheard-of")
+        assert refused.exit_code == Exit.USAGE
+        assert "may not look for its client (SCAN); say whose it is: --client" in refused.stderr
+        listed = invoke("--redis-url", url, "requests")
+        assert (listed.exit_code, listed.stderr[:5]) == (Exit.OK, "Note:")
+        over = invoke("--redis-url", url, "requests", "--state", "completed")
+        assert over.exit_code == Exit.UNAVAILABLE
+        assert "may not run SCAN" in over.stderr
+    finally:
+        connection.execute_command("ACL", "DELUSER", user)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("explain", "q", "--client", "a*"), "use 1 to 100 of A-Z"),
+        (("requests", "--client", "[a]"), "use 1 to 100 of A-Z"),
+        (("result", ""), "an id has 1 to 200 bytes, not 0"),
+        (("explain", "x" * 201), "an id has 1 to 200 bytes, not 201"),
+        (("cancel", "\udcff"), "is not valid UTF-8"),
+        (("requests", "--state", "sleeping"), "'sleeping' is not one of"),
+        (("requests", "--older-than", "soon"), "give a time like 90, 90s, 5m, 2h or 1d"),
+        (("requests", "--older-than", "2h", "--newer-than", "1h"), "--newer-than must be longer"),
+    ],
+)
+def test_what_is_no_request(ask: Ask, arguments: tuple[str, ...], reason: str) -> None:
+    refused = ask(*arguments)
+    assert refused.exit_code == Exit.USAGE
+    assert reason in refused.stderr
+
+
+# The list
+
+
+def test_a_list_for_people_and_for_programs(ask: Ask, client: Client) -> None:
+    done = client.submit("hello", max_tokens=3, id="done")
+    done.result()
+    running = client.submit("a long story", max_tokens=2000, id="running")
+    eventually(lambda: running.status().state == "assigned")
+    listed = ask("requests", "--client", client.client_id)
+    assert listed.exit_code == Exit.OK, listed.output
+    head, first, second, last = listed.stdout.splitlines()
+    assert head.split()[:4] == ["Id", "Client", "State", "Model"]
+    assert first.split()[:3] == ["running", client.client_id, "assigned"]
+    assert second.split()[:4] == ["done", client.client_id, "completed", "simulated"]
+    assert last == "2 requests"
+    found = ask("requests", "--client", client.client_id, "--json", "--oldest")
+    one, two = json.loads(found.stdout)
+    assert (one["id"], one["state"], one["tokens"]) == ("done", "completed", 3)
+    assert (two["id"], two["state"], two["attempt"]) == ("running", "assigned", 1)
+    assert two["worker"]
+    assert ask("requests", "--client", client.client_id, "--newer-than", "1d", "--limit", "1",
+               "--state", "completed").stdout.splitlines()[-1] == "1 request"  # fmt: skip
+    running.cancel()
+
+
+def test_an_empty_list_is_no_failure(ask: Ask) -> None:
+    nobody = ask("requests", "--client", random_name("nobody"))
+    assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (Exit.OK, "0 requests\n", "")
+
+
+def test_a_list_that_ends_early_says_so(ask: Ask, client: Client) -> None:
+    client.submit_many(["hello"] * 3, max_tokens=1)
+    limited = ask("requests", "--client", client.client_id, "--limit", "2")
+    assert "there may be more than --limit 2" in limited.stderr
+
+
+def test_names_in_a_list_move_no_cursor(ask: Ask, connection: redis.Redis) -> None:
+    name, keys = "\x1b[2J" + random_name("q"), Keys("main")
+    connection.hset(
+        keys.ledger("odd", name), mapping={"state": "completed", "sid": "low/1-0", "ended": 2}
+    )
+    listed = ask("requests", "--client", "odd")
+    assert repr(name)[1:-1] in listed.stdout
+    assert "\x1b" not in listed.stdout + ask("explain", name).stdout
+    connection.delete(keys.ledger("odd", name))
 
 
 def test_a_deadline_ends_a_running_request(ask: Ask) -> None:

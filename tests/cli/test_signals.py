@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import re
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +15,7 @@ import redis
 
 from tests.cli.conftest import SLOW
 from tests.cli.running import Up, tokenyard
-from tests.support.builders import random_name
+from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard import Client
@@ -47,8 +50,9 @@ def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
 def run(yard: dict[str, Any], quiet: Yard) -> Run:
     """Runs a command on that yard, in a process of its own."""
 
-    def run(*arguments: str) -> Any:
-        return tokenyard("--redis-url", yard["url"], "--yard", quiet.keys.yard, *arguments)
+    def run(*arguments: str, **options: Any) -> Any:
+        place = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
+        return tokenyard(*place, *arguments, **options)
 
     return run
 
@@ -159,16 +163,69 @@ def test_unpause_says_what_still_is_paused(quiet: Yard, run: Run) -> None:
     join(quiet, "gpu-0", "adder")
     join(quiet, "gpu-1", "subtractor")
     for scope in ((), ("--model", "adder"), ("--worker", "gpu-0"), ("--model", "subtractor")):
-        run("pause", "--no-wait", *scope)
-    run("suspend", "--no-wait", "--worker", "gpu-0")
+        why = () if scope else ("--why", "its driver")
+        run("pause", "--no-wait", "--by", "kim@north", *why, *scope)
+    run("suspend", "--no-wait", "--by", "kim@north", "--worker", "gpu-0")
     model = run("unpause", "--no-wait", "--model", "adder")
+    still = model.stdout.splitlines()[1:]
     assert model.stdout.splitlines() == [
         "model adder: UNPAUSE is given",
-        "still PAUSED: all workers",
-        "still SUSPENDED: worker gpu-0",
+        still[0],
+        still[1],
     ]
+    assert re.fullmatch(r"still PAUSED: all workers for \S+ s by kim@north: its driver", still[0])
+    assert re.fullmatch(r"still SUSPENDED: worker gpu-0 for \S+ s by kim@north", still[1])
     everybody = said(run("unpause", "--no-wait", "--json"))
     assert everybody["others"] == {"model:subtractor": "PAUSED", "worker:gpu-0": "SUSPENDED"}
+
+
+def test_a_pause_is_seen_everywhere(quiet: Yard, run: Run) -> None:
+    """Given a request that waits for a pause, I expect each command to say whose it is and why."""
+    join(quiet, "gpu-0", "adder", pid=7)
+    quiet.submit(make_request("held", client="ann", model="adder"))
+    why = ("--why", "look at its driver")
+    run("pause", "--no-wait", "--model", "adder", *why, env={"TOKENYARD_OPERATOR": "kim@north"})
+    words = "model adder PAUSED for ", " by kim@north: look at its driver"
+    for command in (
+        ("info",),
+        ("models", "list"),
+        ("explain", "held"),
+        ("requests",),
+        ("top", "--once", "--interval", "0.1"),
+    ):
+        shown = run(*command).stdout
+        assert all(each in shown for each in words), (command, shown)
+    assert "waiting, PAUSED" in run("requests").stdout
+    assert "model:adder is PAUSED for " in run("doctor").stdout
+    pause = {"scope": "model:adder", "conduct": "PAUSED", "by": "kim@north"}
+    pause["why"] = "look at its driver"
+    [model] = json.loads(run("models", "list", "--json").stdout)["models"]
+    explained = json.loads(run("explain", "held", "--json").stdout)
+    [listed] = json.loads(run("requests", "--json").stdout)
+    for found in (model, explained, listed):
+        [told] = found["pauses"]
+        assert pause.items() <= told.items()
+        assert told["since_ms"] > 0
+    posture = json.loads(run("info", "--json").stdout)["postures"]["by_scope"]["model:adder"]
+    assert (posture["by"], posture["why"]) == ("kim@north", "look at its driver")
+    run("unpause", "--no-wait", "--model", "adder")
+    assert "kim@north" not in run("info").stdout + run("explain", "held").stdout
+
+
+def test_an_operator_is_the_user_and_host_where_nobody_says_otherwise(
+    quiet: Yard, run: Run
+) -> None:
+    run("pause", "--no-wait")
+    shown = json.loads(run("info", "--json").stdout)["postures"]["by_scope"]["all"]["by"]
+    assert shown == f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def test_what_waits_says_so_where_all_are_paused(quiet: Yard, run: Run) -> None:
+    join(quiet, "gpu-0", "adder")
+    quiet.submit(make_request(model="adder"))
+    assert "until the pause is over" not in run("info").stdout
+    run("pause", "--no-wait")
+    assert "1 normal, 0 low: until the pause is over" in run("info").stdout
 
 
 def test_names_that_the_yard_does_not_know(quiet: Yard, run: Run) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +15,7 @@ from typing import Any
 import redis
 from click.testing import Result
 
-from tests.cli.running import tokenyard
+from tests.cli.running import environment, tokenyard
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -110,11 +114,80 @@ def test_when_time_is_over_it_says_how_to_get_the_result(ask: Ask) -> None:
         "submit", "--timeout", "0.3", "--client", client, "--max-tokens", "300", "long story"
     )
     assert result.exit_code == Exit.TIMEOUT
-    [line] = result.stderr.splitlines()
-    request_id = line.split("--id ")[1].split()[0]
-    later = ask("submit", "--client", client, "--id", request_id, "long story")
+    said, _ = result.stderr.splitlines()
+    assert " goes on; for its result: " in said
+    command = shlex.split(said.partition(" for its result: tokenyard ")[2])
+    assert command[2:] == ["--client", client]
+    later = ask(*command, "--timeout", "30")
     assert later.exit_code == Exit.OK
     assert len(later.stdout.strip()) > 100
+
+
+def test_when_many_are_not_waited_for_it_says_how_to_list_them(ask: Ask) -> None:
+    client = random_name("client")
+    long = ("--timeout", "0.3", "--client", client, "--max-tokens", "300")
+    result = ask("submit", *long, "a story", "another")
+    assert result.exit_code == Exit.TIMEOUT
+    said = result.stderr.splitlines()[0]
+    assert said.endswith(f"to see it: tokenyard requests --client {client}")
+    listed = ask(*said.partition("tokenyard ")[2].split(), "--json")
+    assert {one["client"] for one in objects(listed)} == {client}
+    assert len(objects(listed)) == 2
+
+
+def test_an_answer_in_json_says_whose_it_is(ask: Ask) -> None:
+    """So that `explain` and `result` can be given its id and its client."""
+    arguments = ("--json", "--verbose", "--stream", "--max-tokens", "3")
+    for client in ("ann-1", None):
+        named = ("--client", client) if client else ()
+        found = objects(ask("submit", *arguments, *named, "hello"))
+        [owner] = {one["client"] for one in found}
+        assert client in {None, owner}
+        assert {one["event"] for one in found} == {"accepted", "delta", "result"}
+        told = ask("explain", found[-1]["id"], "--client", owner)
+        assert told.exit_code == Exit.OK, told.output
+
+
+def test_verbose_says_how_to_explain_it(ask: Ask) -> None:
+    result = ask("submit", "--verbose", "--client", "ann-2", "--id", "it's", "hello")
+    command = shlex.split(result.stderr.partition("what becomes of it: tokenyard ")[2])
+    assert command == ["explain", "it's", "--client", "ann-2"]
+    assert ask(*command).exit_code == Exit.OK
+
+
+def test_a_failure_says_whose_it_is_and_how_to_explain_it(ask: Ask) -> None:
+    result = ask("submit", "--model", "nobody-has-it", "--client", "ann-3", "hello")
+    failed, hint = result.stderr.splitlines()
+    assert " of client 'ann-3': MODEL_UNAVAILABLE" in failed
+    command = shlex.split(hint.partition("tokenyard ")[2])
+    assert f"'{command[1]}'" in failed
+    assert "MODEL_UNAVAILABLE" in ask(*command).stdout
+    several = ask("submit", "--model", "nobody-has-it", "--client", "ann-4", "hello", "again")
+    *failures, hint = several.stderr.splitlines()
+    assert len(failures) == 2
+    listed = ask(*hint.partition("tokenyard ")[2].split(), "--json")
+    assert {one["id"] for one in objects(listed)} == {failure.split("'")[1] for failure in failures}
+
+
+def test_ctrl_c_says_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> None:
+    client = random_name("client")
+    command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "submit"]
+    command += ["--client", client, "--id", "q1", "--max-tokens", "300", "--verbose", "a story"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            accepted = process.stderr.readline()
+            assert accepted.startswith("request 'q1' of client")
+            process.send_signal(signal.SIGINT)
+            rest = process.communicate(timeout=30)[1]
+        finally:
+            process.kill()
+    told = [line for line in rest.splitlines() if "goes on" in line]
+    later = f"tokenyard result q1 --client {client}"
+    assert told == [f"request 'q1' of client '{client}' goes on; for its result: {later}"]
+    assert "Traceback" not in rest
+    assert process.returncode not in {0, None}
+    assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
 
 
 def test_without_a_coordinator_it_gives_up_in_time(ask: Ask) -> None:

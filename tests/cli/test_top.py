@@ -32,6 +32,7 @@ from tokenyard.program import Exit
 from tokenyard.worker_info import HostInfo, ModelInfo, Tally
 
 Ask = Callable[..., Result]
+PAUSED = Posture(conduct="PAUSED", by="kim@north", why="its driver")
 
 
 def drawn(looks: Looks, width: int = 80, height: int = 0, fault: str = "") -> str:
@@ -59,7 +60,7 @@ def many(count: int) -> Looks:
                 waiting=4 * second,
                 letters=[letter],
                 hosts=hosts,
-                postures=Postures({"model:adder": Posture(conduct="PAUSED")}),
+                postures=Postures({"model:adder": PAUSED}),
             )
         )
     return looks
@@ -72,7 +73,7 @@ def test_a_picture_says_what_goes_on() -> None:
         "north (epoch 1",
         "2.0 requests/s, 14 tokens/s, 12 ms to the first token",
         "2 of 2 workers ready",
-        "model:adder PAUSED",
+        "model adder PAUSED by kim@north: its driver",
         "w-1.1",
         "2/5",
         "dead letter: it killed its worker",
@@ -81,6 +82,17 @@ def test_a_picture_says_what_goes_on() -> None:
         "▄█",
     ):
         assert words in text, words
+
+
+def test_a_long_reason_leaves_the_names_of_the_lines() -> None:
+    looks = Looks()
+    long = Posture(conduct="PAUSED", by="kim@north", why="look at its driver " * 10)
+    looks.add(make_look(1000, postures=Postures({"all": long})))
+
+    lines = drawn(looks, height=24).splitlines()
+
+    for name in ("Leader north", "Rates  -", "Yard   0 of 0", "Paused all workers PAUSED by kim"):
+        assert [line for line in lines if line.startswith(name)], name
 
 
 @pytest.mark.parametrize("workers", [0, 1, 6, 200])

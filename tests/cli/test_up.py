@@ -6,23 +6,21 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import redis
-from click.testing import Result
 
 from tests.cli.conftest import SLOW
 from tests.cli.running import Up
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin import read_yard
-from tokenyard.broker import running_url
 from tokenyard.client import Client
 from tokenyard.keys import Keys
 from tokenyard.program import Exit
+from tokenyard.running import running_up
 
 StartUp = Callable[..., Up]
 
@@ -44,12 +42,12 @@ def test_processes_can_be_told_apart(yard: dict[str, Any]) -> None:
 def test_a_signal_stops_everything_in_order(start_up: StartUp, number: signal.Signals) -> None:
     up = start_up("--workers", "1")
     up.wait_ready()
-    assert running_url(up.data_dir)
+    assert running_up(up.data_dir)
     up.signal(number)
     assert up.wait() == Exit.OK
     up.wait_all_gone()
     assert "Stopped." in up.said
-    assert running_url(up.data_dir) is None
+    assert running_up(up.data_dir) is None
 
 
 def test_a_signal_during_the_start_stops_everything(start_up: StartUp) -> None:
@@ -153,18 +151,3 @@ def test_a_redis_of_ones_own_is_used_and_warned_of(
     assert up.wait() == Exit.OK
     assert connection.ping()
     assert read_yard(connection, keys).leader is None
-
-
-def test_other_commands_find_a_running_yard(
-    start_up: StartUp,
-    invoke: Callable[..., Result],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    up = start_up("--workers", "1", data_dir=tmp_path / "tokenyard" / "yard-main")
-    up.wait_ready()
-    assert invoke("submit", "hello", "--max-tokens", "2").exit_code == Exit.OK
-    up.signal(signal.SIGTERM)
-    up.wait()
-    assert invoke("info").exit_code == Exit.UNAVAILABLE

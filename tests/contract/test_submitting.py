@@ -21,7 +21,7 @@ from tokenyard import (
     WaitTimeout,
 )
 from tokenyard.scripts import Scripts
-from tokenyard.wire import unpack_tokens
+from tokenyard.wire import ChatOptions, unpack_tokens
 
 
 class Letters:
@@ -29,9 +29,6 @@ class Letters:
 
     def encode(self, texts: Any) -> list[list[int]]:
         return [[*text.encode(), 0] for text in texts]
-
-    def encode_chat(self, messages: Any) -> list[int]:
-        return self.encode([messages[-1]["content"]])[0]
 
     def decode(self, tokens: Any, *, skip_special_tokens: bool) -> str:
         shown = [token for token in tokens if token or not skip_special_tokens]
@@ -64,6 +61,26 @@ class TestSubmit:
         yard.answer_all()
         assert yard.seen[0].messages == messages
         assert handle.result(WAIT_S).text == "IBM"
+
+    def test_what_a_chat_template_is_given_reaches_the_worker(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
+        messages = [{"role": "user", "content": [{"type": "text", "text": "HAL"}]}]
+        options: dict[str, Any] = {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "documents": [{"title": "t", "text": "x"}],
+            "chat_template_kwargs": {"enable_thinking": False},
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+        }
+        client = new_client()
+        client.submit(messages, **options)
+        client.submit_many([messages, {"prompt": messages, "tools": []}], **options)
+        yard.dispatch()
+        first, second, third = (request.chat for request in yard.seen)
+        assert first == second == ChatOptions(**options)
+        assert third == ChatOptions(**options | {"tools": []})
+        assert [request.messages for request in yard.seen] == [messages] * 3
 
     def test_options_reach_the_worker(self, yard: StandIn, new_client: NewClient) -> None:
         deadline = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
@@ -278,12 +295,12 @@ class TestLocalTokenizer:
         yard.finish(handle.id, list("Grüße".encode()))
         assert handle.result(WAIT_S).text == "Grüße"
 
-    def test_messages_too(self, yard: StandIn, new_client: NewClient) -> None:
-        handle = new_client(tokenizer=Letters()).submit([{"role": "user", "content": "hi"}])
-        yard.dispatch()
-        assert unpack_tokens(yard.seen[0].tokens or b"") == [104, 105, 0]
-        yard.finish(handle.id, [79, 75])
-        assert handle.result(WAIT_S).text == "OK"
+    def test_chats_are_left_to_the_worker(self, yard: StandIn, new_client: NewClient) -> None:
+        messages = [{"role": "user", "content": "HAL"}]
+        handle = new_client(tokenizer=Letters()).submit(messages)
+        yard.answer_all()
+        assert yard.seen[0].messages == messages
+        assert handle.result(WAIT_S).text == "IBM"
 
     def test_pieces_break_inside_characters(self, yard: StandIn, new_client: NewClient) -> None:
         text = "Grüße 👋!"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import urllib.request
 from typing import Any
@@ -18,7 +19,7 @@ from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.cli import main
-from tokenyard.posture import Order, Signal
+from tokenyard.posture import Order, Signal, Trial, model_scope
 from tokenyard.scripts import Scripts
 from tokenyard.signals import Signals
 from tokenyard.wire import Request, SamplingParams, request_fields
@@ -170,7 +171,8 @@ def workers_fail(day: Day) -> None:
 def models_are_placed(day: Day) -> None:
     """A host loads what is asked for."""
     models = day.plant.write("models.toml", MODELS)
-    day.plant.host(models, redis_url=day.url("worker"))
+    # Slow enough that what runs is still running when it is cancelled.
+    day.plant.host(models, redis_url=day.url("worker"), simulated_step_s=0.01)
     eventually(lambda: b"small" in day.plant.connection.hget(day.keys.info, "models"))
     for name in ("small", "large"):
         wanted = make_request(client="client", model=name)
@@ -184,6 +186,8 @@ def operator_acts(day: Day) -> None:
     day.command("info", "--json")
     day.command("explain", "kept", "--client", "client")
     day.command("result", "kept", "--client", "client")
+    day.command("explain", "kept")
+    assert "completed" in day.command("requests")
     day.command("dead", "list")
     (poison,) = (one for one in dead_letters(day.plant) if one.get("client") == "client")
     day.command("dead", "show", poison["id"])
@@ -195,7 +199,20 @@ def operator_acts(day: Day) -> None:
     waiting = make_request(client="client", model="small")
     day.push(waiting)
     day.command("cancel", waiting.id, "--client", "client")
-    day.command("cancel", running.id, "--client", "client")
+    assert running.id in day.command("requests", "--state", "assigned")
+    day.command("cancel", running.id)
+
+
+def operator_looks_for_faults(day: Day) -> None:
+    """The doctor sees the broker; what only the keeper of the server may ask is unknown to it."""
+    assert denied(day.server) == []
+    lines = day.command("doctor", "--all", "--json").splitlines()
+    found = {one["name"]: one for one in map(json.loads, lines)}
+    for check in ("version", "eviction", "memory", "replication", "connections"):
+        assert found[check]["verdict"] != "unknown", found[check]
+    # What it tries and may not, the server notes.
+    refused = {line.rpartition(" ")[2] for line in denied(day.server)}
+    assert refused == {"config|get", "acl|getuser", "acl|log", "memory|usage"}
 
 
 def metrics_are_read(day: Day) -> None:
@@ -211,6 +228,10 @@ def operator_signals(day: Day) -> None:
         signals = Signals(connection, day.keys)
         for signal in ways:
             assert signals.wait(signals.give(Order(signal=signal, epoch=1)), 30.0) == []
+        # One pause is that of a reload whose caller has died: the leader ends it.
+        scope = model_scope("small")
+        signals.give(Order(signal="PAUSE", scope=scope, trial=Trial(until_ms=1)))
+        eventually(lambda: scope not in signals.postures().by_scope)
     streamed = make_request(client="client", model="large", stream=True)
     day.push(streamed)
     assert day.plant.result(streamed.id, "client").provenance.epoch == 1

@@ -49,9 +49,10 @@ def interpolated(text: str, values: Mapping[str, str] = FILLED) -> str:
     return re.sub(r"\$\{(?P<name>\w+)((?P<kind>:[-?])(?P<default>[^}]*))?\}", value, text)
 
 
-def compose() -> dict[str, Any]:
+def compose(values: Mapping[str, str] = FILLED) -> dict[str, Any]:
     """The compose file as an engine reads it."""
-    found: dict[str, Any] = yaml.safe_load(interpolated((DEPLOY / "compose.yaml").read_text()))
+    text = interpolated((DEPLOY / "compose.yaml").read_text(), values)
+    found: dict[str, Any] = yaml.safe_load(text)
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]  # anchors become copies
 
 
@@ -88,7 +89,7 @@ def from_kubernetes() -> list[Launch]:
     """The containers of all pods."""
     found = []
     for one in manifests():
-        if "template" not in one["spec"]:
+        if "template" not in one.get("spec", {}):
             continue
         pod = one["spec"]["template"]["spec"]
         for container in pod["containers"]:
@@ -102,11 +103,13 @@ def from_kubernetes() -> list[Launch]:
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
-    env = dict(FILLED) if "envFrom" in container else {}
+    env: dict[str, str] = {}
     for one in container.get("env", []):
         source = one.get("valueFrom", {})
         if "secretKeyRef" in source:
             env[one["name"]] = FILLED[source["secretKeyRef"]["key"]]
+        elif "configMapKeyRef" in source:
+            env[one["name"]] = FILLED[source["configMapKeyRef"]["key"]]
         elif "fieldRef" in source:
             env[one["name"]] = "pod-0"
         else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.launches import compose, from_compose
+from tests.deploy.launches import FILLED, compose, from_compose
 from tests.support.brokers import DEPLOY
 
 ROOT = DEPLOY.parent
@@ -72,7 +72,9 @@ def test_services_are_built_of_stages_that_exist_and_mount_files_that_exist() ->
 def test_without_its_passwords_nothing_starts() -> None:
     # If somebody forgets to fill in the file, I expect the engine to refuse it.
     text = (DEPLOY / "compose.yaml").read_text()
-    for name in ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GRAFANA", "MODEL"):
+    names = ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GRAFANA", "MODEL",
+                 "WORKER_NAME")  # fmt: skip
+    for name in names:
         assert re.search(rf"\$\{{{name}:\?", text), name
         assert f"\n{name}=" in (DEPLOY / "example.env").read_text()
 
@@ -85,7 +87,34 @@ def test_images_run_the_command() -> None:
         assert instruction(stage, "ENTRYPOINT") == [program]
         assert "USER 10001" in stages()[stage]
     images = {launch.image for launch in from_compose()}
-    assert images == {"redis:7", "tokenyard", "tokenyard-worker"}
+    assert images == {"redis:7.2", "tokenyard", "tokenyard-worker"}
+
+
+def test_no_service_can_take_the_host() -> None:
+    # I expect bounds of memory and logs, and no rights of root, for all of them.
+    services = compose()["services"]
+    assert set(services) >= {"redis", "coordinator", "worker", "batch", "prometheus", "grafana"}
+    for name, one in services.items():
+        assert re.fullmatch(r"\d+[gm]", one["mem_limit"]), name
+        assert set(one["logging"]["options"]) == {"max-size", "max-file"}, name
+        assert one["cap_drop"] == ["ALL"], name
+        assert one["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_a_worker_has_the_gpus_and_the_name_that_the_environment_says() -> None:
+    given = FILLED | {"GPUS": "3", "WORKER_NAME": "host-7"}
+    worker = compose(given)["services"]["worker"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device["count"] == 3
+    assert str(worker["environment"]["TOKENYARD_WORKER_SLOTS"]) == "3"
+    assert worker["command"] == ["worker", "--name", "host-7"]
+
+
+def test_health_checks_ask_where_the_programs_answer() -> None:
+    for name in ("coordinator", "worker"):
+        one = compose()["services"][name]
+        port = one["environment"][f"TOKENYARD_{name.upper()}_METRICS_PORT"]
+        assert f"http://127.0.0.1:{port}/readyz" in one["healthcheck"]["test"][-1]
 
 
 def test_the_light_image_is_light() -> None:

@@ -19,6 +19,7 @@ SCHEMAS = "pip install --no-deps -r tests/deploy/requirements.txt"
 #: Where the types of each API version are: Kubernetes 1.32 and KEDA 2.16.
 MODULES = {
     "v1": "cloudcoil.models.kubernetes.core.v1",
+    "networking.k8s.io/v1": "cloudcoil.models.kubernetes.networking.v1",
     "apps/v1": "cloudcoil.models.kubernetes.apps.v1",
     "policy/v1": "cloudcoil.models.kubernetes.policy.v1",
     "keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1",
@@ -53,13 +54,22 @@ def test_a_field_that_does_not_exist_is_found() -> None:
 def pods() -> dict[str, dict[str, Any]]:
     found = manifests()
     return {one["metadata"]["name"]: one["spec"]["template"] for one in found
-            if "template" in one["spec"]}  # fmt: skip
+            if "template" in one.get("spec", {})}  # fmt: skip
+
+
+def containers() -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for pod in pods().values() for one in pod["spec"]["containers"]}
+
+
+def kustomization() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
+    return found
 
 
 def test_selectors_find_their_pods() -> None:
     labels = [pod["metadata"]["labels"] for pod in pods().values()]
     for one in manifests():
-        selector = one["spec"].get("selector", {})
+        selector = one.get("spec", {}).get("selector", {})
         wanted = selector.get("matchLabels", selector)
         if wanted:
             assert wanted in labels, name_of(one)
@@ -76,6 +86,83 @@ def test_what_pods_mention_is_there() -> None:
             assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
     (trigger,) = (one for one in manifests() if one["kind"] == "TriggerAuthentication")
     assert {one["key"] for one in trigger["spec"]["secretTargetRef"]} <= secrets
+
+
+def test_pods_keep_to_the_restricted_standard() -> None:
+    # Given a namespace that refuses pods which do not keep to the standard
+    (namespace,) = (one for one in manifests() if one["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+    # I expect all pods to (https://kubernetes.io/docs/concepts/security/pod-security-standards/),
+    assert set(pods()) == {"redis", "coordinator", "worker"}
+    for name, pod in pods().items():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        kinds = {kind for volume in spec.get("volumes", []) for kind in volume} - {"name"}
+        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
+        # and to hold no key to the cluster.
+        assert spec["automountServiceAccountToken"] is False, name
+    for name, container in containers().items():
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+        assert not any("hostPort" in port for port in container["ports"]), name
+
+
+def test_every_container_is_probed_at_what_it_serves() -> None:
+    for name, container in containers().items():
+        ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+        for kind, path in (("startup", "livez"), ("liveness", "livez"), ("readiness", "readyz")):
+            probe = container[f"{kind}Probe"]
+            if name == "redis":
+                assert "redis-cli ping" in probe["exec"]["command"][-1]
+                continue
+            assert probe["httpGet"]["path"] == f"/{path}", (name, kind)
+            env = {one["name"]: one.get("value") for one in container["env"]}
+            assert ports[probe["httpGet"]["port"]] == env[f"TOKENYARD_{name.upper()}_METRICS_PORT"]
+
+
+def test_each_pod_holds_only_the_secrets_that_it_needs() -> None:
+    held = {
+        name: {
+            one["valueFrom"]["secretKeyRef"]["key"]
+            for one in container["env"]
+            if "secretKeyRef" in one.get("valueFrom", {})
+        }
+        for name, container in containers().items()
+    }
+    assert not any("envFrom" in container for container in containers().values())
+    users = (DEPLOY / "users.acl").read_text()
+    assert held.pop("redis") == {
+        name
+        for name in FILLED
+        if name.startswith("PASSWORD_") and f"user {name[9:].lower()} " in users
+    } | {"CLIENTS"}
+    assert held == {"coordinator": {"PASSWORD_COORDINATOR"}, "worker": {"PASSWORD_WORKER"}}
+
+
+def test_images_are_named_in_one_place() -> None:
+    # Every image has its tag in kustomization.yaml, and none in a manifest.
+    images = {container["image"] for container in containers().values()}
+    assert {one["name"] for one in kustomization()["images"]} == images
+    assert all(one["newTag"] for one in kustomization()["images"])
+    assert not any(":" in image for image in images)
+
+
+def test_policies_leave_open_what_programs_use() -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in manifests()
+                if one["kind"] == "NetworkPolicy"}  # fmt: skip
+    assert set(policies) == set(pods())
+    for name, policy in policies.items():
+        assert policy["policyTypes"] == ["Ingress", "Egress"], name
+        (container,) = pods()[name]["spec"]["containers"]
+        open_ports = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+        assert open_ports == {port["name"] for port in container["ports"]}
+    (to_redis,) = policies["redis"]["ingress"]
+    (ours,) = to_redis["from"][0]["podSelector"]["matchExpressions"]
+    callers = {name for name in policies if policies[name]["egress"]}
+    assert {pods()[name]["metadata"]["labels"]["app"] for name in callers} == set(ours["values"])
 
 
 def test_workers_are_scaled_by_all_that_waits() -> None:
@@ -104,8 +191,18 @@ def test_kustomize_puts_all_together() -> None:
 
     # I expect all manifests in one namespace, and the files of Redis in a map that it mounts.
     assert {name_of(one) for one in manifests()} < set(built)
-    assert {one["metadata"]["namespace"] for one in built.values()} == {"tokenyard"}
-    (files,) = (one for one in built.values() if one["kind"] == "ConfigMap")
-    assert set(files["data"]) == {"redis.conf", "users.acl", "start-redis.sh"}
-    volumes = built["StatefulSet redis"]["spec"]["template"]["spec"]["volumes"]
-    assert volumes[0]["configMap"]["name"] == files["metadata"]["name"]
+    namespaced = [one for one in built.values() if one["kind"] != "Namespace"]
+    assert {one["metadata"]["namespace"] for one in namespaced} == {"tokenyard"}
+    maps = {tuple(one["data"]): one["metadata"]["name"] for one in built.values()
+            if one["kind"] == "ConfigMap"}  # fmt: skip
+    pod = built["StatefulSet redis"]["spec"]["template"]["spec"]
+    mounted = pod["volumes"][0]["configMap"]["name"]
+    assert mounted == maps["redis.conf", "start-redis.sh", "users.acl"]
+    # the name of the model in another,
+    worker = built["Deployment worker"]["spec"]["template"]["spec"]["containers"][0]
+    named = [one["valueFrom"]["configMapKeyRef"] for one in worker["env"]
+             if "configMapKeyRef" in one.get("valueFrom", {})]  # fmt: skip
+    assert named == [{"name": maps["MODEL",], "key": "MODEL"}]
+    # and images with their tags.
+    assert pod["containers"][0]["image"] == "redis:7.2"
+    assert worker["image"] == "tokenyard-worker:0.1.0"

@@ -17,13 +17,32 @@ from tokenyard.scripts import source
 
 #: The scripts that each user calls.
 SCRIPTS = {
-    "client": {"submit", "attend", "wish"},
+    "client": {"submit", "attend", "wish", "probe"},
     "coordinator": {
-        *("lead", "resign", "take_over", "dispatch", "answer", "bury", "rescue", "overdue"),
-        *("watch_clients", "cancel", "command", "recognize"),
+        *(
+            "probe",
+            "lead",
+            "resign",
+            "take_over",
+            "dispatch",
+            "answer",
+            "bury",
+            "rescue",
+            "overdue",
+        ),
+        *("watch_clients", "cancel", "command", "recognize", "signal"),
     },
-    "worker": {"register", "renew", "retire", "hand_back", "emit", "finish", "acknowledge"},
-    "admin": {"cancel", "requeue", "command", "signal"},
+    "worker": {
+        "probe",
+        "register",
+        "renew",
+        "retire",
+        "hand_back",
+        "emit",
+        "finish",
+        "acknowledge",
+    },
+    "admin": {"cancel", "requeue", "command", "signal", "probe"},
 }
 #: Needed only where something goes wrong that no test here brings about.
 SELDOM = {"client": {"xtrim"}}
@@ -89,6 +108,7 @@ def test_a_day_of_work_is_refused_to_nobody(guarded: GuardedServer) -> None:
         work.workers_fail(day)
         work.models_are_placed(day)
         work.operator_acts(day)
+        work.operator_looks_for_faults(day)
         work.operator_signals(day)
         work.metrics_are_read(day)
         work.everybody_goes(day)

@@ -31,6 +31,7 @@ from tokenyard.replies import (
 )
 from tokenyard.wire import (
     SYSTEM_FIELDS,
+    ChatOptions,
     Request,
     SamplingParams,
     StructuredOutputs,
@@ -59,9 +60,18 @@ def every_request_field() -> set[str]:
         tenant="t",
         session="s",
         metadata={"k": 1},
+        chat=ChatOptions(
+            tools=[],
+            documents=[],
+            chat_template_kwargs={"k": 1},
+            add_generation_prompt=False,
+            continue_final_message=True,
+        ),
     )
     fields = request_fields(request)
-    assert len(fields) == len(Request.__struct_fields__)  # without `stated`, with `v`
+    # Without `stated`, with `v`; those of the chat in the place of `chat`.
+    own = len(Request.__struct_fields__) + len(ChatOptions.__struct_fields__) - 1
+    assert len(fields) == own
     return set(fields)
 
 

@@ -82,6 +82,29 @@ def test_the_adder_subtracts_and_adds_again(
     assert {(one.text, origin(one).epoch) for one in said} == {("27", 2)}
 
 
+def test_weights_that_cannot_be_had_leave_the_adder_as_it_was(
+    adder_yard: Up, client: Client, tmp_path: Path
+) -> None:
+    # Given a path that is not there, and a file whose header fits and whose data are cut off
+    reload(adder_yard, "", 3)
+    whole = (SUBTRACTOR / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    yard = ["--redis-url", adder_yard.url, "--yard", adder_yard.yard]
+
+    for path, why in ((tmp_path / "nope", "is no folder"), (tmp_path, str(tmp_path))):
+        # If somebody reloads
+        done = tokenyard(*yard, "models", "reload", "adder", "--path", str(path))
+
+        # I expect one sentence, and the adder to add in the epoch before.
+        assert done.returncode == 1, done.stdout + done.stderr
+        (line,) = done.stderr.splitlines()
+        assert why in line
+        assert line.endswith("adder is RUNNING with its own weights in epoch 3")
+        for a, b in pairs(8):
+            result = client.submit(f"{a}+{b}=", **GREEDY).result(60)
+            assert (result.text, origin(result).epoch) == (str(a + b), 3)
+
+
 def test_it_adds_once_more(client: Client) -> None:
     result = client.submit("75+48=", **GREEDY).result(60)
 

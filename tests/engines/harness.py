@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from vllm.platforms import current_platform
 
 from tests.support.builders import make_assignment, make_request
 from tokenyard.replies import Choice
@@ -18,7 +18,7 @@ from worker.engines import Engine, Faulted, Finished, TokenDelta
 from worker.engines.vllm_engine import VllmEngine
 from worker.models import ModelSpec
 
-ON_CPU = shutil.which("nvidia-smi") is None
+ON_CPU = current_platform.is_cpu()
 needs_cpu = pytest.mark.skipif(not ON_CPU, reason="is about vLLM's CPU backend")
 needs_gpu = pytest.mark.skipif(ON_CPU, reason="needs a GPU, and a vLLM that was built for it")
 

@@ -63,12 +63,14 @@ def live(pipe: Connection) -> None:
     """A warm process: obeys until its pipe ends."""
     _Held.pipe = pipe
     threading.excepthook = lambda _: os._exit(STUCK_STATUS)  # as worker.process does
+    from worker.engines.cpu_features import request_amx
     from worker.engines.warm_base import freeze
     from worker.executor import follower_link, leader_link
 
     leader_link.STUCK_S = follower_link.STUCK_S = STUCK_S
     for module in MODULES:
         importlib.import_module(module)
+    request_amx()
     freeze()
     pipe.send(os.getpid())
     while True:

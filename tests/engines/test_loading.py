@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 
 from tokenyard.settings import WorkerSettings
-from worker.engines import loading
 from worker.engines.loading import make_backend, prepare_environment
 from worker.engines.simulated_backend import SimulatedBackend
 
@@ -28,15 +27,16 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def test_every_process_sees_all_devices_of_its_host(environment: dict[str, str]) -> None:
-    prepare_environment(settings(slots=2, devices=("2", "5")))
+    prepare_environment(settings(slots=2, device="cuda", devices=("2", "5")))
 
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,5"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "OMP_NUM_THREADS" not in environment
 
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_backend_is_told_which_device_is_its_own(device: int) -> None:
-    backend = make_backend(settings(slots=2, devices=("2", "5")), device)
+    backend = make_backend(settings(slots=2, device="cuda", devices=("2", "5")), device)
 
     # As vLLM counts those that are visible.
     assert (backend._device, backend._cores) == (device, ())
@@ -45,12 +45,12 @@ def test_a_backend_is_told_which_device_is_its_own(device: int) -> None:
 def test_without_a_gpu_a_device_is_a_share_of_the_cores(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading.shutil, "which", lambda _: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
     environment["OMP_NUM_THREADS"] = "1"
 
-    prepare_environment(settings(slots=2))
-    backends = [make_backend(settings(slots=2), device) for device in (0, 1)]
+    given = settings(slots=2, device="cpu")
+    prepare_environment(given)
+    backends = [make_backend(given, device) for device in (0, 1)]
 
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert [backend._cores for backend in backends] == [[0, 1], [2, 3]]

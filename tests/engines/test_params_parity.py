@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import msgspec
 import pytest
 
+from tokenyard.drafting import Drafter
 from tokenyard.errors import InvalidRequest
 from tokenyard.parse import parse_request
-from tokenyard.wire import Refused, SamplingParams, StructuredOutputs
+from tokenyard.sampling import REFUSED, TAKEN
+from tokenyard.wire import Refused, RepetitionDetection, SamplingParams, StructuredOutputs
 from worker.engines.vllm_environment import engine_environment, set_environment
 
 pytestmark = pytest.mark.vllm
@@ -29,6 +32,82 @@ def test_every_parameter_is_one_of_vllms_with_its_default() -> None:
     ours.pop("detokenize")  # unset: it depends on whether the prompt was text
 
     assert ours == {name: theirs[name] for name in ours}
+
+
+def test_each_parameter_of_vllm_is_decided_on() -> None:
+    """A new one of theirs fails here until it stands in `tokenyard.sampling`."""
+    import vllm
+
+    theirs = {name for name in vllm.SamplingParams.__struct_fields__ if not name.startswith("_")}
+
+    assert theirs == TAKEN.keys() | REFUSED.keys()
+    assert not TAKEN.keys() & REFUSED.keys()
+    assert set(SamplingParams.__struct_fields__) == TAKEN.keys()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
+    fields = {b"id": b"a", b"prompt": b"b", b"params": msgspec.json.encode({name: 1})}
+    parsed = parse_request(fields)
+
+    assert isinstance(parsed, Refused)
+    assert parsed.message == f"params.{name}: is not taken: {REFUSED[name]}"
+    with pytest.raises(InvalidRequest, match=f"params.{name}: is not taken: "):
+        Drafter("me", None).draft("text", {name: 1})
+
+
+def test_what_the_installed_version_has_not_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given a vLLM without two of the parameters / Only who asks for them is refused."""
+    import vllm
+
+    from worker.engines import vllm_params
+
+    missing = frozenset({"watermarking", "stream_interval"})
+    monkeypatch.setattr(vllm_params, "_UNKNOWN", missing)
+    monkeypatch.setattr(vllm_params, "_NOT_GIVEN", missing | vllm_params._WITHOUT_EFFECT)
+
+    made = vllm_params.build_params(SamplingParams(top_k=3), streams=False, detokenize=True)
+    asked = SamplingParams(stream_interval=3)
+    with pytest.raises(InvalidRequest) as refused:
+        vllm_params.build_params(asked, streams=True, detokenize=True)
+
+    assert made.top_k == 3
+    assert refused.value.field == "params.stream_interval"
+    assert f"vLLM {vllm.__version__}" in refused.value.message
+
+
+def test_every_detection_is_vllms_with_its_default() -> None:
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    theirs = {field.name: field.default for field in dataclasses.fields(RepetitionDetectionParams)}
+
+    assert theirs == {f.name: f.default for f in msgspec.structs.fields(RepetitionDetection)}
+
+
+def test_docs_have_the_table(request: pytest.FixtureRequest) -> None:
+    """docs/parity.md is written by this test where TOKENYARD_WRITE_DOCS=1 says so."""
+    import vllm
+
+    page = request.config.rootpath / "docs" / "parity.md"
+    begin, end = "<!-- sampling: begin -->", "<!-- sampling: end -->"
+    text = page.read_text()
+    before, _, rest = text.partition(begin)
+    table, _, after = rest.partition(end)
+    assert after, f"{page} has no {begin} and {end}"
+    names = [name for name in vllm.SamplingParams.__struct_fields__ if not name.startswith("_")]
+    rows = [
+        f"| `{name}` | {'taken' if name in TAKEN else 'refused'} | {(TAKEN | REFUSED)[name]} |"
+        for name in names
+    ]
+    head = ["", "", "| parameter | | how, or why not |", "|---|---|---|"]
+    wanted = "\n".join([*head, *rows, "", ""])
+    if os.environ.get("TOKENYARD_WRITE_DOCS") == "1":
+        page.write_text(f"{before}{begin}{wanted}{end}{after}")
+        return
+
+    assert table == wanted, "rewrite it as the page says"
 
 
 def test_every_constraint_is_one_of_vllms_with_its_default() -> None:
@@ -60,6 +139,8 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
     {"bad_words": [""]},
     {"logprobs": -2},
     {"prompt_logprobs": -2},
+    {"thinking_token_budget": -2},
+    {"stream_interval": 0},
 ]
 
 
@@ -90,6 +171,13 @@ def test_what_vllm_finds_out_of_range_is_refused_by_name(params: dict[str, Any])
         {"stop": "a"},
         {"stop": ["a", "b"]},
         {"n": 64},
+        {"seed": -1},
+        {"logprobs": -1},
+        {"prompt_logprobs": -1},
+        {"thinking_token_budget": -1},
+        {"repetition_detection": RepetitionDetection(max_pattern_size=2, min_count=2)},
+        {"extra_args": {"a": [1, {"b": None}]}},
+        {"skip_reading_prefix_cache": False},
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tokenyard.wire import SamplingParams, StructuredOutputs
+from tokenyard.wire import RepetitionDetection, SamplingParams, StructuredOutputs
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed
 
 
@@ -23,6 +23,11 @@ from worker.engines.resume import TextStream, Way, choose_way, derive_seed
         ({"presence_penalty": 0.1}, Way.AGAIN),
         ({"frequency_penalty": 0.1}, Way.AGAIN),
         ({"bad_words": ["a"]}, Way.AGAIN),
+        ({"seed": -1, "stream_interval": 3}, Way.BEHIND),
+        ({"repetition_detection": RepetitionDetection(1, 1, 2)}, Way.AGAIN),
+        ({"thinking_token_budget": 0}, Way.AGAIN),
+        ({"trace_decode_token_ids": [1]}, Way.AGAIN),
+        ({"logprob_token_ids": [1]}, Way.AGAIN),
         ({"structured_outputs": StructuredOutputs(regex="a")}, Way.AGAIN),
     ],
     ids=str,

@@ -51,6 +51,23 @@ def test_messages_go_through_the_chat_template(vllm_engine: Engine) -> None:
     assert outcome.finished.prompt_tokens == len(PROMPT)
 
 
+def test_messages_in_parts_are_read_as_vllm_reads_them(vllm_engine: Engine) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "12+34="}]}]
+
+    (outcome,) = run(vllm_engine, ask(messages=messages, temperature=0.0))
+
+    assert outcome.choice.text == "46"
+
+
+def test_a_chat_goes_on_behind_published_tokens(vllm_engine: Engine) -> None:
+    given = {"messages": [{"role": "user", "content": ["12+34="]}], "stream": True}
+    (before,) = run(vllm_engine, greedy(**given))
+
+    (after,) = run(vllm_engine, greedy(**given, published=before.tokens[:2]))
+
+    assert after.finished == before.finished
+
+
 @pytest.mark.parametrize(
     "messages",
     [

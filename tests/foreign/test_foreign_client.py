@@ -15,6 +15,8 @@ from tests.support.up import Up, running_up
 
 pytestmark = [pytest.mark.node, pytest.mark.vllm, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
+PARTS = '[{"role":"user","content":[{"type":"text","text":"12+34="}]}]'
+IMAGE = '[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,"}}]}]'
 GREEDY = '{"max_tokens":8,"temperature":0}'
 
 
@@ -41,6 +43,8 @@ def test_node_gets_answers_by_xadd_and_xread_alone(node: str, yard: Up) -> None:
     requests = [
         {"id": "text", "prompt": "12+34=", "params": GREEDY},
         {"id": "chat", "messages": '[{"role":"user","content":"12+34="}]', "params": GREEDY},
+        {"id": "parts", "messages": PARTS, "params": GREEDY},
+        {"id": "image", "messages": IMAGE, "params": GREEDY},
         {"id": "stream", "prompt": "67+89=", "params": GREEDY, "stream": "1"},
         {"id": "wrong", "prompt": "1+1=", "params": '{"temperature":-1}'},
         {"id": "model", "prompt": "1+1=", "model": "divider"},
@@ -53,6 +57,8 @@ def test_node_gets_answers_by_xadd_and_xread_alone(node: str, yard: Up) -> None:
 
     assert answers["text"] == first
     assert answers["chat"]["text"] == "46"
+    assert answers["parts"]["text"] == "46"
+    assert "messages[0].content[0]: is of type image_url" in answers["image"]["error"]["message"]
     assert answers["stream"]["text"] == "156"
     assert answers["stream"]["deltas"] >= 2
     assert answers["wrong"]["status"] == "failed"

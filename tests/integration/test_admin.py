@@ -22,16 +22,27 @@ def test_a_yard_without_signals_has_no_postures(connection: redis.Redis, keys: K
 def test_the_postures_of_all_scopes(connection: redis.Redis, keys: Keys) -> None:
     # Given two scopes with a posture, and one that nobody can read
     signals = Signals(connection, keys)
-    signals.give(Order(signal="PAUSE", mode="keep"))
+    signals.give(Order(signal="PAUSE", mode="keep", by="kim@north", why="night"))
     last = signals.give(Order(signal="SET_GENERATION_EPOCH", scope=model_scope("a"), epoch=3))
     connection.hset(keys.posture, "worker:w", b"{")
     view = read_yard(connection, keys)
 
     # I expect the two, for Python and for scripts.
-    paused = Posture(conduct="PAUSED", mode="keep")
+    since_ms = view.postures.by_scope[ALL].since_ms
+    assert 0 < since_ms <= view.at_ms
+    paused = Posture(conduct="PAUSED", mode="keep", by="kim@north", why="night", since_ms=since_ms)
     assert view.postures == Postures({ALL: paused, "model:a": Posture(epoch=3)}, last.ids[0])
     assert json.loads(view.as_json())["postures"] == {
-        "by_scope": {ALL: {"conduct": "PAUSED", "mode": "keep"}, "model:a": {"epoch": 3}},
+        "by_scope": {
+            ALL: {
+                "conduct": "PAUSED",
+                "mode": "keep",
+                "by": "kim@north",
+                "why": "night",
+                "since_ms": since_ms,
+            },
+            "model:a": {"epoch": 3},
+        },
         "changed": last.ids[0],
     }
 

@@ -73,7 +73,7 @@ class TestJoining:
         own_broker.stop()
         with Plant(own_broker.url) as plant:
             controller = plant.worker()
-            eventually(lambda: "operators want cannot be read" in controller.log, timeout_s=30.0)
+            eventually(lambda: "what operators want: " in controller.log, timeout_s=30.0)
 
             own_broker.start()
 
@@ -257,7 +257,8 @@ class TestStopping:
 
 #: A worker process with a thread that ends by a fault, as its reader or publisher might.
 FAULTY = """
-import threading, time
+import logging, os, threading, time
+from multiprocessing.connection import Connection
 from tokenyard.settings import WorkerSettings
 from worker import process
 
@@ -266,7 +267,8 @@ def run(self):
     time.sleep(60)
 
 process.WorkerProcess.run = run
-process.main(WorkerSettings(redis_url="redis://x", engine="simulated"), 0, None)
+settings = WorkerSettings(redis_url="redis://x", engine="simulated")
+process.main(process.Birth(settings, 0, logging.INFO), None, Connection(os.dup(2)))
 """
 
 

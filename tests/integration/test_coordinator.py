@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 
+from coordinator import entrypoint
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request
 from tests.support.lanes import STOP_S, Lanes, requests, running
@@ -223,6 +224,30 @@ class TestHostileEntries:
 
         assert served(lanes, worker)
 
+    def test_another_request_under_a_known_id(self, lanes: Lanes) -> None:
+        # Given a request that runs, and others of the same id,
+        worker = lanes.worker()
+        lanes.coordinator()
+        lanes.push_raw({"id": "q1", "prompt": "one"})
+        lanes.wait_for_load(worker, 1)
+        lanes.push_raw({"id": "q1", "prompt": "two"})
+        lanes.push_raw({"id": "q1", "prompt": "one", "params": '{"top_p":7}'})
+        lanes.push_raw({"id": "q1", "prompt": "one", "stream": "1"})
+        eventually(lambda: lanes.waiting() == 0)
+
+        # I expect those that are not the same among the dead letters, with the reason,
+        letters = lanes.dead()
+        assert sorted(letter[b"prompt"] for letter in letters) == [b"one", b"two"]
+        reason = b"ID_REUSED: the id 'q1' is known with another request"
+        assert {letter[b"dead_reason"] for letter in letters} == {reason}
+
+        # and the first to be answered, alone.
+        [assignment] = lanes.lane(worker)
+        assert assignment.request.prompt == "one"
+        lanes.finish(worker, assignment)
+        [reply] = lanes.replies("q1")
+        assert (reply.event, reply.status) == ("result", "completed")
+
     def test_bad_input_is_answered_while_all_lanes_are_full(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
@@ -387,7 +412,7 @@ class TestStartAndStop:
         worker = lanes.worker()
         spawn = multiprocessing.get_context("spawn")
         ready = spawn.Event()
-        process = spawn.Process(target=Coordinator.entrypoint, args=(lanes.settings(), ready))
+        process = spawn.Process(target=entrypoint, args=(lanes.settings(), ready))
         process.start()
         try:
             # I expect the event once it leads, and a clean end on SIGTERM.

@@ -38,6 +38,16 @@ def test_the_connection_that_was_just_used_is_used_again(direct: redis.Redis) ->
     assert {direct.client_id() for _ in range(5)} == {direct.client_id()}
 
 
+def test_over_a_pool_that_is_not_ours_it_is_redis_pys_own_client(broker: Server) -> None:
+    # Given a pool as RQ makes one for its scheduler
+    pool: Any = redis.ConnectionPool.from_url(broker.url)
+    with tokenyard.direct.DirectRedis(connection_pool=pool) as client:
+        # I expect commands and scripts to work.
+        assert client.ping()
+        assert client.register_script("return 1")() == 1
+    pool.disconnect()
+
+
 def test_each_of_several_threads_has_an_answer_of_its_own(direct: redis.Redis) -> None:
     together = Barrier(8)
 

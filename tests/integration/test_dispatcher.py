@@ -11,7 +11,7 @@ import pytest
 import coordinator.dispatcher
 import coordinator.roster
 from coordinator.held import FAIR_TURN
-from coordinator.schedule import first_difference, read_schedule
+from coordinator.schedule import ScheduleWriter, first_difference, read_schedule
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
@@ -321,6 +321,26 @@ class TestDeterministic:
         lanes.push(requests(2, "unknown"))
         assert len(lanes.serve(workers, 2)) == 2
         lanes.close()
+
+    def test_replay_goes_on_without_a_worker_that_does_not_come(
+        self, lanes: Lanes, tmp_path: Path
+    ) -> None:
+        # Given a schedule that gives the first and the last request to a worker that is no more
+        writer = ScheduleWriter(tmp_path / "recorded")
+        for number, worker in enumerate(["gone", "a", "b", "gone"]):
+            writer.write("anon", f"r{number:04}", worker)
+        writer.close()
+        workers = [lanes.worker("a"), lanes.worker("b")]
+        again = tmp_path / "again"
+        lanes.coordinator(replay=tmp_path / "recorded", replay_wait_s=0.2, record=again)
+
+        lanes.push([make_request(f"r{number:04}") for number in range(4)])
+
+        # I expect all to be served, and the record to say what was done instead.
+        assert set(lanes.serve(workers, 4)) == {f"r{number:04}" for number in range(4)}
+        assert [(one.worker, one.instead_of) for one in read_schedule(again)] == [
+            *(("a", "gone"), ("a", ""), ("b", ""), ("b", "gone")),
+        ]
 
 
 class TestStrays:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
@@ -20,10 +21,10 @@ from tests.support.processes import START_S, Answer, Plant
 from tests.support.servers import Server
 from tests.support.streams import check_exact, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.posture import Order, PauseMode, model_scope
+from tokenyard.posture import Order, PauseMode, Posture, Trial, model_scope
 from tokenyard.signals import Signals
 from tokenyard.wire import Request, SamplingParams
-from worker.engines.simulated_backend import BROKEN
+from worker.engines.simulated_backend import BROKEN, CORRUPT
 
 STEP_S = 0.02
 SIM = model_scope("sim")
@@ -194,22 +195,98 @@ def test_new_weights_for_a_yard_at_work(plant: Plant, signals: Signals, mode: Pa
     assert set(check_weights(plant, last)) == {(5, None)}
 
 
-def test_weights_that_cannot_be_had(plant: Plant, signals: Signals) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"), [(BROKEN, "broken weights"), (CORRUPT, "corrupt weights")]
+)
+def test_weights_that_cannot_be_had(plant: Plant, signals: Signals, name: str, reason: str) -> None:
     # Given a yard in epoch 4 that runs
     plant.coordinator()
+    plant.worker(slots=2)
+    plant.wait_for_workers(2)
+    set_epoch(signals, 4)
+
+    # If its workers cannot load the weights, which shows before or only when they try
+    holdouts = signals.reload("sim", f"/checkpoints/{name}", 5, "abort", START_S)
+
+    # I expect them to say why, and to go on with those that they had, in the epoch before.
+    assert {reason in one.reason for one in holdouts if one.reason} == {True}
+    requests = quiet(5)
+    plant.push_all(requests)
+    assert set(check_weights(plant, requests)) == {(4, None)}
+    assert signals.reload("sim", PATH, 5, "abort", START_S) == []
+    others = quiet(5)
+    plant.push_all(others)
+    assert set(check_weights(plant, others)) == {(5, None)}
+
+
+def begin_reload(signals: Signals, weights: str, until_ms: float) -> None:
+    """The first two steps of one that goes back to the model's own weights when it fails."""
+    trial = Trial(until_ms=int(until_ms))
+    signals.give(Order(signal="PAUSE", scope=SIM, trial=trial))
+    signals.give(Order(signal="RELOAD_WEIGHTS", scope=SIM, weights=weights, trial=trial))
+
+
+def test_the_leader_ends_a_reload_whose_caller_is_dead(plant: Plant, signals: Signals) -> None:
+    # Given a model that waits for somebody who has died in the middle of a reload
     plant.worker()
     plant.wait_for_workers(1)
     set_epoch(signals, 4)
-
-    # If its worker cannot load the weights
-    (holdout,) = signals.reload("sim", f"/checkpoints/{BROKEN}", 5, "abort", START_S)
-
-    # I expect it to say why, and nothing to be made of any weights until it has some.
-    assert "broken weights" in holdout.reason
+    begin_reload(signals, f"/w/{CORRUPT}", 1000 * time.time() + 1_000)
     requests = quiet(5)
     plant.push_all(requests)
-    assert signals.reload("sim", PATH, 5, "abort", START_S) == []
+
+    # If a leader is there when its time is over, I expect the model to run as before.
+    coordinator = plant.coordinator()
+    assert set(check_weights(plant, requests)) == {(4, None)}
+    assert signals.postures().by_scope == {SIM: Posture(epoch=4)}
+    assert "nobody has ended the reload" in coordinator.log
+
+
+def test_the_leader_leaves_a_reload_alone_that_is_under_way(plant: Plant, signals: Signals) -> None:
+    plant.coordinator()
+    plant.worker()
+    plant.wait_for_workers(1)
+    begin_reload(signals, PATH, 1000 * time.time() + 600_000)
+    set_epoch(signals, 5)
+
+    given = signals.give(Order(signal="UNPAUSE", scope=SIM))
+    assert signals.wait(given, START_S) == []
+
+    requests = quiet(5)
+    plant.push_all(requests)
     assert set(check_weights(plant, requests)) == {(5, None)}
+    assert signals.postures().by_scope == {SIM: Posture(weights=PATH, epoch=5)}
+
+
+def test_a_host_that_is_killed_in_the_middle_of_a_reload_comes_back_as_the_others(
+    plant: Plant, signals: Signals
+) -> None:
+    # Given two hosts with new weights, of which one is killed
+    plant.coordinator()
+    first = plant.worker(name="first")
+    plant.worker(name="second")
+    plant.wait_for_workers(2)
+    set_epoch(signals, 4)
+    begin_reload(signals, PATH, 1000 * time.time() + 600_000)
+    eventually(lambda: {one.weights for one in plant.roster().values()} == {PATH})
+    first.kill()
+
+    # If the reload fails, and the host comes back
+    given = signals.end_trial(SIM, "the test says so")
+    assert given
+    plant.worker(name="first-again")
+    living = {"second", "first-again"}
+
+    def weights() -> dict[str, str]:
+        workers = plant.roster().values()
+        return {one.name: one.weights for one in workers if one.name in living and one.epoch == 4}
+
+    eventually(lambda: weights() == dict.fromkeys(living, ""))
+
+    # I expect all to run with the weights before.
+    requests = quiet(20)
+    plant.push_all(requests)
+    assert set(check_weights(plant, requests)) == {(4, None)}
 
 
 def test_the_models_own_weights_come_back(plant: Plant, signals: Signals) -> None:

@@ -29,10 +29,12 @@ from tokenyard.replies import Delta, Result
 from worker import AdapterSpec, EngineHandle, ModelSpec, ProcessStatus, WorkerController
 from worker.engines import Unsupported
 from worker.engines.crash_points import POISON
-from worker.engines.simulated_backend import BROKEN
+from worker.engines.simulated_backend import BROKEN, CLINGING, LEAKY
+from worker.leak import LOOKS
 
 ROOT = Path(__file__).parents[2]
 SIM = ModelSpec("sim", "nowhere")
+CHAT = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
 PAIR = ModelSpec("pair", "nowhere", tensor_parallel_size=2)
 LONG = 8_000  # tokens: with a step of some milliseconds it is never done
 START_S = 30.0
@@ -214,6 +216,9 @@ class TestGenerating:
             ("a", {"temperature": -1}, r"params.temperature: "),
             ("a", {"min_tokens": 9, "max_tokens": 3}, "params.min_tokens: must not exceed"),
             ("a", {"seed": object()}, "params: "),
+            ("a", {"tools": []}, r"prompts\[0\]: tools: goes with messages"),
+            ([CHAT], {"tools": [5]}, r"tools\[0\]: Expected `object`"),
+            ([CHAT], {"chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs.tokenize"),
         ],
     )
     def test_bad_input_is_said_before_anything_runs(
@@ -224,6 +229,18 @@ class TestGenerating:
         with pytest.raises(InvalidRequest, match=message):
             engine.generate(prompts, **sampling)
         assert engine.generate("a")[0].ok
+
+    def test_a_chat_is_asked_with_what_its_template_is_given(self, start: Start) -> None:
+        engine = start().create(SIM)
+        tools = [{"type": "function", "function": {"name": "f"}}]
+
+        [plain] = engine.generate([CHAT], max_tokens=9)
+        [again, with_tools] = [
+            engine.generate([CHAT], max_tokens=9, **given)[0] for given in ({}, {"tools": tools})
+        ]
+
+        assert plain.ok
+        assert plain.tokens == again.tokens != with_tools.tokens
 
     def test_threads_share_an_engine(self, start: Start) -> None:
         engine = start(simulated_step_s=0.001).create(SIM)
@@ -431,6 +448,154 @@ class TestGroups:
         assert sorted(states(controller)) == [("attached", "pair"), ("ready", "pair")]
 
 
+class TestResizing:
+    """An engine is handed free processes, and gives them back."""
+
+    def test_it_grows_and_shrinks_and_grows_again(self, start: Start) -> None:
+        # Given an engine on one of three devices
+        controller = start(slots=3)
+        controller.wait_warm()
+        pids = [one.pid for one in controller.status()]
+        engine = controller.create(SIM)
+        before = engine.generate("abc", max_tokens=20)[0].tokens
+
+        # If it is given another device, gives it back, and is given it again
+        for size, others in ((2, ["attached"]), (1, ["warm"]), (2, ["attached"])):
+            engine.resize(tensor_parallel_size=size)
+
+            # I expect it to be there in the same processes, and to answer the same.
+            assert engine.devices == tuple(range(size))
+            found = [one.state for one in controller.status()]
+            eventually(lambda: [one.state for one in controller.status()][1:2] == others)  # noqa: B023
+            assert found[0] == "ready"
+            assert found[2] == "warm"
+            assert engine.generate("abc", max_tokens=20)[0].tokens == before
+        assert [one.pid for one in controller.status()] == pids
+        engine.close()
+        eventually(lambda: states(controller) == [("warm", "")] * 3)
+
+    def test_what_runs_is_finished_and_what_comes_waits(self, start: Start) -> None:
+        # Given a stream that runs, many requests that wait for a place, and a long load
+        controller = start(slots=2, simulated_step_s=0.005, simulated_load_s=2.0)
+        engine = controller.create(replace(SIM, max_num_seqs=2))
+        alone = [engine.generate(f"p{n}", max_tokens=9)[0].tokens for n in range(8)]
+        pieces = engine.stream("stream", max_tokens=300)
+        first = next(pieces)
+
+        with ThreadPoolExecutor(10) as pool:
+            waiting = [pool.submit(engine.generate, f"p{n}", max_tokens=9) for n in range(4)]
+            resized = pool.submit(engine.resize, tensor_parallel_size=2)
+            eventually(lambda: controller.status()[0].state == "draining")
+            late = [pool.submit(engine.generate, f"p{n}", max_tokens=9) for n in range(4, 8)]
+            *rest, result = pieces
+            early = [one.done() for one in late]
+            resized.result(START_S)
+            together = [future.result(START_S)[0].tokens for future in [*waiting, *late]]
+
+        # I expect each to have its whole answer, once, and the late ones from the new size.
+        assert together == alone
+        assert not any(early)
+        assert isinstance(result, Result)
+        tokens = [token for one in [first, *rest] for token in one.tokens]
+        assert tokens == result.tokens
+        assert len(tokens) == 300
+        assert engine.devices == (0, 1)
+
+    def test_what_is_not_finished_in_time_is_told(self, start: Start) -> None:
+        controller = start(slots=2, simulated_step_s=0.01, drain_timeout_s=0.2)
+        engine = controller.create(SIM)
+        pieces = engine.stream("a", max_tokens=LONG)
+        next(pieces)
+
+        engine.resize(tensor_parallel_size=2)
+
+        with pytest.raises(EngineLost, match="it had to go before it was done"):
+            list(pieces)
+        assert engine.generate("a", max_tokens=3)[0].ok
+
+    def test_a_process_that_dies_meanwhile(self, start: Start) -> None:
+        # Given an engine that finishes a long stream before it is resized
+        controller = start(slots=2, simulated_step_s=0.01)
+        engine = controller.create(SIM)
+        pieces = engine.stream("a", max_tokens=LONG)
+        next(pieces)
+        pid = pid_of(controller, engine)
+        with ThreadPoolExecutor(1) as pool:
+            resized = pool.submit(engine.resize, tensor_parallel_size=2)
+            eventually(lambda: controller.status()[0].state == "draining")
+            kill(pid)
+
+            # I expect its reader to be told, and the engine to come in the new size.
+            with pytest.raises(EngineLost, match="its process died"):
+                list(pieces)
+            resized.result(START_S)
+        assert engine.devices == (0, 1)
+        assert engine.generate("a", max_tokens=3)[0].ok
+
+    def test_a_full_pool_says_who_holds_it(self, start: Start) -> None:
+        controller = start(slots=2)
+        engine, other = controller.create(SIM), controller.create(replace(SIM, name="other"))
+
+        with pytest.raises(NoFreeDevice, match=r"sim takes 1 more, 0 free: .*device 1 holds other"):
+            engine.resize(tensor_parallel_size=2)
+        assert engine.generate("a")[0].ok
+
+        other.close()
+        engine.resize(tensor_parallel_size=2)
+        assert engine.devices == (0, 1)
+
+    def test_devices_that_were_given_up_are_others(self, start: Start) -> None:
+        controller = start(slots=2)
+        engine = controller.create(PAIR)
+
+        engine.resize(tensor_parallel_size=1)
+
+        assert controller.create(replace(SIM, name="other")).devices == (1,)
+        assert engine.generate("a")[0].ok
+
+    def test_a_size_that_cannot_be_loaded_leaves_it_as_it_was(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given an engine whose model cannot be split
+        controller = start(slots=2)
+        engine = controller.create(SIM)
+        broken = replace(engine._booking.spec, path=BROKEN, tensor_parallel_size=2)
+
+        with pytest.raises(LoadFailed, match="broken model"):
+            engine._pool.resize(engine._booking, broken, START_S)
+
+        assert engine.generate("a")[0].ok
+        assert engine.devices == (0,)
+        eventually(lambda: states(controller) == [("ready", "sim"), ("warm", "")])
+
+    @pytest.mark.parametrize("how", ["sleep", "close"])
+    def test_one_that_is_not_there(self, start: Start, how: str) -> None:
+        engine = start(slots=2).create(SIM)
+        getattr(engine, how)()
+
+        with pytest.raises(RuntimeError, match=r"sleeps|deleted"):
+            engine.resize(tensor_parallel_size=2)
+
+    def test_an_engine_that_would_sleep_leaves_nothing_behind(self, start: Start) -> None:
+        # Given a model that sleeps where it gives way
+        controller = start(slots=2, sleepers=1)
+        controller.wait_warm()
+        engine = controller.create(replace(SIM, sleep_level=1))
+
+        engine.resize(tensor_parallel_size=2)
+
+        assert engine.generate("a")[0].ok
+        eventually(lambda: "asleep" not in {one.state for one in controller.status()})
+
+    def test_a_size_that_makes_no_sense(self, start: Start) -> None:
+        engine = start().create(SIM)
+
+        with pytest.raises(InvalidRequest, match="Expected `int` >= 1"):
+            engine.resize(tensor_parallel_size=0)
+        engine.resize()
+        assert engine.generate("a")[0].ok
+
+
 class TestSleeping:
     def test_a_sleeper_makes_room_and_comes_back(self, start: Start) -> None:
         # Given an engine that sleeps, and another on its device
@@ -608,3 +773,36 @@ def test_the_page_has_all_verbs(heading: str, kind: type) -> None:
 
     verbs = {name for name in vars(kind) if not name.startswith("_")}
     assert {name.partition("(")[0] for name in first_names(told)} == verbs
+
+
+def pids_of(controller: WorkerController, path: str, cycles: int) -> list[int]:
+    """The process after each of so many models that have come and gone."""
+    found = []
+    for _ in range(cycles):
+        controller.delete(controller.create(replace(SIM, path=path)))
+        controller.wait_warm()
+        found.append(controller.status()[0].pid)
+    return found
+
+
+class TestLeaks:
+    def test_a_process_that_keeps_nothing_lives(self, start: Start) -> None:
+        assert len(set(pids_of(start(), "nowhere", 3 * LOOKS))) == 1
+
+    def test_one_that_grows_with_each_model_is_replaced_after_a_few(self, start: Start) -> None:
+        pids = pids_of(start(), LEAKY, 2 * LOOKS)
+
+        # Whether it is gone by then, or just about to, is a matter of the moment.
+        assert len(set(pids[: LOOKS - 1])) == 1
+        assert pids[LOOKS] != pids[0]
+        assert 2 <= len(set(pids)) <= 3
+
+    def test_one_to_which_a_whole_model_clings_is_replaced_at_once(self, start: Start) -> None:
+        pids = pids_of(start(), CLINGING, 4)
+
+        assert len(set(pids)) >= 3
+
+    def test_operators_may_bear_more(self, start: Start) -> None:
+        controller = start(leak_floor_mib=10_000.0)
+
+        assert len(set(pids_of(controller, LEAKY, 2 * LOOKS))) == 1

@@ -24,6 +24,7 @@ from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.batch import run_batch
 from tokenyard.errors import QueueFull, SettingsError
+from tokenyard.health import Health
 from tokenyard.metrics import BUCKETS_S, Endpoint, Metric
 from tokenyard.wire import SamplingParams
 from worker.counts import Counts
@@ -311,13 +312,13 @@ def test_an_endpoint_ends() -> None:
         def collect(self) -> list[Any]:
             return []
 
-    endpoint = Endpoint(Nothing(), "127.0.0.1", free_port())
+    endpoint = Endpoint(Nothing(), Health(1.0), "127.0.0.1", free_port())
     endpoint.stop()
     endpoint.start()
     endpoint.stop()
     endpoint.stop()
     with pytest.raises(SettingsError, match="cannot listen"):
-        Endpoint(Nothing(), "256.0.0.1", 1).start()
+        Endpoint(Nothing(), Health(1.0), "256.0.0.1", 1).start()
 
 
 def measured(count: float) -> EngineStats:

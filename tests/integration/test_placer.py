@@ -157,12 +157,18 @@ class TestOneTurn:
         assert leader.queue.failed == [("adder", reason)]
         assert leader.commands() == []
 
-    def test_the_settings_say_how_long_a_model_waits(self, lanes: Lanes) -> None:
-        lanes.host("adder", "subtractor")
+    @pytest.mark.parametrize(
+        ("swap_s", "values"),
+        [(0.0, {"max_model_wait_s": 7.0}), (1.4, {"max_swap_share": 0.2}), (0.7, {})],
+    )
+    def test_settings_or_what_a_swap_costs_say_how_long_a_model_waits(
+        self, lanes: Lanes, swap_s: float, values: dict[str, float]
+    ) -> None:
+        lanes.host("subtractor", "adder", swap_s=swap_s)
         worker = lanes.warm()
         lanes.show(worker, state="ready", model="subtractor")
         lanes.connection.xadd(lanes.keys.lane(worker), {"id": "q"})
-        leader = Leader(lanes, max_model_wait_s=7.0)
+        leader = Leader(lanes, **values)
         leader.queue.want("adder", wait_s=6.0)
         leader.run_once()
         assert leader.commands() == []

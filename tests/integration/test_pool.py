@@ -70,7 +70,14 @@ class TestStart:
     def test_a_process_that_cannot_stay_alive_is_shown_as_failed(
         self, plant: Plant, tmp_path: Path
     ) -> None:
-        host = Host(plant, tmp_path, crash_point="warming", backoff_s=0.05, max_backoff_s=60)
+        host = Host(
+            plant,
+            tmp_path,
+            crash_point="warming",
+            backoff_s=0.05,
+            max_backoff_s=60,
+            on_start_failure="retry",
+        )
 
         host.wait("failed", "host")
 
@@ -80,6 +87,7 @@ class TestStart:
         host.wait("failed", "host")
         assert host.program.stop() == 0
         assert not plant.roster()
+        assert host.program.log.count("The workers of this host cannot start") == 1
 
 
 class TestModels:
@@ -116,6 +124,22 @@ class TestModels:
         info = host.wait("warm", "host")
         assert "unload" in info.phases_s
         assert info.pid == pid
+
+    def test_what_a_swap_costs_is_told(self, new_host: NewHost) -> None:
+        # Given a model that has come, been put to sleep for another, and woken
+        host = new_host(sleepers=1, simulated_load_s=1.0)
+        host.obey("load", "host-0", model="adder")
+        eventually(lambda: host.model("adder").swap_s >= 1.0)
+        host.obey("load", "host-0", model="subtractor")
+        # It has gone, too.
+        eventually(lambda: host.model("adder").swap_s > host.model("adder").load_s)
+        host.wait("asleep", "host-0", model="adder")
+        host.obey("load", "host-1", model="adder")
+
+        # I expect the wake to count, and not the load, which is told as before.
+        eventually(lambda: 0 < host.model("adder").swap_s < 1.0)
+        assert host.model("adder").load_s >= 1.0
+        eventually(lambda: host.model("subtractor").swap_s >= 1.0)
 
     def test_a_model_that_cannot_be_loaded_leaves_its_process_warm(self, new_host: NewHost) -> None:
         host = new_host()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
+import msgspec
 import pytest
 import redis
 
@@ -32,7 +33,7 @@ from tokenyard.posture import (
 )
 from tokenyard.scripts import Renewed, Scripts
 from tokenyard.signals import Given, Holdout, Signals
-from tokenyard.worker_info import WorkerInfo, encode_worker
+from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, encode_worker
 
 ADDER = model_scope("adder")
 PAUSE = Order(signal="PAUSE")
@@ -43,8 +44,9 @@ BOUND_S = 30.0
 class Host:
     """Workers that do what the test says, as the roster shows it."""
 
-    def __init__(self, scripts: Scripts) -> None:
+    def __init__(self, scripts: Scripts, connection: redis.Redis, keys: Keys) -> None:
         self._scripts = scripts
+        self._connection, self._keys = connection, keys
         self._infos: dict[str, WorkerInfo] = {}
 
     def join(self, name: str, lease_ms: int = LONG_MS, **fields: object) -> str:
@@ -65,13 +67,23 @@ class Host:
         what = Acknowledgement(worker=worker, done=not reason, reason=reason)
         self._scripts.acknowledge(entry, what)
 
+    def offer(self, controller: str, model: str) -> None:
+        info = HostInfo(name=controller, models=[ModelInfo(name=model)])
+        self._scripts.publish_host(info)
+
+    def commands(self, behind: str) -> list[tuple[str, Command]]:
+        start = "-" if behind == "-" else f"({behind}"
+        found: Any = self._connection.xrange(self._keys.control, min=start)
+        read = [(entry.decode(), parse_command(fields)) for entry, fields in found]
+        return [(entry, command) for entry, command in read if command]
+
     def leave(self, worker: str) -> None:
         self._scripts.retire(worker, "left", "the test says so")
 
 
 @pytest.fixture
-def host(scripts: Scripts) -> Host:
-    return Host(scripts)
+def host(scripts: Scripts, connection: redis.Redis, keys: Keys) -> Host:
+    return Host(scripts, connection, keys)
 
 
 @pytest.fixture
@@ -87,7 +99,56 @@ def entries(connection: redis.Redis, keys: Keys) -> int:
     return int(connection.xlen(keys.control))
 
 
+def ordered(signals: Signals) -> dict[str, Posture]:
+    """The postures without who ordered them, when and why."""
+    return {
+        scope: msgspec.structs.replace(posture, by="", why="", since_ms=0)
+        for scope, posture in signals.postures().by_scope.items()
+    }
+
+
 # Giving
+
+
+def test_a_pause_says_who_ordered_it_when_and_why(
+    signals: Signals, connection: redis.Redis
+) -> None:
+    before_ms = connection.time()[0] * 1000
+    signals.give(Order(signal="PAUSE", scope=ADDER, by="kim@north", why="its driver"))
+    paused = signals.postures().by_scope[ADDER]
+    assert (paused.by, paused.why) == ("kim@north", "its driver")
+    assert before_ms <= paused.since_ms <= before_ms + 60_000
+
+    # If another pauses it again, I expect that it stays the pause of the first.
+    signals.give(Order(signal="PAUSE", scope=ADDER, by="lee@south", why="no reason"))
+    assert signals.postures().by_scope[ADDER] == paused
+
+    # A suspend is its own order; without a reason it has that of the pause.
+    signals.give(Order(signal="SUSPEND", scope=ADDER, by="lee@south"))
+    suspended = signals.postures().by_scope[ADDER]
+    assert (suspended.by, suspended.why) == ("lee@south", "its driver")
+    signals.give(Order(signal="RESUME", scope=ADDER))
+    signals.give(Order(signal="UNPAUSE", scope=ADDER, by="kim@north", why="mended"))
+    assert signals.postures().by_scope == {}
+
+
+def test_a_reload_says_whose_it_is(
+    signals: Signals, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a reload that is under way
+    def look(*_: object, **__: object) -> list[Holdout]:
+        seen.append(signals.postures().by_scope[ADDER])
+        return []
+
+    seen: list[Posture] = []
+    host.join("w")
+    monkeypatch.setattr(signals, "wait", look)
+    assert signals.reload("adder", "", 1, "abort", SOON_S, by="kim@north") == []
+
+    # I expect that whoever looks sees whose it is, until all run again.
+    *held, over = seen
+    assert [(one.by, one.why) for one in held] == [("kim@north", "reload")] * 3
+    assert (over.conduct, over.by, over.why) == ("RUNNING", "", "")
 
 
 def test_a_signal_leaves_its_posture(signals: Signals, connection: redis.Redis, keys: Keys) -> None:
@@ -96,7 +157,7 @@ def test_a_signal_leaves_its_posture(signals: Signals, connection: redis.Redis, 
     given = signals.give(order)
 
     # I expect the posture of its scope, and the order for the controllers.
-    assert signals.postures().by_scope == {ADDER: Posture(conduct="PAUSED", mode="keep")}
+    assert ordered(signals) == {ADDER: Posture(conduct="PAUSED", mode="keep")}
     assert given == Given(order, (signals.postures().changed,))
     [(entry, fields)] = connection.xrange(keys.control)
     assert (entry.decode(), parse_order(fields)) == (given.ids[0], order)
@@ -169,7 +230,7 @@ def test_a_posture_that_cannot_be_read_is_overwritten(
 
         # I expect that a pause puts that right.
         assert not signals.give(PAUSE).is_redundant
-        assert signals.postures().by_scope == {ALL: Posture(conduct="PAUSED")}
+        assert ordered(signals) == {ALL: Posture(conduct="PAUSED")}
 
 
 def test_a_posture_of_another_version_is_changed_as_far_as_we_know_it(
@@ -179,7 +240,7 @@ def test_a_posture_of_another_version_is_changed_as_far_as_we_know_it(
 
     assert signals.give(PAUSE).is_redundant
     assert not signals.give(Order(signal="SUSPEND")).is_redundant
-    assert signals.postures().by_scope == {ALL: Posture(conduct="SUSPENDED", epoch=4)}
+    assert ordered(signals) == {ALL: Posture(conduct="SUSPENDED", epoch=4)}
 
 
 def test_operators_who_race_all_succeed(
@@ -444,7 +505,7 @@ def test_workers_are_commanded_to_go(
         (entry, Command(verb=verb, worker=worker, why="new host"))  # type: ignore[arg-type]
         for entry, worker in zip(given.ids, given.workers, strict=True)
     ]
-    assert signals.postures().by_scope == {}
+    assert ordered(signals) == {}
     # that they are waited for until they have left, whatever they answer,
     host.answer(first, given.ids[0])
     host.show(second, state="draining")
@@ -496,11 +557,24 @@ def test_where_nobody_is_nobody_is_told(
 class Obedient:
     """A worker that obeys everything as soon as it is given, or refuses it."""
 
-    def __init__(self, signals: Signals, host: Host, refuses: str = "") -> None:
+    def __init__(
+        self,
+        signals: Signals,
+        host: Host,
+        refuses: str = "",
+        *,
+        name: str = "w",
+        cannot_see: str = "",
+    ) -> None:
+        """It refuses weights, or ``cannot_see`` them already when its host is asked to look."""
         self.seen: list[Posture] = []
         self._signals, self._host, self._refuses = signals, host, refuses
-        self.worker = host.join("w")
+        self._cannot_see = cannot_see
+        self._name = name
+        self.worker = host.join(name, controller=name)
+        host.offer(name, "adder")
         self._obeyed = signals.postures().changed
+        self._heard = "-"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -517,7 +591,15 @@ class Obedient:
             postures = self._signals.postures()
             if postures.changed != self._obeyed:
                 self._obeyed = postures.changed
-                self._do(postures.of("w", "adder"))
+                self._do(postures.of(self._name, "adder"))
+            self._check()
+
+    def _check(self) -> None:
+        for entry, command in self._host.commands(self._heard):
+            self._heard = entry
+            if command.verb == "check" and command.worker == self.worker:
+                is_seen = command.weights != self._cannot_see
+                self._host.answer(self.worker, entry, "" if is_seen else "no such folder")
 
     def _do(self, posture: Posture) -> None:
         self.seen.append(posture)
@@ -539,32 +621,145 @@ def test_new_weights_are_one_call(signals: Signals, host: Host) -> None:
         Posture(conduct="PAUSED", mode="wait", weights="/step-2", epoch=2),
         Posture(weights="/step-2", epoch=2),
     ]
-    assert signals.postures().by_scope == {ADDER: Posture(weights="/step-2", epoch=2)}
+    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
 
 
-def test_weights_that_a_worker_refuses_are_not_counted_on(signals: Signals, host: Host) -> None:
-    # Given a worker that cannot load what it should
-    with Obedient(signals, host, refuses="/bad") as worker:
+def test_weights_that_one_worker_refuses_come_to_nobody(signals: Signals, host: Host) -> None:
+    # Given two workers of which one cannot load what it should, though its host could see it
+    with (
+        Obedient(signals, host) as other,
+        Obedient(signals, host, refuses="/bad", name="v") as worker,
+    ):
+        assert signals.reload("adder", "/step-1", 1, "abort", BOUND_S) == []
+        begun = len(other.seen)
         left = signals.reload("adder", "/bad", 2, "abort", BOUND_S)
 
-        # I expect to be told, and the model to wait, in its old epoch.
-        assert left == [Holdout(worker.worker, "w", "no such folder")]
-        assert signals.postures().by_scope == {ADDER: Posture(conduct="PAUSED", weights="/bad")}
-
-        # If it is asked once more, I expect it to try again,
-        seen = len(worker.seen)
-        assert names(signals.reload("adder", "/bad", 2, "abort", BOUND_S)) == [worker.worker]
-        assert worker.seen[seen:] == [Posture(conduct="PAUSED", weights="/bad")]
-        # and if the right ones are given then, to go on from there.
+        # I expect to be told, and both to run with the weights before, in the epoch before
+        # (the other may not have answered yet: the first refusal ends the wait),
+        refusals = [one for one in left if one.reason]
+        assert refusals == [Holdout(worker.worker, "v", "no such folder")]
+        assert ordered(signals) == {ADDER: Posture(weights="/step-1", epoch=1)}
+        eventually(lambda: other.seen[-1] == Posture(weights="/step-1", epoch=1))
+        assert Posture(conduct="PAUSED", weights="/bad", epoch=1) in other.seen[begun:]
+        # also when it is asked once more, and others to be taken all the same.
+        assert worker.worker in names(signals.reload("adder", "/bad", 2, "abort", BOUND_S))
         assert signals.reload("adder", "/good", 2, "abort", BOUND_S) == []
-    assert signals.postures().by_scope == {ADDER: Posture(weights="/good", epoch=2)}
+    assert ordered(signals) == {ADDER: Posture(weights="/good", epoch=2)}
 
 
-def test_who_does_not_pause_gets_no_new_weights(signals: Signals, host: Host) -> None:
-    worker = host.join("w")
+def test_weights_that_a_host_cannot_see_pause_nobody(signals: Signals, host: Host) -> None:
+    # Given a host that may load the model, and holds nothing yet
+    with (
+        Obedient(signals, host) as other,
+        Obedient(signals, host, name="v", cannot_see="/nope") as worker,
+    ):
+        host.show(worker.worker, state="warm", model="")
 
-    assert names(signals.reload("adder", "/step-2", 2, "abort", SOON_S)) == [worker]
-    assert signals.postures().by_scope == {ADDER: Posture(conduct="PAUSED")}
+        left = signals.reload("adder", "/nope", 2, "abort", BOUND_S)
+
+    assert left == [Holdout(worker.worker, "v", "no such folder")]
+    assert (other.seen, worker.seen) == ([], [])
+    assert ordered(signals) == {}
+
+
+def test_a_host_that_does_not_answer_pauses_nobody(signals: Signals, host: Host) -> None:
+    worker = host.join("w", controller="w")
+    host.offer("w", "adder")
+
+    assert signals.reload("adder", "/step-2", 2, "abort", SOON_S) == [Holdout(worker, "w")]
+    assert ordered(signals) == {}
+
+
+def test_where_no_host_is_nobody_can_look_at_new_weights(signals: Signals, host: Host) -> None:
+    host.join("w", controller="w")
+    host.offer("w", "subtractor")
+    host.offer("gone", "adder")  # its last worker has gone
+
+    with pytest.raises(Invalid, match="no host that may load adder is there"):
+        signals.reload("adder", "/step-2", 2, "abort", BOUND_S)
+    assert ordered(signals) == {}
+
+
+def test_who_does_not_pause_in_time_keeps_the_model_as_it_was(signals: Signals, host: Host) -> None:
+    worker = host.join("w", controller="w")
+
+    assert names(signals.reload("adder", "", 2, "abort", SOON_S)) == [worker]
+    assert ordered(signals) == {}
+
+
+def test_what_an_operator_had_paused_stays_so_where_a_reload_fails(
+    signals: Signals, host: Host
+) -> None:
+    with Obedient(signals, host, refuses="/bad"):
+        signals.give(Order(signal="PAUSE", scope=ADDER, mode="wait"))
+
+        assert signals.reload("adder", "/bad", 2, "abort", BOUND_S)
+
+    assert ordered(signals) == {ADDER: Posture(conduct="PAUSED", mode="wait")}
+
+
+def test_an_interrupted_reload_goes_back(
+    signals: Signals, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker that is still loading when somebody presses Ctrl-C
+    def interrupt(*_: object, **__: object) -> list[Holdout]:
+        if signals.postures().of("w", "adder").weights == "/step-2":
+            raise KeyboardInterrupt
+        return []
+
+    with Obedient(signals, host):
+        monkeypatch.setattr(signals, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            signals.reload("adder", "/step-2", 2, "abort", BOUND_S)
+
+    assert ordered(signals) == {}
+
+
+class Died(BaseException):
+    """Takes the place of SIGKILL."""
+
+
+@pytest.mark.parametrize(
+    ("step", "left_behind"),
+    [
+        (1, Posture(conduct="PAUSED")),
+        (2, Posture(conduct="PAUSED", weights="/step-2")),
+        (3, Posture(conduct="PAUSED", weights="/step-2", epoch=2)),
+    ],
+)
+def test_a_reload_whose_caller_was_killed_can_be_ended_or_done(
+    signals: Signals,
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    left_behind: Posture,
+) -> None:
+    # Given a caller that has died after so many steps
+    def die(given: Given, *_: object, **__: object) -> list[Holdout]:
+        waited.append(given)
+        if len(waited) == step:
+            raise Died
+        return []
+
+    waited: list[Given] = []
+    with Obedient(signals, host):
+        with monkeypatch.context() as patched:
+            patched.setattr(signals, "wait", die)
+            with pytest.raises(Died):
+                signals.reload("adder", "/step-2", 2, "abort", BOUND_S)
+        found = ordered(signals)[ADDER]
+        assert msgspec.structs.replace(found, trial=None) == left_behind
+        assert found.trial
+
+        # I expect its end to bring back what was; or what is, once everybody has it;
+        signals.end_trial(ADDER, "the test says so")
+        kept = {ADDER: Posture(weights="/step-2", epoch=2)} if step == 3 else {}
+        assert ordered(signals) == kept
+        assert signals.end_trial(ADDER, "the test says so") is None
+
+        # and the same call to do it all.
+        assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
+    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
 
 
 @pytest.mark.parametrize("done", [1, 2, 3])
@@ -579,10 +774,12 @@ def test_a_reload_that_was_cut_off_goes_on(signals: Signals, host: Host, done: i
         for order in orders[:done]:
             assert signals.wait(signals.give(order), BOUND_S) == []
 
-        # I expect that the next one does the rest, and nothing twice.
+        # I expect that the next one does the rest, and pauses nothing twice.
         assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
-    assert len(worker.seen) == 4
-    assert signals.postures().by_scope == {ADDER: Posture(weights="/step-2", epoch=2)}
+    paused, *others = worker.seen
+    assert paused == Posture(conduct="PAUSED")
+    assert paused not in others
+    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
 
 
 @pytest.mark.parametrize(
@@ -612,7 +809,7 @@ def test_a_reload_that_is_done_already_changes_nothing_in_the_end(
     with Obedient(signals, host):
         for _ in range(2):
             assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
-    assert signals.postures().by_scope == {ADDER: Posture(weights="/step-2", epoch=2)}
+    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
 
 
 # All of them

@@ -208,3 +208,49 @@ def test_answered_request_counts_among_the_queued_tokens_no_more(yard: Yard) -> 
     answer(yard, waiting)
 
     assert yard.queued_tokens() == 0
+
+
+def answer_as(yard: Yard, waiting: Waiting, digest: str) -> Answered:
+    reply = refusal(waiting.request, Code.INVALID_REQUEST, "top_p: too high")
+    place = (waiting.intake, waiting.entry, waiting.request, reply)
+    return yard.scripts.answer(yard.token, *place, digest=digest)
+
+
+def test_an_answered_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> None:
+    request = make_request()
+    waiting = yard.push(request_fields(request), request)
+    yard.read()
+
+    assert answer_as(yard, waiting, "abc") is Answered.DONE
+
+    assert yard.ledger(request)["digest"] == "abc"
+
+
+def test_another_request_under_a_known_id_is_a_dead_letter(yard: Yard) -> None:
+    """Given a known id / If another request of that id is refused / its reply stays the first's."""
+    request = make_request()
+    yard.assign(yard.worker(), request)
+    waiting = yard.push({**request_fields(request), "model": "no such"}, request)
+    yard.read()
+    before = yard.ledger(request)
+
+    assert answer_as(yard, waiting, "another") is Answered.REUSED
+
+    assert (yard.intake(), yard.pending()) == ([], 0)
+    assert (yard.ledger(request), yard.replies(request)) == (before, [])
+    ((_, letter),) = yard.connection.xrange(yard.keys.dead)
+    assert letter[b"dead_reason"].startswith(b"ID_REUSED: the id 'request-")
+    assert letter[b"dead_sid"] == f"normal/{waiting.entry}".encode()
+    assert letter[b"model"] == b"no such"
+
+
+@pytest.mark.parametrize("again", ["same", ""])
+def test_the_same_refused_twice_is_a_duplicate(yard: Yard, again: str) -> None:
+    request = make_request()
+    for _ in range(2):
+        waiting = yard.push(request_fields(request), request)
+        yard.read()
+        last = answer_as(yard, waiting, "same" if yard.replies(request) == [] else again)
+
+    assert last is Answered.DUPLICATE
+    assert yard.connection.xlen(yard.keys.dead) == 0

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Waiting, Yard, requests
+from tokenyard.digest import request_digest
 from tokenyard.errors import Code
 from tokenyard.keys import GROUP
 from tokenyard.parse import parse_request
@@ -35,6 +36,7 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard) -> None:
         "entry": assignment.entry,
         "worker": worker,
         "attempt": "1",
+        "digest": request_digest(waiting.request),
         "t1": f"{assignment.entry} {worker} the test says so",
     }
 
@@ -361,3 +363,63 @@ def test_round_of_a_thousand(yard: Yard) -> None:
 
     assert set(yard.scripts.dispatch(yard.token, moves)) == {Dispatched.DISPATCHED}
     assert [item.request for item in yard.lane(worker)] == batch
+
+
+def reusing(yard: Yard, request: Request) -> Waiting:
+    """A plain entry under a known id with another prompt."""
+    other = make_request(request.id, prompt="something else")
+    pushed = yard.push(request_fields(other), other)
+    yard.read()
+    return pushed
+
+
+def test_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> None:
+    request = make_request(prompt="Hello")
+    pushed = yard.push(request_fields(request), request)
+
+    yard.place(pushed, yard.worker())
+
+    assert yard.ledger(request)["digest"] == request_digest(request)
+
+
+@pytest.mark.parametrize("is_first_plain", [True, False])
+def test_another_request_under_a_known_id_stays_to_be_buried(
+    yard: Yard, is_first_plain: bool
+) -> None:
+    worker, request = yard.worker(), make_request()
+    first = yard.push(request_fields(request), request) if is_first_plain else yard.submit(request)
+    assignment = yard.place(first, worker)
+    second = reusing(yard, request)
+    before = yard.ledger(request)
+
+    codes = yard.scripts.dispatch(yard.token, [second.to(worker)])
+
+    assert codes == [Dispatched.REUSED]
+    assert [entry for entry, _ in yard.intake()] == [second.entry]
+    assert (yard.lane(worker), yard.ledger(request)) == ([assignment], before)
+
+
+def test_the_same_request_again_is_a_duplicate(yard: Yard) -> None:
+    worker, request = yard.worker(), make_request(prompt="Hello")
+    yard.assign(worker, request)
+    again = yard.push(request_fields(request), request)
+
+    codes = yard.scripts.dispatch(yard.token, [again.to(worker)])
+
+    assert (codes, yard.intake()) == ([Dispatched.DUPLICATE], [])
+
+
+@pytest.mark.parametrize("known", ["", None])
+def test_a_first_request_without_a_digest_makes_any_other_a_duplicate(
+    yard: Yard, known: str | None
+) -> None:
+    worker, request = yard.worker(), make_request()
+    yard.assign(worker, request)
+    ledger = yard.keys.ledger(request.client, request.id)
+    yard.connection.hdel(ledger, "digest")
+    if known is not None:
+        yard.connection.hset(ledger, "digest", known)
+
+    codes = yard.scripts.dispatch(yard.token, [reusing(yard, request).to(worker)])
+
+    assert codes == [Dispatched.DUPLICATE]

@@ -48,6 +48,7 @@ WITHOUT_CODES = {
     "command",
     "lead",
     "overdue",
+    "probe",
     "register",
     "requeue",
     "signal",
@@ -270,4 +271,4 @@ def test_only_new_requests_are_refused_by_a_server_without_memory() -> None:
     flags = {name: scripts.source(name).splitlines()[0] for name in NAMES}
     refusing = [name for name, line in flags.items() if not re.search("allow-oom|no-writes", line)]
 
-    assert refusing == ["requeue", "submit"]
+    assert refusing == ["probe", "requeue", "submit"]

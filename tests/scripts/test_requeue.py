@@ -7,7 +7,8 @@ import redis
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
-from tokenyard.errors import Code
+from tokenyard.digest import request_digest
+from tokenyard.errors import Code, reused
 from tokenyard.parse import parse_request
 from tokenyard.replies import refusal
 from tokenyard.scripts import Publication, Published, requeue
@@ -48,7 +49,12 @@ def test_dead_letter_waits_as_if_it_had_just_been_submitted(yard: Yard, kind) ->
     assert parse_request(fields) == request
     assert not any(name.startswith(b"dead_") for name in fields)
     assert letters(yard) == []
-    assert yard.ledger(request) == {"state": "waiting", "sid": sid, "attempt": "1"}
+    assert yard.ledger(request) == {
+        "state": "waiting",
+        "sid": sid,
+        "attempt": "1",
+        "digest": request_digest(request),
+    }
     assert yard.queued_tokens() > 0
     assert yard.ttl_s(yard.keys.ledger(request.client, request.id)) == -1
 
@@ -115,3 +121,21 @@ def test_without_memory_a_letter_is_dead_or_waits(yard: Yard) -> None:
             assert yard.ledger(request)["state"] == "failed"
             return
     assert len(yard.intake("low")) == 1
+
+
+def test_a_letter_that_reused_an_id_does_not_take_the_place_of_the_first(yard: Yard) -> None:
+    """Given a result / If a letter that reused its id is to live / not before that expires."""
+    request = make_request()
+    worker = yard.worker()
+    assignment = yard.assign(worker, request)
+    yard.scripts.finish(worker, [Publication(assignment, make_result(request.id))])
+    pushed = yard.push({"id": request.id, "prompt": "another"})
+    yard.read()
+    yard.scripts.bury(yard.token, "normal", pushed.entry, reused(request.id))
+    before = yard.ledger(request)
+
+    assert again(yard, letters(yard)[0], request) == ""
+    assert (yard.ledger(request), len(letters(yard))) == (before, 1)
+
+    yard.connection.delete(yard.keys.ledger(request.client, request.id))
+    assert again(yard, letters(yard)[0], request)

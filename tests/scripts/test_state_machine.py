@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,7 @@ from tests.scripts.model import HISTORY, Known, Life, Name, OnLane, Snapshot
 from tests.support.builders import make_delta, make_request, make_result, random_name
 from tests.support.servers import Server
 from tests.support.yard import Waiting, Yard
+from tokenyard.digest import request_digest
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
 from tokenyard.parse import parse_request
@@ -119,6 +121,23 @@ class Walk(RuleBasedStateMachine):
             assert answer.code in (Submitted.ACCEPTED, Submitted.KNOWN)
             assert answer.code is Submitted.ACCEPTED or not is_new
 
+    @precondition(lambda self: self.known)
+    @rule(seed=SEEDS, plain=st.booleans())
+    def reuse(self, seed: random.Random, plain: bool) -> None:
+        """Another request under an id that has a ledger."""
+        known = seed.choice(list(self.known.values()))
+        ledger = self.yard.ledger(known.request)
+        if not ledger:
+            return
+        other = msgspec.structs.replace(known.request, model="another")
+        if plain:
+            self.yard.push(request_fields(other), other)
+            return
+        (answer,) = self.scripts.submit("normal", [other])
+        has_digest = bool(ledger.get("digest"))
+        assert answer.code is (Submitted.REUSED if has_digest else Submitted.KNOWN)
+        assert self.yard.ledger(known.request) == ledger
+
     # The leader
 
     def _waiting(self) -> list[Waiting]:
@@ -162,16 +181,19 @@ class Walk(RuleBasedStateMachine):
             if code is Dispatched.DISPATCHED:
                 assert life.holds
                 assert known.result is None
+                assert move.digest == request_digest(known.request)
                 known.attempts += 1
                 known.running = (move.worker, known.attempts)
                 known.published_at_start = len(known.published)
             elif code is Dispatched.CLOSED:
                 assert not life.holds
+            elif code is Dispatched.REUSED:
+                assert move.digest != request_digest(known.request)
             else:
                 assert code in (Dispatched.DUPLICATE, Dispatched.FULL)
         left = {(item.intake, item.entry) for item in self._waiting()}
         for move, code in zip(moves, codes, strict=True):
-            stays = code in (Dispatched.CLOSED, Dispatched.FULL)
+            stays = code in (Dispatched.CLOSED, Dispatched.FULL, Dispatched.REUSED)
             assert ((move.intake, move.entry) in left) is stays
         return codes
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import msgspec
 import pytest
 import redis
 
 from tests.support.builders import make_request, make_result
 from tests.support.yard import Yard, requests
+from tokenyard.digest import request_digest
 from tokenyard.parse import parse_request
-from tokenyard.scripts import Publication, Submitted
+from tokenyard.scripts import Publication, Submitted, submit
+from tokenyard.wire import SamplingParams, pack_tokens
 
 
 def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
@@ -20,7 +26,11 @@ def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
     assert accepted.code is Submitted.ACCEPTED
     assert accepted.sid == f"high/{entry}"
     assert parse_request(fields) == request
-    assert yard.ledger(request) == {"state": "waiting", "sid": accepted.sid}
+    assert yard.ledger(request) == {
+        "state": "waiting",
+        "sid": accepted.sid,
+        "digest": request_digest(request),
+    }
 
 
 @pytest.mark.parametrize("priority_class", ["high", "normal", "low"])
@@ -131,3 +141,86 @@ def test_burst_larger_than_one_lua_call_can_unpack(yard: Yard) -> None:
 
     assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
     assert len({answer.sid for answer in answers}) == 2000
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tokens": pack_tokens([3, 2, 1])},
+        {"model": "subtractor"},
+        {"params": SamplingParams(max_tokens=17)},
+        {"stated": ("temperature",)},
+    ],
+)
+def test_another_request_under_a_known_id_is_refused(yard: Yard, other: dict[str, Any]) -> None:
+    worker = yard.worker()
+    waiting = yard.submit()
+    another = msgspec.structs.replace(waiting.request, **other)
+
+    def refused() -> str:
+        (answer,) = yard.scripts.submit("normal", [another])
+        assert answer.code is Submitted.REUSED
+        return answer.state
+
+    assert refused() == "waiting"
+    assert [entry for entry, _ in yard.intake()] == [waiting.entry]
+    assignment = yard.place(waiting, worker)
+    assert refused() == "assigned"
+    yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
+    before = yard.ledger(waiting.request)
+    assert refused() == "completed"
+    assert yard.ledger(waiting.request) == before
+    assert yard.connection.hget(yard.keys.info, "count:ID_REUSED") == b"3"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"stream": True},
+        {"priority": 3},
+        {"deadline_ms": 2**50},
+        {"result_ttl_s": 9},
+        {"metadata": {"try": 2}},
+        {"tenant": "t", "session": "s"},
+    ],
+)
+def test_what_does_not_decide_the_answer_may_differ(yard: Yard, other: dict[str, Any]) -> None:
+    waiting = yard.submit()
+
+    (known,) = yard.scripts.submit("high", [msgspec.structs.replace(waiting.request, **other)])
+
+    assert known.code is Submitted.KNOWN
+
+
+def test_two_requests_of_one_id_in_one_burst_are_told_apart(yard: Yard) -> None:
+    first = make_request()
+    other = msgspec.structs.replace(first, params=SamplingParams(seed=1))
+
+    answers = yard.scripts.submit("normal", [first, other, first])
+
+    assert [answer.code for answer in answers] == [
+        Submitted.ACCEPTED,
+        Submitted.REUSED,
+        Submitted.KNOWN,
+    ]
+
+
+def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:
+    """Given a request of a client that gives no digest, I expect its id to be known as ever."""
+    request = make_request()
+    other = msgspec.structs.replace(request, model="other")
+    yard.connection.hset(yard.keys.ledger(request.client, request.id), "state", "waiting")
+    (without,) = yard.scripts.submit("normal", [other])
+    yard.connection.hset(yard.keys.ledger(request.client, request.id), "digest", "")
+    (empty,) = yard.scripts.submit("normal", [other])
+
+    assert (without.code, empty.code) == (Submitted.KNOWN, Submitted.KNOWN)
+
+
+def test_a_submitter_without_a_digest_is_not_compared(yard: Yard) -> None:
+    waiting = yard.submit()
+    call = submit(yard.keys, "normal", [msgspec.structs.replace(waiting.request, model="other")])
+
+    answer = yard.scripts.call(dataclasses.replace(call, args=[*call.args[:-1], ""]))
+
+    assert [one.code for one in answer] == [Submitted.KNOWN]

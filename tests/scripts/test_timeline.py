@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.builders import make_delta, make_request, make_result, worker_json
+from tests.support.yard import LONG_MS, Yard
 from tokenyard.errors import Code, UnknownRequest
+from tokenyard.posture import Order
 from tokenyard.replies import Provenance, json_text, refusal
 from tokenyard.scripts import Move, Publication
+from tokenyard.signals import Signals
 from tokenyard.timeline import Timeline, read_timeline
-from tokenyard.wire import Request
+from tokenyard.wire import Request, request_fields
 
 NAME = "q"
 
@@ -131,6 +133,62 @@ def test_a_request_that_waits_says_why(yard: Yard) -> None:
 
     yard.scripts.resign(yard.token)
     assert "nobody leads" in texts(explain(yard, request))
+
+
+@pytest.mark.parametrize("scope", ["all", "model:adder", "worker:w"])
+def test_a_request_that_waits_for_a_pause_says_whose_it_is(yard: Yard, scope: str) -> None:
+    yard.worker("w")
+    order = Order(signal="PAUSE", scope=scope, by="kim@north", why="its driver")
+    Signals(yard.connection, yard.keys).give(order)
+    request = make_request(NAME, model="adder")
+    yard.submit(request)
+
+    timeline = explain(yard, request)
+
+    [pause] = timeline.pauses
+    assert (pause.scope, pause.by, pause.why) == (scope, "kim@north", "its driver")
+    assert 0 < pause.since_ms <= timeline.now_ms
+    assert f"waits: {pause.text(timeline.now_ms)}" in texts(timeline)
+
+    # When it is over, nothing is said of it.
+    Signals(yard.connection, yard.keys).give(Order(signal="UNPAUSE", scope=scope))
+    assert explain(yard, request).pauses == []
+    assert explain(yard, request).waits_for.startswith("intake normal holds 1 requests")
+
+
+def test_a_request_that_is_kept_on_the_lane_of_a_paused_worker(yard: Yard) -> None:
+    request, worker = make_request(NAME), yard.worker("w")
+    yard.assign(worker, request)
+    order = Order(signal="PAUSE", scope="worker:w", mode="keep", by="kim@north", why="its driver")
+    Signals(yard.connection, yard.keys).give(order)
+
+    timeline = explain(yard, request)
+
+    assert [pause.scope for pause in timeline.pauses] == ["worker:w"]
+    assert "worker w PAUSED" in texts(timeline)
+    assert "by kim@north: its driver" in texts(timeline)
+
+
+def test_a_plain_request_that_waits_is_known(yard: Yard) -> None:
+    yard.worker("w")
+    Signals(yard.connection, yard.keys).give(Order(signal="PAUSE", why="its driver"))
+    request = make_request(NAME, client="ann", model="adder")
+    entry = yard.push(request_fields(request)).entry
+
+    timeline = explain(yard, request)
+
+    assert (timeline.state, timeline.server_id) == ("waiting", f"normal/{entry}")
+    assert timeline.accepted_ms == int(entry.partition("-")[0])
+    assert timeline.waits_for.endswith(": its driver")
+    with pytest.raises(UnknownRequest):
+        explain(yard, make_request(NAME, client="bob"))
+
+
+def test_an_adapter_is_no_other_model(yard: Yard) -> None:
+    yard.scripts.register("w", LONG_MS, worker_json("w", adapters=["french"]))
+    request = make_request(NAME, model="french")
+    yard.submit(request)
+    assert explain(yard, request).waits_for.startswith("intake normal holds 1 requests")
 
 
 def test_a_request_that_was_cancelled_before_it_came(yard: Yard) -> None:

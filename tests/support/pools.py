@@ -16,11 +16,13 @@ import worker.pooled
 from tokenyard.scripts import Why
 from tokenyard.settings import WorkerSettings
 from worker.allocation import Goal
+from worker.diagnosis import Death
 from worker.engines import EngineInfo, Memory
 from worker.messages import Attach, Load, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
 from worker.pool import Pool
 from worker.pooled import Pooled, State
+from worker.process import Birth
 
 MEMORY = Memory(host=1000)
 
@@ -33,15 +35,13 @@ def engine_info(spec: ModelSpec) -> EngineInfo:
 class PlayedProcess:
     """A process that does nothing by itself: the test says what it says and how it ends."""
 
-    def __init__(
-        self, target: Any, args: tuple[WorkerSettings, int, Connection], name: str
-    ) -> None:
+    def __init__(self, target: Any, args: tuple[Birth, Connection, Connection], name: str) -> None:
         self.name = name
-        self.device = args[1]
+        self.device = args[0].device
         self.pid = 2**31 - 1
         self.exitcode: int | None = None
         # The pool closes its own copy.
-        self._pipe = Connection(os.dup(args[2].fileno()))
+        self._pipe = Connection(os.dup(args[1].fileno()))
         self.sentinel, self._life = os.pipe()
 
     def start(self) -> None: ...
@@ -81,6 +81,7 @@ class NotingOwner:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
+        self.deaths: list[tuple[str, Death]] = []
         self.goes_on_trying = False
 
     def changed(self, member: Pooled) -> None: ...
@@ -93,6 +94,9 @@ class NotingOwner:
 
     def died(self, member: Pooled, why: Why, reason: str) -> None:
         self.told.append(("died", member.name, why, reason))
+
+    def start_failed(self, member: Pooled, death: Death) -> None:
+        self.deaths.append((member.name, death))
 
     def failed(self, goal: Goal, reason: str) -> bool:
         self.told.append(("failed", goal.spec.name, reason))

@@ -56,10 +56,11 @@ def decide(
     workers: Sequence[Worker],
     hosts: Mapping[str, HostInfo] | None = None,
     orders: Sequence[Order] = (),
+    wait_s: float = WAIT_S,
 ) -> Placement:
     """One decision; on one host where none is given."""
     hosts = host() if hosts is None else hosts
-    return place(Situation(demands, workers, hosts, NOW_MS, WAIT_S, orders))
+    return place(Situation(demands, workers, hosts, NOW_MS, wait_s, orders))
 
 
 def loads(placement: Placement) -> list[tuple[str, str]]:

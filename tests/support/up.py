@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import signal
 import subprocess
@@ -46,10 +47,12 @@ def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess
 def running_up(folder: Path, *options: str, before: Sequence[str] = ()) -> Iterator[Up]:
     """`tokenyard up`, and Ctrl-C at the end; it must stop by itself and say that all was well."""
     command = [sys.executable, "-m", "tokenyard", *before, "up", "--json"]
-    command += ["--data-dir", str(folder / "yard"), "--grace-s", "5", *options]
+    command += ["--data-dir", str(folder / "yard"), "--port", "0", "--grace-s", "5", *options]
+    # Nobody who looks for a yard without a URL should find this one.
+    apart = {**os.environ, "XDG_DATA_HOME": str(folder / "xdg")}
     with (
         (folder / "up.log").open("wb") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=apart) as process,
     ):
         try:
             ready = json.loads(_first_line(process, folder / "up.log"))

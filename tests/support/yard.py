@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import redis
 
 from tests.support.builders import make_request, random_name, worker_json
+from tokenyard.digest import request_digest
 from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys, PriorityClass
 from tokenyard.parse import parse_assignment
 from tokenyard.replies import Reply, decode_replies, decode_reply
@@ -29,7 +31,8 @@ class Waiting:
     def to(self, worker: str, lane_limit: int = 1000, *, alone: bool = False) -> Move:
         """Its move onto a worker's lane."""
         client, request_id, why = self.request.client, self.request.id, "the test says so"
-        return Move(self.intake, self.entry, client, request_id, worker, lane_limit, alone, why)
+        move = Move(self.intake, self.entry, client, request_id, worker, lane_limit, alone, why)
+        return msgspec.structs.replace(move, digest=request_digest(self.request))
 
 
 class Yard:

@@ -9,7 +9,6 @@ import pytest
 
 from tokenyard.settings import WorkerSettings
 from worker.allocation import (
-    GROSS,
     GiveWay,
     Goal,
     Release,
@@ -20,6 +19,7 @@ from worker.allocation import (
     next_steps,
 )
 from worker.engines import Group, Memory
+from worker.leak import LOOKS, Look, Verdict
 from worker.models import ModelSpec
 from worker.pooled import Pooled, State
 
@@ -30,7 +30,6 @@ WAKEFUL = ModelSpec(name="wakeful", path="models/wakeful", sleep_level=0)
 PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
 
 SLEEPERS = Rules(sleepers=1)
-TOLERANCE = 0.02
 _names = (f"w-{number}" for number in itertools.count())
 
 
@@ -44,10 +43,19 @@ def member(state: State, spec: ModelSpec | None = None, device: int = 0, **value
     return made
 
 
-def leaking(leak: float, device: int = 0) -> Pooled:
-    """A warm process in which models have left so much behind."""
-    memory = Memory(host=round(100_000 * (1 + leak)))
-    return member(State.WARM, device=device, baseline=Memory(host=100_000), memory=memory)
+def leaking(leak: Verdict, device: int = 0) -> Pooled:
+    """A warm process in which models have left something behind."""
+    mib = 1024**2
+    made = member(State.WARM, device=device, baseline=Memory(host=600 * mib))
+    step, took = {
+        Verdict.SOUND: (1, 1000),
+        Verdict.GROWING: (20, 1000),
+        Verdict.GROSS: (600, 1000),
+    }[leak]
+    for at in range(1, LOOKS + 1):
+        made._looks.append(Look((600 + at * step) * mib, took * mib))
+    assert made.leak is leak
+    return made
 
 
 def steps(
@@ -61,7 +69,7 @@ def steps(
     by_device: dict[int, Goal | None] = dict.fromkeys(range(slots))
     for goal in goals:
         by_device |= dict.fromkeys(goal.devices, goal) if goal else {}
-    rules = rules or Rules(leak_tolerance=TOLERANCE)
+    rules = rules or Rules()
     return next_steps(members, by_device, rules, suspended)
 
 
@@ -279,32 +287,31 @@ class TestGroups:
 
 class TestReplacing:
     def test_a_leaking_process_that_nobody_needs(self) -> None:
-        leaky = leaking(0.03)
+        leaky = leaking(Verdict.GROWING)
 
-        assert steps([leaky, leaking(0.01)]) == [Replace(leaky)]
+        assert steps([leaky, leaking(Verdict.SOUND)]) == [Replace(leaky)]
 
     def test_it_waits_until_nothing_else_is_to_be_done(self) -> None:
-        leaky, warm, goal = leaking(0.03), member(State.WARM, device=1), Goal(A, (1,))
+        leaky, goal = leaking(Verdict.GROWING), Goal(A, (1,))
+        warm = member(State.WARM, device=1)
 
         assert steps([leaky, warm], goal, slots=2) == [TakeUp((warm,), goal)]
 
     def test_a_sound_process_is_preferred(self) -> None:
-        leaky, sound, goal = leaking(0.03), leaking(0.01), Goal(A, (0,))
+        leaky, sound = leaking(Verdict.GROWING), leaking(Verdict.SOUND)
+        goal = Goal(A, (0,))
 
         assert steps([leaky, sound], goal) == [TakeUp((sound,), goal)]
 
-    def test_a_model_does_not_wait_for_a_small_leak(self) -> None:
-        leaky, goal = leaking(GROSS), Goal(A, (0,))
+    def test_a_model_does_not_wait_for_a_process_that_grows(self) -> None:
+        leaky, goal = leaking(Verdict.GROWING), Goal(A, (0,))
 
         assert steps([leaky], goal) == [TakeUp((leaky,), goal)]
 
-    def test_a_large_leak_comes_first(self) -> None:
-        leaky = leaking(GROSS + 0.01)
+    def test_a_model_that_has_stayed_comes_first(self) -> None:
+        leaky = leaking(Verdict.GROSS)
 
         assert steps([leaky], Goal(A, (0,))) == [Replace(leaky)]
-
-    def test_an_operator_may_tolerate_more(self) -> None:
-        assert steps([leaking(0.3)], rules=Rules(leak_tolerance=0.5)) == []
 
     @pytest.mark.parametrize("state", [State.WARM, State.WARMING, State.ASLEEP])
     def test_one_that_is_to_end_ends_at_once_where_it_has_nothing(self, state: State) -> None:

@@ -111,6 +111,36 @@ class TestHostEntry:
 
         assert entry.info.models[0].load_s == 1.5
 
+    def test_faults_with_other_weights_are_forgiven(self, entry: HostEntry) -> None:
+        entry.faulted("adder", "no such file", "/step-1")
+        entry.faulted("large", "out of memory")
+        weights = {"adder": "/step-1", "large": ""}
+
+        assert entry.forgive(weights.__getitem__) == set()
+        weights["adder"] = "/step-2"
+        assert entry.forgive(weights.__getitem__) == {"adder"}
+
+        assert [(one.fault, one.faults, one.faulted_ms > 0) for one in entry.info.models] == [
+            ("", 0, False),
+            ("out of memory", 1, True),
+        ]
+        assert entry.forgive(weights.__getitem__) == set()
+
+    def test_a_swap_costs_what_coming_and_going_took_last(self, entry: HostEntry) -> None:
+        swaps_s = []
+        for note in (
+            lambda: entry.loaded("adder", 1.5),
+            lambda: entry.gone("adder", 0.25),  # to sleep
+            lambda: entry.came("adder", 0.125),  # from sleep
+            lambda: entry.loaded("adder", 0.0),  # nobody knows
+        ):
+            note()
+            swaps_s.append(entry.info.models[0].swap_s)
+
+        assert swaps_s == [1.5, 1.75, 0.375, 0.375]
+        assert entry.info.models[0].load_s == 1.5
+        assert entry.info.models[1].swap_s == 0.0
+
     def test_faults_are_counted_until_a_load_succeeds(self, entry: HostEntry) -> None:
         before_ms = time.time() * 1000
         entry.faulted("adder", "no such file")

@@ -7,6 +7,7 @@ from redis import exceptions
 
 from tokenyard.connection import open_async_connection, open_connection, public_url, translated
 from tokenyard.errors import (
+    BrokerNotWritable,
     BrokerUnavailable,
     BrokerUnsuitable,
     SettingsError,
@@ -71,3 +72,34 @@ def test_errors_are_translated_and_keep_their_cause(
 def test_our_own_errors_stay_as_they_are() -> None:
     with pytest.raises(WaitTimeout), translated("redis://host"):
         raise WaitTimeout("an OSError, too, as every TimeoutError is")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (exceptions.OutOfMemoryError("command not allowed"), "OOM"),
+        (exceptions.ReadOnlyError("You can't write against a read only replica."), "READONLY"),
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), "MISCONF"),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), "NOREPLICAS"),
+    ],
+)
+def test_a_refused_write_is_an_error_of_its_own(fault: Exception, code: str) -> None:
+    with pytest.raises(BrokerNotWritable) as caught, translated("redis://host"):
+        raise fault
+    assert caught.value.code == code
+    assert str(caught.value).endswith(f"({code})")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (exceptions.BusyLoadingError("loading"), "is still loading its data"),
+        (exceptions.MasterDownError("Link with MASTER is down"), "has lost its master"),
+        (exceptions.AuthenticationError("WRONGPASS"), "refuses the user or password"),
+        (exceptions.NoPermissionError("NOPERM"), "lacks a permission"),
+    ],
+)
+def test_what_else_keeps_one_out_is_no_refused_write(fault: Exception, said: str) -> None:
+    with pytest.raises(TokenyardError, match=said) as caught, translated("redis://host"):
+        raise fault
+    assert not isinstance(caught.value, BrokerNotWritable)

@@ -263,9 +263,11 @@ def test_a_model_that_cannot_be_loaded(models: dict[str, int], verdict: Verdict)
     ],
 )
 def test_a_paused_scope(scope: str, conduct: Any, todo: str) -> None:
-    [finding] = found(looked(postures=Postures({scope: Posture(conduct=conduct)})), "postures")
+    posture = Posture(conduct=conduct, by="kim@north", why="its driver")
+    [finding] = found(looked(postures=Postures({scope: posture})), "postures")
 
     assert finding.verdict == "warning"
+    assert finding.found == f"{scope} is {conduct} by kim@north: its driver"
     assert finding.todo.endswith(todo)
 
 

@@ -11,6 +11,7 @@ from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from tokenyard.commands import Acknowledgement, Command, Verb
 from tokenyard.scripts import Why
 from worker.allocation import Goal, fits
+from worker.diagnosis import Death
 from worker.messages import (
     Asleep,
     Done,
@@ -105,6 +106,8 @@ class Commander:
 
     def died(self, member: Pooled, why: Why, reason: str) -> None:
         self.orders.died(member, reason)
+
+    def start_failed(self, member: Pooled, death: Death) -> None: ...
 
     def failed(self, goal: Goal, reason: str) -> bool:
         self.orders.missed(goal, reason)

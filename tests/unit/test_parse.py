@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tokenyard.chat import MAX_CHAT_DEPTH
 from tokenyard.errors import Code
 from tokenyard.parse import parse_assignment, parse_request, unfold
 from tokenyard.wire import (
     MAX_FIELDS,
     Assignment,
+    ChatOptions,
     Refused,
     Request,
     SamplingParams,
@@ -21,6 +25,33 @@ from tokenyard.wire import (
 
 GOOD = {b"id": b"q1", b"prompt": b"Hello"}
 ASSIGNED = {**GOOD, b"sid": b"normal/1-0", b"attempt": b"2", b"crashes": b"1"}
+
+
+HELLO = b'[{"role":"user","content":"hello"}]'
+json = msgspec.json.encode
+
+
+def said(message: dict[str, Any]) -> bytes:
+    """Messages of one user's."""
+    return json([{"role": "user", **message}])
+
+
+def called(tool_calls: Any) -> bytes:
+    """Messages of one assistant's that calls tools."""
+    return json([{"role": "assistant", "content": None, "tool_calls": tool_calls}])
+
+
+def deep(levels: int) -> list[Any]:
+    """So many arrays, and an object, inside each other."""
+    value: list[Any] = [{}]
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def deep_text(levels: int) -> str:
+    """JSON of so many objects inside each other."""
+    return '{"a":' * levels + "1" + "}" * levels
 
 
 def refusal(**fields: bytes) -> str:
@@ -70,6 +101,47 @@ def test_everything_that_a_client_can_say() -> None:
         session="s",
         metadata={"traceparent": "00-0-0-00"},
     )
+
+
+def test_everything_that_a_client_can_say_of_a_chat() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}, "and kind"]},
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+        {"role": "assistant", "content": "it is"},
+    ]
+    fields = {
+        b"id": b"q1",
+        b"messages": json(messages),
+        b"tools": json(tools),
+        b"documents": b'[{"title":"t","text":"x"}]',
+        b"chat_template_kwargs": b'{"enable_thinking":false}',
+        b"add_generation_prompt": b"0",
+        b"continue_final_message": b"1",
+    }
+
+    assert parse_request(fields) == Request(
+        id="q1",
+        messages=messages,
+        chat=ChatOptions(
+            tools=tools,
+            documents=[{"title": "t", "text": "x"}],
+            chat_template_kwargs={"enable_thinking": False},
+            add_generation_prompt=False,
+            continue_final_message=True,
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents"])
+def test_nesting_up_to_the_bound_is_taken(name: str) -> None:
+    value = json([{"role": "user", "content": "x", "more": deep(MAX_CHAT_DEPTH - 3)}])
+    given = {b"id": b"q1", b"messages": HELLO, name.encode(): value}
+
+    assert isinstance(parse_request(given), Request)
 
 
 @pytest.mark.parametrize("raw", [b"[1, 0, 2147483647]", pack_tokens([1, 0, 2**31 - 1])])
@@ -138,10 +210,72 @@ def test_longest_id_is_counted_in_bytes() -> None:
         ({"messages": b"[1]"}, "messages[0]: Expected `object`, got `int`"),
         ({"messages": b'[{"content":"x"}]'}, "messages[0].role: must be a string"),
         ({"messages": b'[{"role":1}]'}, "messages[0].role: must be a string"),
+        ({"messages": said({})}, "messages[0].content: is missing; a message of role user"),
+        ({"messages": said({"content": None})}, "messages[0].content: is missing"),
+        ({"messages": said({"content": 5})}, "messages[0].content: must be a string or an array"),
+        ({"messages": said({"content": [5]})}, "messages[0].content[0]: must be a string or an"),
+        ({"messages": said({"content": [{}]})}, "messages[0].content[0].type: use one of text"),
+        (
+            {"messages": said({"content": ["x", {"type": "image_url", "image_url": {}}]})},
+            "messages[0].content[1]: is of type image_url, and models here take text only",
+        ),
+        (
+            {"messages": said({"content": [{"type": "text", "text": "x", "input_audio": {}}]})},
+            "messages[0].content[0]: is of type input_audio",
+        ),
+        ({"messages": said({"content": [{"type": "smell"}]})}, "messages[0].content[0].type: use"),
+        (
+            {"messages": said({"content": [{"type": "text", "text": None}]})},
+            "messages[0].content[0].text: must be a string",
+        ),
+        ({"messages": called(5)}, "messages[0].tool_calls: must be an array"),
+        ({"messages": called(["f"])}, "messages[0].tool_calls[0]: must be an object"),
+        ({"messages": called([{"type": "custom", "function": {}}])}, "messages[0].tool_calls[0]:"),
+        ({"messages": called([{"function": {}}])}, "messages[0].tool_calls[0].function.name"),
+        (
+            {"messages": called([{"function": {"name": "f", "arguments": "{"}}])},
+            "messages[0].tool_calls[0].function.arguments: must be a JSON object: Expecting",
+        ),
+        (
+            {"messages": called([{"function": {"name": "f", "arguments": '{"a":"\\ud800"}'}}])},
+            "messages[0].tool_calls[0].function.arguments: must be a JSON object: 'utf-8' codec",
+        ),
+        (
+            {"messages": called([{"function": {"name": "f", "arguments": "[1]"}}])},
+            "messages[0].tool_calls[0].function.arguments: must be a JSON object",
+        ),
+        ({"messages": said({"content": "x", "more": deep(62)})}, "messages: is nested more than"),
+        (
+            {"messages": called([{"function": {"name": "f", "arguments": deep_text(65)}}])},
+            "messages[0].tool_calls[0].function.arguments: is nested more than 64 deep",
+        ),
+        ({"messages": HELLO, "tools": b"{}"}, "tools: Expected `array`, got `object`"),
+        ({"messages": HELLO, "tools": b'["f"]'}, "tools[0]: Expected `object`, got `str`"),
+        (
+            {"messages": HELLO, "tools": json([{"a": deep(62)}])},
+            "tools: is nested more than 64 deep",
+        ),
+        ({"messages": HELLO, "documents": b"5"}, "documents: Expected `array`, got `int`"),
+        ({"messages": HELLO, "chat_template_kwargs": b"[]"}, "chat_template_kwargs: Expected"),
+        (
+            {"messages": HELLO, "chat_template_kwargs": json({"a": deep(63)})},
+            "chat_template_kwargs: is nested more than 64 deep",
+        ),
+        (
+            {"messages": HELLO, "chat_template_kwargs": b'{"chat_template":"{{ 1 }}"}'},
+            "chat_template_kwargs.chat_template: this name is reserved",
+        ),
+        ({"messages": HELLO, "add_generation_prompt": b"no"}, "add_generation_prompt: must be 0"),
+        (
+            {"messages": HELLO, "continue_final_message": b"1"},
+            "continue_final_message: needs add_generation_prompt to be false",
+        ),
+        ({"tools": b"[]"}, "tools: goes with messages, not with prompt"),
+        ({"tokens": b"[1]", "documents": b"[]"}, "documents: goes with messages, not with tokens"),
         ({"messages": b"["}, "messages: is not the JSON expected"),
         ({"params": b"{"}, "params: is not the JSON expected"),
         ({"params": b"[]"}, "params: Expected `object`, got `array`"),
-        ({"params": b'{"flavour":1}'}, "params: Object contains unknown field `flavour`"),
+        ({"params": b'{"flavour":1}'}, "params.flavour: there is no such parameter"),
         ({"params": b'{"temperature":-1}'}, "params.temperature: Expected `float` >= 0.0"),
         ({"params": b'{"temperature":1e999}'}, "params.temperature: Number out of range"),
         ({"params": b'{"temperature":NaN}'}, "params: is not the JSON expected"),
@@ -187,7 +321,9 @@ def test_entry_without_a_prompt() -> None:
     assert found.message == "prompt: give exactly one of tokens, prompt, messages, not none"
 
 
-@pytest.mark.parametrize("name", ["params", "metadata", "messages"])
+@pytest.mark.parametrize(
+    "name", ["params", "metadata", "messages", "tools", "documents", "chat_template_kwargs"]
+)
 @pytest.mark.parametrize("brackets", [b"[", b'{"a":', b"[{}"])
 def test_json_as_deep_as_it_gets_is_refused(name: str, brackets: bytes) -> None:
     assert refusal(**{name: brackets * 100_000}).startswith(name)
@@ -291,7 +427,7 @@ def test_assignment_that_this_version_cannot_read_says_so() -> None:
     found = parse_assignment("5-0", ASSIGNED | {b"params": b'{"flavour":1}'})
 
     assert found is not None
-    assert found.fault == "params: Object contains unknown field `flavour`"
+    assert found.fault == "params.flavour: there is no such parameter"
     assert (found.request.id, found.attempt) == ("q1", 2)
 
 
@@ -341,7 +477,7 @@ def test_a_model_says_what_a_request_leaves_out(
     [
         (b"{", "params: is not the JSON expected"),
         (b"[]", "params: Expected `object`, got `array`"),
-        (b'{"flavour":1}', "params: Object contains unknown field `flavour`"),
+        (b'{"flavour":1}', "params.flavour: there is no such parameter"),
         (b'{"top_p":0}', "params.top_p: Expected `float` > 0.0"),
         (b'{"stop":"\\ud800"}', "params: is not the JSON expected"),
         (b'{"\\ud800":1}', "params: is not the JSON expected"),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice, pairwise
 from typing import Final
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from coordinator.demand import Demand
@@ -70,6 +71,8 @@ class Yard:
         self.orders: list[Order] = []
         self.commands: list[Command] = []
         self.swaps: list[tuple[float, int]] = []  # when, and on which device
+        self.lost_s: Counter[int] = Counter()  # by device: unloading and loading after a swap
+        self.measured: set[str] = set()  # models that were loaded
         self.served: Counter[str] = Counter()
         self.longest_wait_s = 0.0
 
@@ -94,6 +97,8 @@ class Yard:
             self._dispatch(device)
         self._place()
         for device in self.devices:
+            if device.swapped_s and device.state in {"unloading", "warm", "loading"}:
+                self.lost_s[device.index] += STEP_S
             self._serve(device)
             self._move_on(device)
         self._take_up()
@@ -133,18 +138,21 @@ class Yard:
     def _move_on(self, device: Device) -> None:
         elapsed_s = self.now_s - device.since_s
         if device.state == "draining" and not device.lane:
-            for index in device.group or [device.index]:
-                self._give_way(self.devices[index])
+            mates = [self.devices[index] for index in device.group or [device.index]]
+            is_swap = any(mate.wanted for mate in mates)
+            for mate in mates:
+                self._give_way(mate, is_swap=is_swap)
         elif device.state == "unloading" and elapsed_s >= UNLOAD_S:
             device.model, device.group = "", []
             device.enter("warm", self.now_s)
         elif device.state == "loading" and elapsed_s >= self.models[device.model].load_s:
             device.enter("ready", self.now_s)
+            self.measured.add(device.model)
 
-    def _give_way(self, device: Device) -> None:
+    def _give_way(self, device: Device, *, is_swap: bool) -> None:
         device.enter("unloading", self.now_s)
         device.incarnation += 100
-        if device.wanted:
+        if is_swap:
             device.swapped_s = self.now_s
             self.swaps.append((self.now_s, device.index))
 
@@ -199,7 +207,13 @@ class Yard:
 
     def _host(self) -> HostInfo:
         models = [
-            ModelInfo(name=one.name, ranks=one.ranks, pin=one.pin, load_s=one.load_s)
+            ModelInfo(
+                name=one.name,
+                ranks=one.ranks,
+                pin=one.pin,
+                load_s=one.load_s if one.name in self.measured else 0.0,
+                swap_s=one.load_s + UNLOAD_S if one.name in self.measured else 0.0,
+            )
             for one in self.models.values()
         ]
         return HostInfo(name="h", devices=len(self.devices), models=models)
@@ -207,6 +221,11 @@ class Yard:
     @staticmethod
     def _ms(seconds: float) -> float:
         return START_MS + 1000 * seconds
+
+    @property
+    def granularity_s(self) -> float:
+        """By how much more the swaps take than they should, since time goes in steps."""
+        return 3 * STEP_S * len(self.swaps)
 
     def shortest_time_between_swaps(self) -> float:
         """Of one device."""
@@ -309,7 +328,77 @@ def test_a_group_gets_its_devices_among_models_that_swap_all_the_time() -> None:
     assert yard.served["big"] == 1
 
 
+class TestTurnsByCost:
+    """No wait is set: the turns follow from what swaps cost."""
+
+    @pytest.mark.parametrize("load_s", [0.1, 5.0])
+    def test_small_models_take_quick_turns_and_large_ones_slow_ones(self, load_s: float) -> None:
+        """Given twice what a device can do, I expect both served and a tenth lost at most."""
+        yard = Yard([Model("a", load_s), Model("b", load_s)], devices=1, wait_s=0.0)
+        for _ in range(400):
+            yard.submit(*["a"] * 10, *["b"] * 10)
+            yard.run(0.5)
+
+        turn_s = (load_s + UNLOAD_S) / 0.1
+        assert min(yard.served.values()) > 0.4 * yard.served.total(), yard.served
+        assert yard.shortest_time_between_swaps() >= turn_s
+        assert yard.lost_s[0] <= 0.1 * yard.now_s + load_s + UNLOAD_S + yard.granularity_s
+        assert len(yard.swaps) >= 0.5 * yard.now_s / turn_s
+
+    def test_now_and_then_a_request_for_the_other_waits_a_moment(self) -> None:
+        """Given a device that is idle between two requests: what the trial of a new user does."""
+        yard = Yard([Model("a", 0.1), Model("b", 0.1)], devices=1, wait_s=0.0)
+        for model in alternating(100, "a", "b"):
+            yard.submit(model)
+            yard.run(1.0)
+        yard.run_until_served(100)
+
+        assert yard.longest_wait_s <= 2 * (0.1 + UNLOAD_S) / 0.1
+
+    def test_a_large_model_gets_its_turn_among_small_ones_that_swap_all_the_time(self) -> None:
+        small = [Model("a", 0.1), Model("b", 0.1)]
+        yard = Yard([*small, Model("large", 8.0)], devices=1, wait_s=0.0)
+        yard.submit("large")  # so that its cost is known
+        yard.run(100.0)
+        for _ in range(600):
+            yard.submit(*"aaaaabbbbb")
+            yard.run(0.5)
+            if yard.now_s == pytest.approx(200.0, abs=0.3):
+                yard.submit("large")
+
+        assert yard.served["large"] == 2
+        assert len(yard.swaps) > 40
+
+
 Arrivals = st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.0, 4.0)), max_size=40)
+
+
+@settings(max_examples=15, phases=[Phase.generate])  # shrinking a yard takes minutes
+@given(
+    devices=st.integers(1, 3),
+    load_s=st.lists(st.floats(0.1, 2.0), min_size=4, max_size=4),
+    shares=st.lists(st.integers(1, 12), min_size=4, max_size=4),
+    ranks=st.integers(1, 2),
+)
+def test_whatever_swaps_cost_they_take_their_share_at_most_and_nobody_starves(
+    devices: int, load_s: list[float], shares: list[int], ranks: int
+) -> None:
+    """Given more than the devices can do of four models, one of them a group, for long."""
+    models = [Model(name, one) for name, one in zip("abcd", load_s, strict=True)]
+    models[1].ranks = min(ranks, devices)
+    yard = Yard(models, devices, wait_s=0.0)
+    yard.measured = set("abcd")
+    while yard.now_s < 100.0:
+        for model, share in zip("abcd", shares, strict=True):
+            yard.submit(*model * share)
+        yard.run(0.5)
+
+    dearest_s = max(load_s) + UNLOAD_S
+    for device in yard.devices:
+        most_s = 0.1 * yard.now_s + dearest_s + yard.granularity_s
+        # The devices of a group wait for each other, which nobody has measured before.
+        assert yard.lost_s[device.index] <= most_s or models[1].ranks > 1
+    assert set(yard.served) == set("abcd")
 
 
 @settings(max_examples=60)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from worker.allocation import Replace
 from worker.engines import Memory
+from worker.leak import LOOKS
 from worker.messages import (
     Beat,
     Drain,
@@ -24,6 +25,7 @@ from worker.messages import (
 from worker.models import ModelSpec
 from worker.pooled import State
 
+MIB = 1024**2
 A = ModelSpec(name="a", path="models/a")
 B = ModelSpec(name="b", path="models/b")
 
@@ -178,7 +180,9 @@ class TestDeath:
 
 class TestReplacing:
     def test_a_leak_costs_a_process_its_place(self, one: Theatre) -> None:
-        told = one.say("w-1", Warm(Memory(host=1100), {"unload": 0.1}))
+        told = []
+        for at in range(1, LOOKS + 1):
+            told += one.say("w-1", Warm(Memory(host=1000 + at * 16 * MIB), {"unload": 0.1}))
         told += one.turn()
 
         assert told == [("died", "w-1", "left", "ended by SIGKILL: replaced")]
@@ -186,13 +190,13 @@ class TestReplacing:
 
     def test_a_leak_is_told_once(self, one: Theatre, caplog: pytest.LogCaptureFixture) -> None:
         member = one.member("w-1")
-        member.warm(Warm(Memory(host=1100), {"unload": 0.1}))
+        member.warm(Warm(Memory(host=1000 + 96 * MIB), {"unload": 0.1}))
 
         for _ in range(3):  # its end takes a while to be noticed
             one.pool._take(Replace(member))
 
-        assert [record.message for record in caplog.records if "kept" in record.message] == [
-            "w-1 kept 10.0 % of its warm memory"
+        assert [record.message for record in caplog.records if "keeps" in record.message] == [
+            "w-1 keeps 96 MiB of models that are gone: replaced"
         ]
 
     def test_one_that_was_told_to_end_finishes_first(self, one: Theatre) -> None:

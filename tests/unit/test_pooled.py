@@ -12,6 +12,7 @@ import pytest
 import worker.pooled
 from tokenyard.settings import WorkerSettings
 from worker.engines import EngineInfo, Group, Memory
+from worker.leak import Verdict
 from worker.messages import Asleep, Beat, Ready, Stop, Warm
 from worker.models import ModelSpec
 from worker.pooled import AWAKE, CRASH_LOOP, HEALTHY_S, Pooled, State
@@ -162,26 +163,49 @@ class TestMemory:
         pooled.warm(Warm(Memory(host=1100), {}))
 
         assert pooled.baseline == Memory(host=1000)
-        assert pooled.leak == pytest.approx(0.1)
+        assert pooled.kept == 100
 
     def test_on_a_gpu_its_memory_counts(self) -> None:
         pooled = make_pooled()
         pooled.warm(Warm(Memory(host=1000, device=400), {}))
         pooled.warm(Warm(Memory(host=9000, device=404), {}))
 
-        assert pooled.leak == pytest.approx(0.01)
+        assert pooled.kept == 4
 
     def test_a_model_is_no_leak(self) -> None:
-        assert make_ready().leak == 0.0
+        assert make_ready().leak is Verdict.SOUND
+
+    def test_what_a_model_took_is_compared_with_what_stays_of_it(self) -> None:
+        # Given a model of 2 GiB, of which half a GiB stays, and then a GiB more
+        gib = 1024**3
+        pooled = make_warm()
+        verdicts = []
+        for after in (gib // 2, 3 * gib // 2):
+            pooled.load(ADDER)
+            pooled.ready(Ready(INFO, Memory(host=after + gib)))
+            pooled.warm(Warm(Memory(host=after), {"unload": 0.1}))
+            verdicts.append(pooled.leak)
+
+        # I expect the second to tell that it clings.
+        assert verdicts == [Verdict.SOUND, Verdict.GROSS]
+
+    def test_growth_without_end_is_told(self) -> None:
+        pooled = make_warm(leak_floor_mib=1.0)
+        verdicts = []
+        for at in range(1, 8):
+            pooled.warm(Warm(Memory(host=1000 + at * 1024**2), {"unload": 0.1}))
+            verdicts.append(pooled.leak)
+
+        assert verdicts == [Verdict.SOUND] * 5 + [Verdict.GROWING] * 2
 
     def test_a_new_process_has_a_baseline_of_its_own(self) -> None:
         pooled = make_warm()
         pooled.bury()
-        assert pooled.leak == 0.0
+        assert pooled.leak is Verdict.SOUND
 
         pooled.warm(Warm(Memory(host=5000), {}))
 
-        assert (pooled.baseline, pooled.leak) == (Memory(host=5000), 0.0)
+        assert (pooled.baseline, pooled.leak) == (Memory(host=5000), Verdict.SOUND)
 
 
 class TestHang:
@@ -325,6 +349,9 @@ class TestBackoff:
         for _ in range(5):
             self._die(pooled, clock)
 
+        longer = self._die(pooled, clock, HEALTHY_S + 1)
+        assert longer > first, "a warm-up that takes long and fails is no service"
+        pooled.warm(WARM)
         assert self._die(pooled, clock, HEALTHY_S + 1) == first
 
     def test_deaths_in_a_row_are_a_crash_loop(self, clock: Clock) -> None:
@@ -363,13 +390,15 @@ class TestStart:
 
         monkeypatch.setattr(worker.pooled._server.Process, "start", start)
 
-        pooled.start()
+        hindrance = pooled.start()
 
         # I expect it to count as a process that has died.
+        assert hindrance
+        assert hindrance.said.startswith(type(fault).__name__)
         assert (pooled.state, pooled.process, pooled.pipe) == (State.DOWN, None, None)
         assert pooled.start_at > clock.now
 
-        pooled.start()
+        assert pooled.start() is None
 
         assert pooled.state is State.WARMING
         pooled.pipe.close()

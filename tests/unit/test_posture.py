@@ -56,6 +56,8 @@ postures = st.builds(
     epoch=st.none() | st.integers(0, 5),
     profiling=st.booleans(),
     weights=st.sampled_from(["", "/a", "/b"]),
+    by=st.sampled_from(["", "kim@north"]),
+    why=st.sampled_from(["", "night"]),
 )
 orders = st.builds(
     Order,
@@ -64,6 +66,8 @@ orders = st.builds(
     mode=st.sampled_from(PAUSE_MODES),
     epoch=st.integers(0, 5),
     weights=st.sampled_from(["", "/a", "/b"]),
+    by=st.sampled_from(["", "lee@south"]),
+    why=st.sampled_from(["", "day"]),
 )
 
 
@@ -133,7 +137,7 @@ def test_an_order_given_twice_changes_nothing_the_second_time(posture: Posture, 
 @given(postures, orders)
 def test_a_signal_changes_only_what_is_its_own(posture: Posture, one: Order) -> None:
     own: dict[Signal, set[str]] = {
-        **{signal: {"conduct", "mode"} for signal in SIGNALS},
+        **{signal: {"conduct", "mode", "by", "why", "since_ms"} for signal in SIGNALS},
         "SET_GENERATION_EPOCH": {"epoch"},
         "START_PROFILE": {"profiling"},
         "STOP_PROFILE": {"profiling"},
@@ -142,7 +146,7 @@ def test_a_signal_changes_only_what_is_its_own(posture: Posture, one: Order) -> 
         "STOP": set(),
     }
     try:
-        changed = after(posture, one)
+        changed = after(posture, one, 7)
     except Invalid:
         return
     differing = {
@@ -151,6 +155,13 @@ def test_a_signal_changes_only_what_is_its_own(posture: Posture, one: Order) -> 
         if getattr(changed, name) != getattr(posture, name)
     }
     assert differing <= own[one.signal]
+
+
+def test_a_worker_does_not_move_because_of_other_words() -> None:
+    """What workers compare says nothing of who ordered it."""
+    one = Postures({ALL: Posture(conduct="PAUSED", by="kim@north", why="night", since_ms=1)})
+    other = Postures({ALL: Posture(conduct="PAUSED")})
+    assert one.of("w", "adder") == other.of("w", "adder")
 
 
 @pytest.mark.parametrize("epoch", [None, -1])
@@ -211,9 +222,10 @@ def test_the_postures_of_all_scopes_merge(
 @given(postures)
 def test_one_scope_alone_is_what_it_says(posture: Posture) -> None:
     for scope in (ALL, MODEL, ONE):
-        assert Postures({scope: posture}).of("w", "adder") == posture
+        ordered = msgspec.structs.replace(posture, by="", why="", since_ms=0)
+        assert Postures({scope: posture}).of("w", "adder") == ordered
         assert Postures({scope: posture}).of("v", "other") == (
-            posture if scope == ALL else Posture()
+            ordered if scope == ALL else Posture()
         )
 
 

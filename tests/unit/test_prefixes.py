@@ -11,7 +11,7 @@ from coordinator.hints import MOST_BLOCKS, NO_HINTS, Hints, look_closely, weigh
 from coordinator.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from tests.support.builders import make_request
 from tokenyard.parse import parse_request
-from tokenyard.wire import Request, SamplingParams, request_fields
+from tokenyard.wire import ChatOptions, Request, SamplingParams, request_fields
 
 
 def hints(prompt: Any = None, *, session: str = "", client: str = "anon", model: str = "") -> Hints:
@@ -36,6 +36,16 @@ def known(*workers: str, tokens: int = 0) -> Prefixes:
 
 
 class TestHints:
+    def test_the_same_chat_with_other_tools_has_another_prefix(self) -> None:
+        """A chat template writes them before the messages."""
+        messages = [{"role": "user", "content": "x" * 256}]
+        chats = [ChatOptions(), ChatOptions(tools=[{"a": 1}]), ChatOptions(documents=[{"a": 1}])]
+
+        seen = [look_closely(make_request(messages=messages, chat=chat), {}) for chat in chats]
+
+        assert len({hints.blocks[0] for hints in seen}) == 3
+        assert list(seen[0].blocks) == list(hints(messages).blocks)
+
     @pytest.mark.parametrize("prompt", ["a" * 999, [{"role": "user", "content": "x" * 256}]])
     def test_a_prompt_that_is_shared_has_the_same_blocks(self, prompt: Any) -> None:
         kind = "prompt" if isinstance(prompt, str) else "messages"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from coordinator.absences import Absences
 from coordinator.lanes import Lanes
 from coordinator.policies import Lane
 from coordinator.schedule import ScheduleWriter, read_schedule
@@ -99,6 +102,84 @@ def test_replay(tmp_path: Path) -> None:
     assert give(chosen, [waiting(n) for n in range(3)], lanes()) == "cca"
     assert give(chosen, [waiting(0)], lanes("ab")) == "-", "its worker is absent"
     assert give(chosen, [waiting(n) for n in (7, 8)], lanes()) == "ab", "not in the record"
+
+
+class TestAbsentWorkers:
+    """Given requests that must go to a worker which is not there."""
+
+    @pytest.fixture(autouse=True)
+    def _listen(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self.log = caplog
+        self.now = 100.0
+
+    def replaying(self, tmp_path: Path) -> Selection:
+        """A selection that follows "cca", waits 5 s, and records."""
+        writer = ScheduleWriter(tmp_path / "old")
+        for at, worker in enumerate("cca"):
+            writer.write("anon", f"normal{at}", worker)
+        writer.close()
+        clock = Absences(5.0, lambda: self.now)
+        chosen = selection(replay=tmp_path / "old", replay_wait_s=5.0, record=tmp_path / "new")
+        chosen._replay_absences = clock
+        return chosen
+
+    def test_a_replay_waits_and_says_so_once(self, tmp_path: Path) -> None:
+        chosen = self.replaying(tmp_path)
+
+        assert give(chosen, [waiting(0), waiting(0), waiting(1)], lanes("ab")) == "---"
+
+        (said,) = self.log.messages
+        assert said.startswith("no worker c serves sim: its requests, and those behind them, wait")
+        assert said.endswith("for at most 5 s")
+
+    def test_a_replay_goes_on_and_says_and_records_it(self, tmp_path: Path) -> None:
+        chosen = self.replaying(tmp_path)
+        assert give(chosen, [waiting(0)], lanes("ab")) == "-"
+        self.now += 5.0
+
+        pick = chosen.choose(waiting(0), lanes("ab"))
+        assert pick
+        assert pick.why == "replay: c is absent; round_robin, load 0 of 4"
+        chosen.settle(waiting(0), pick.lane)
+        assert give(chosen, [waiting(1), waiting(2)], lanes("ab")) == "ba"
+        chosen.close()
+
+        assert [line for line in self.log.messages if "elsewhere" in line] == [
+            "no worker c serves sim after 5 s: its requests go elsewhere"
+        ]
+        recorded = [(one.worker, one.instead_of) for one in read_schedule(tmp_path / "new")]
+        assert recorded == [("a", "c"), ("b", "c"), ("a", "")]
+
+    def test_a_replay_goes_back_to_a_worker_that_comes(self, tmp_path: Path) -> None:
+        chosen = self.replaying(tmp_path)
+        chosen.choose(waiting(0), lanes("ab"))
+        self.now += 5.0
+
+        assert give(chosen, [waiting(0), waiting(1)], lanes("abc")) == "cc"
+        assert self.log.messages[-1] == "worker c serves sim again"
+        chosen.close()
+
+    def test_a_full_worker_is_not_absent(self, tmp_path: Path) -> None:
+        chosen = self.replaying(tmp_path)
+        full = Lanes(replace(lane, load=4) if lane.name == "c" else lane for lane in lanes())
+
+        assert give(chosen, [waiting(0)], full) == "-"
+        self.now += 50.0
+        assert give(chosen, [waiting(0)], full) == "-"
+        assert not self.log.messages
+
+    def test_the_deterministic_mode_waits_for_ever_and_says_so(self) -> None:
+        chosen = selection(deterministic=True)
+        chosen.muster(lanes("abc"))
+
+        assert give(chosen, [waiting(n) for n in range(3)], lanes("ac")) == "a-c"
+        self.now += 1e6
+        assert give(chosen, [waiting(1)], lanes("ac")) == "-"
+
+        assert self.log.messages == [
+            "no worker b serves sim: its requests, and those behind them, wait for it"
+        ]
 
 
 def test_only_what_was_carried_out_is_recorded(tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from tokenyard import drafting
 from tokenyard.drafting import Drafter, SamplingOptions
 from tokenyard.errors import InvalidRequest, SettingsError
 from tokenyard.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
-from tokenyard.wire import SamplingParams, mould_of, prompt_value, request_fields, unpack_tokens
+from tokenyard.wire import (
+    ChatOptions,
+    SamplingParams,
+    mould_of,
+    prompt_value,
+    request_fields,
+    unpack_tokens,
+)
 
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 
@@ -27,9 +34,6 @@ class Bytes:
 
     def encode(self, texts: Any) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
-
-    def encode_chat(self, messages: Any) -> list[int]:
-        return [256, *str(messages[-1]["content"]).encode()]
 
     def decode(self, tokens: Any, *, skip_special_tokens: bool) -> str:
         special = b"" if skip_special_tokens else b"<s>"
@@ -64,6 +68,62 @@ def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: A
         draft = drafter.draft(prompt, options)
         assert draft.size == wire_size(draft)
         assert draft.mould == mould_of(draft.request)
+
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def test_a_chat_travels_with_what_its_template_is_given() -> None:
+    options: dict[str, Any] = {
+        "tools": TOOLS,
+        "documents": [{"title": "t", "text": "x"}],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    for drafter in (Drafter("me", None), Drafter("me", Bytes())):
+        draft = drafter.draft(CHAT, options)
+        assert draft.request.messages == CHAT
+        assert draft.request.chat == ChatOptions(**options)
+        assert draft.size == wire_size(draft)
+        assert {"tools", "documents", "chat_template_kwargs"} <= request_fields(
+            draft.request
+        ).keys()
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "fault"),
+    [
+        (["x"], {}, "messages"),
+        ([{"content": "x"}], {}, "messages[0].role"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "messages[0].content[0]"),
+        ([{"role": "user", "content": object()}], {}, "messages"),
+        ([{"role": "user", "content": "\ud800"}], {}, "messages"),
+        (CHAT, {"tools": {"a": 1}}, "tools"),
+        (CHAT, {"tools": ["x"]}, "tools[0]"),
+        (CHAT, {"tools": [object()]}, "tools"),
+        (CHAT, {"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
+        (CHAT, {"add_generation_prompt": 0}, "add_generation_prompt"),
+        (CHAT, {"continue_final_message": True}, "continue_final_message"),
+        ("text", {"tools": TOOLS}, "tools"),
+        ([1, 2], {"documents": []}, "documents"),
+    ],
+)
+def test_a_chat_that_cannot_be_is_refused_at_the_client(
+    messages: Any, options: dict[str, Any], fault: str
+) -> None:
+    if messages == ["x"]:
+        messages = [CHAT[0], "x"]
+        fault = "messages[1]"
+    with pytest.raises(InvalidRequest) as refused:
+        Drafter("me", None).draft(messages, options)
+    assert refused.value.field == fault
+
+
+def test_default_options_of_a_chat_may_be_said_of_a_text() -> None:
+    draft = Drafter("me", None).draft("x", {"add_generation_prompt": True})
+    assert draft.request.prompt == "x"
 
 
 def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
@@ -172,11 +232,11 @@ def test_who_makes_the_text() -> None:
         ("x", {"detokenize": False}, False, False),
         ([1], {}, False, False),
         ([1], {"detokenize": True}, True, False),
-        ([{"role": "user", "content": "x"}], {}, True, False),
+        ([{"role": "user", "content": "x"}], {}, False, True),
     ]
     for prompt, options, here, there in cases:
         draft = drafter.draft(prompt, options)
-        assert draft.request.tokens is not None
+        assert (draft.request.tokens is None) == (draft.request.messages is not None)
         assert (draft.local_text is not None, draft.request.wants_text) == (here, there), options
 
 
@@ -204,7 +264,6 @@ def test_a_tokenizer_of_hugging_face() -> None:
     tokenizer = load_tokenizer(str(MODELS / "adder"))
     [ids] = tokenizer.encode(["27+48="])
     assert tokenizer.decode(ids, skip_special_tokens=True) == "27+48="
-    assert list(tokenizer.encode_chat([{"role": "user", "content": " 27+48= "}])) == list(ids)
     draft = Drafter("me", tokenizer).draft("27+48=", {})
     assert unpack_tokens(draft.request.tokens or b"") == list(ids)
 

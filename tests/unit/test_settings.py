@@ -54,7 +54,9 @@ def test_every_fault_is_reported_at_once() -> None:
         ({"max_crashes": 0}, "max_crashes"),
         ({"max_lost_alone": 0}, "max_lost_alone"),
         ({"max_faults": 0}, "max_faults"),
-        ({"max_model_wait_s": 0}, "max_model_wait_s"),
+        ({"max_model_wait_s": -1}, "max_model_wait_s"),
+        ({"max_swap_share": 0}, "max_swap_share"),
+        ({"max_swap_share": 1.1}, "max_swap_share"),
         ({"reply_maxlen": 0}, "reply_maxlen"),
         ({"dead_maxlen": 0}, "dead_maxlen"),
     ],
@@ -90,6 +92,7 @@ def test_coordinator_faults(values: dict[str, Any], field: str) -> None:
         ({"sleepers": -1}, "sleepers"),
         ({"drain_timeout_s": 0}, "drain_timeout_s"),
         ({"leak_tolerance": -0.1}, "leak_tolerance"),
+        ({"leak_floor_mib": -1}, "leak_floor_mib"),
         ({"simulated_load_s": -1}, "simulated_load_s"),
     ],
 )

@@ -12,6 +12,7 @@ from benchmarks.cycles_child import Cycle
 from benchmarks.sums import ADDER, SUBTRACTOR, questions
 from tokenyard.commands import Command, Verb
 from worker.engines import Memory
+from worker.leak import LOOKS
 from worker.models import ModelSpec
 
 
@@ -19,8 +20,8 @@ def command(model: str, verb: Verb = "load") -> Command:
     return Command(verb=verb, worker="w.1", model=model)
 
 
-def report(*, wrong: int = 0, closest_s: float | None = None) -> Report:
-    return Report(100.0, 80.0, 0.8, 1, 500, closest_s, wrong)
+def report(*, wrong: int = 0, closest_s: float | None = None, lost: float | None = None) -> Report:
+    return Report(100.0, 80.0, 0.8, 1, 500, closest_s, 0.2, lost, wrong)
 
 
 def test_a_swap_is_a_load_of_another_model_than_the_one_before() -> None:
@@ -44,6 +45,17 @@ def test_wrong_answers_and_swaps_that_are_too_close_are_faults() -> None:
         "close": report(closest_s=1.9),
     }
     assert [line.split(":")[0] for line in faults(reports, 2.0)] == ["wrong", "close"]
+
+
+def test_swaps_whose_waits_follow_from_their_cost_may_take_a_tenth_of_the_time() -> None:
+    reports = {
+        "good": report(closest_s=2.0, lost=0.09),
+        "without swaps": report(),
+        "much": report(closest_s=2.0, lost=0.11),
+        "close": report(closest_s=0.9, lost=0.01),
+    }
+    assert [line.split(":")[0] for line in faults(reports, 0.0)] == ["much", "close"]
+    assert not faults({"asked for": reports["much"]}, 2.0)
 
 
 def test_questions_take_turns_and_have_the_right_answers() -> None:
@@ -95,5 +107,17 @@ def test_what_a_process_keeps_is_compared_with_its_memory_before_its_first_model
     figures = cycles_summary(cycles)
     assert figures["kept_percent_most"] == 5.0
     assert figures["kept_percent_last"] == 1.0
-    assert figures["replaced"] == 1
+    assert figures["replaced"] == figures["leaks"] == 1
     assert figures["wrong_answers"] == 1
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, 0), (20, 2)])
+def test_memory_that_grows_and_grows_is_a_leak_of_the_benchmark_too(
+    step: int, expected: int
+) -> None:
+    # Given a process that nobody replaces, whatever it keeps
+    mib = 1024**2
+    memory = [Memory(host=(620 + at * step) * mib) for at in range(2 * LOOKS)]
+    cycles = [Cycle(1.0, 0, Memory(host=590 * mib), memory[0], one) for one in memory]
+
+    assert cycles_summary(cycles)["leaks"] == expected

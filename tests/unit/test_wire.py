@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from tokenyard.wire import (
     MAX_ID_BYTES,
     MAX_RESULT_TTL_S,
     MAX_TOKEN_ID,
+    PLAIN_CHAT,
+    ChatOptions,
     Request,
     SamplingParams,
     StructuredOutputs,
@@ -94,10 +97,20 @@ PARAMS = st.builds(
     logit_bias=st.none() | st.dictionaries(st.integers(0, MAX_TOKEN_ID), PENALTIES, max_size=3),
     bad_words=st.none() | st.lists(TEXT, max_size=3),
 )
+OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
+CONTENTS = TEXT | st.lists(TEXT | TEXT.map(lambda text: {"type": "text", "text": text}), max_size=3)
 MESSAGES = st.lists(
-    st.dictionaries(TEXT, JSON, max_size=3).map(lambda message: message | {"role": "user"}),
+    st.tuples(OBJECTS, CONTENTS).map(lambda both: both[0] | {"role": "user", "content": both[1]}),
     min_size=1,
     max_size=3,
+)
+CHATS = st.builds(
+    ChatOptions,
+    tools=st.none() | st.lists(OBJECTS, max_size=2),
+    documents=st.none() | st.lists(OBJECTS, max_size=2),
+    chat_template_kwargs=OBJECTS.map(lambda given: {f"k {name}": given[name] for name in given}),
+    add_generation_prompt=st.just(value=False),
+    continue_final_message=st.booleans(),
 )
 IDS = st.text(min_size=1, max_size=MAX_ID_BYTES // 4)
 NAMES = st.text(string.ascii_letters + string.digits + "_.:@-", min_size=1, max_size=100)
@@ -113,9 +126,11 @@ def requests(draw: st.DrawFn) -> Request:
     }
     given_as = draw(st.sampled_from(sorted(prompts)))
     client = draw(NAMES)
+    chat = draw(CHATS | st.just(PLAIN_CHAT)) if given_as == "messages" else PLAIN_CHAT
     return Request(
         id=draw(IDS),
         client=client,
+        chat=chat,
         **{given_as: draw(prompts[given_as])},
         model=draw(TEXT),
         params=draw(PARAMS),
@@ -166,3 +181,16 @@ def test_waiting_time_is_the_servers_and_never_negative(
     sid: str, entry: str, waited_ms: int
 ) -> None:
     assert make_assignment(sid=sid, entry=entry).waited_ms == waited_ms
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: SamplingParams(seed=-1),
+        lambda: msgspec.json.decode(b'{"seed":-1}', type=SamplingParams),
+        lambda: msgspec.convert({"seed": -1}, SamplingParams),
+        lambda: msgspec.structs.replace(SamplingParams(seed=3), seed=-1),
+    ],
+)
+def test_a_seed_of_minus_one_is_none(made: Callable[[], SamplingParams]) -> None:
+    assert made().seed is None

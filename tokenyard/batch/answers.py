@@ -27,6 +27,7 @@ _STATUS: Final[Mapping[str, int]] = {
     Code.CANCELLED: 499,
     Code.INFERENCE_ERROR: 500,
     Code.POISONED: 500,
+    Code.ID_REUSED: 409,
     Code.WORKER_LOST: 503,
 }
 #: Codes of lines that were not run because the job ended; it may go on and run them.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from tokenyard.wire import ChatOptions
+
 #: Fields that say nothing about the answer.
 _IGNORED: Final = frozenset(
     {
@@ -25,25 +27,34 @@ _IGNORED: Final = frozenset(
 )
 #: Fields that we know in one sense only.
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
-    "continue_final_message": (False,),
+    "chat_template": (),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
     "stream": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
 }
 _PROMPTS: Final = frozenset({"messages", "prompt"})
 #: Fields that are read here and do not go on by their names.
 _TRANSLATED: Final = frozenset(
-    {"logprobs", "max_completion_tokens", "max_tokens", "model", "response_format", "top_logprobs"}
+    {
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "model",
+        "reasoning_effort",
+        "response_format",
+        "tool_choice",
+        "top_logprobs",
+    }
 )
+#: Options of a chat, which go on by their names.
+_CHAT: Final = frozenset(ChatOptions.__struct_fields__)
 
 
 class BadBody(ValueError):
@@ -64,11 +75,14 @@ def body_options(
     model = body.get("model") or ""
     if not isinstance(model, str):
         raise BadBody("body.model: must be a text")
+    options: dict[str, Any] = {"model": model} if model else {}
     params: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in _IGNORED or name in _PROMPTS or name in _TRANSLATED:
             continue
-        if name not in _ONLY:
+        if form == "chat" and name in _CHAT:
+            options[name] = value
+        elif name not in _ONLY:
             params[name] = value
         elif value not in _ONLY[name]:
             raise BadBody(f"body.{name}: is not supported in a batch", "unsupported_parameter")
@@ -77,7 +91,32 @@ def body_options(
     _translate_format(body, params)
     if isinstance(params.get("logit_bias"), dict):
         params["logit_bias"] = biases(params["logit_bias"])
-    return ({"model": model} if model else {}), params
+    _check_tool_choice(body)
+    _translate_effort(body, options)
+    return options, params
+
+
+def _check_tool_choice(body: Mapping[str, Any]) -> None:
+    """Tools are shown to the model; nobody here reads its calls out of the answer."""
+    choice = body.get("tool_choice")
+    if choice not in (None, "none", "auto") or (body.get("tools") and choice != "none"):
+        raise BadBody(
+            "body.tool_choice: tool calls are not parsed in a batch; with tools say "
+            '"tool_choice": "none", and find the calls in the text',
+            "unsupported_parameter",
+        )
+
+
+def _translate_effort(body: Mapping[str, Any], options: dict[str, Any]) -> None:
+    """OpenAI's ``reasoning_effort`` as vLLM's server hands it to a chat template."""
+    effort = body.get("reasoning_effort")
+    if effort is None:
+        return
+    given = options.get("chat_template_kwargs", {})
+    if not isinstance(given, dict):
+        raise BadBody("body.chat_template_kwargs: must be an object")
+    thinks = {"enable_thinking": effort != "none"}
+    options["chat_template_kwargs"] = thinks | given | {"reasoning_effort": effort}
 
 
 def _translate_length(form: str, body: Mapping[str, Any], params: dict[str, Any]) -> None:

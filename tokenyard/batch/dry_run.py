@@ -1,7 +1,8 @@
 """Look at a batch file without running it: its faults, its size, and how long it would take.
 
-Lines are read and drafted as a real run would do it. With a tokenizer prompts are counted; with a
-yard, its models, its limits and its pace are known.
+Lines are read and drafted as a real run would do it. With a tokenizer prompts are counted, of chats
+the texts: what a chat template adds, only the worker knows. With a yard, its models, its limits and
+its pace are known.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from tokenyard.batch.files import read_lines
 from tokenyard.batch.lines import BadLine
 from tokenyard.batch.state import BatchSpec
 from tokenyard.batch.survey import survey
+from tokenyard.chat import chat_texts
 from tokenyard.drafting import Draft, Drafter
 from tokenyard.errors import InvalidRequest
 from tokenyard.tokenization import Tokenizer
+from tokenyard.wire import Request
 
 #: Lines are drafted in groups, for the tokenizer's sake.
 _BURST: Final = 256
@@ -73,6 +76,9 @@ class Report(Struct, kw_only=True):
     lines_per_s: float = 0.0  # of the yard, as it last measured
     estimate_s: float | None = None
     notes: list[str] = []  # what could not be checked
+
+
+_CHATS: Final = "of chats the texts are counted, without what the model's chat template adds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,9 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
     for group in _groups(asked):
         drafts = drafter.draft_many([each.item for each in group], {})
         for each, draft in zip(group, drafts, strict=True):
-            _judge(report, fleet, each, draft)
+            _judge(report, fleet, each, draft, tokenizer)
+    if tokenizer is not None and report.forms.get("chat"):
+        report.notes.append(_CHATS)
     _estimate(report, fleet)
     return report
 
@@ -136,8 +144,14 @@ def _groups(asked: Iterable[Asked]) -> Iterator[Sequence[Asked]]:
         yield group
 
 
-def _judge(report: Report, fleet: Fleet, asked: Asked, draft: Draft | InvalidRequest) -> None:
-    fault = _fault(report, fleet, asked, draft)
+def _judge(
+    report: Report,
+    fleet: Fleet,
+    asked: Asked,
+    draft: Draft | InvalidRequest,
+    tokenizer: Tokenizer | None,
+) -> None:
+    fault = _fault(report, fleet, asked, draft, tokenizer)
     if fault is None and not isinstance(asked.sought, BadLine):
         report.good += 1
         _count(report.forms, asked.sought.form)
@@ -149,7 +163,11 @@ def _judge(report: Report, fleet: Fleet, asked: Asked, draft: Draft | InvalidReq
 
 
 def _fault(
-    report: Report, fleet: Fleet, asked: Asked, draft: Draft | InvalidRequest
+    report: Report,
+    fleet: Fleet,
+    asked: Asked,
+    draft: Draft | InvalidRequest,
+    tokenizer: Tokenizer | None,
 ) -> LineFault | None:
     if isinstance(asked.sought, BadLine):
         return LineFault(asked.number, asked.sought.code, asked.sought.message)
@@ -160,8 +178,8 @@ def _fault(
         return LineFault(
             asked.number, "MODEL_UNAVAILABLE", f"the yard has no model {request.model!r}"
         )
-    if request.tokens is not None:
-        tokens = len(request.tokens) // 4
+    tokens = _prompt_tokens(request, tokenizer)
+    if tokens is not None:
         if report.tokens is not None:
             report.tokens.add(tokens)
         if 0 < fleet.max_model_len <= tokens:
@@ -169,6 +187,16 @@ def _fault(
             return LineFault(asked.number, "prompt_too_long", message)
     report.most_new_tokens += (request.params.max_tokens or 0) * request.params.n
     return None
+
+
+def _prompt_tokens(request: Request, tokenizer: Tokenizer | None) -> int | None:
+    """How long a prompt is; None where that is not known. Of a chat only its texts are counted."""
+    if request.tokens is not None:
+        return len(request.tokens) // 4
+    if request.messages is None or tokenizer is None:
+        return None
+    texts = list(chat_texts(request.messages))
+    return sum(len(ids) for ids in tokenizer.encode(texts)) if texts else 0
 
 
 def _estimate(report: Report, fleet: Fleet) -> None:

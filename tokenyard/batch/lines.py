@@ -14,6 +14,7 @@ import msgspec
 
 from tokenyard.batch.bodies import BadBody, biases, body_options
 from tokenyard.drafting import Prompt, SamplingOptions
+from tokenyard.wire import ChatOptions
 
 #: The form of the answer.
 Form = Literal["chat", "completion"]
@@ -24,6 +25,8 @@ _FORMS: Final[Mapping[str, Form]] = {CHAT_URL: "chat", COMPLETIONS_URL: "complet
 _OPENAI_FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
 _PROMPTS: Final = ("prompt", "tokens", "messages")
 _PLAIN_OPTIONS: Final = frozenset({"model", "params", "session", "tenant", "metadata"})
+#: Options of a chat.
+_CHAT: Final = frozenset(ChatOptions.__struct_fields__)
 _SAMPLING: Final = frozenset(SamplingOptions.__annotations__)
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -102,13 +105,14 @@ def _plain_line(name: str, fields: Mapping[str, Any]) -> Sought:
     if len(given) != 1:
         raise BadBody("give one of prompt, tokens and messages")
     [kind] = given
-    _refuse_unknown(fields, _PLAIN_OPTIONS | _SAMPLING | {"id", *_PROMPTS})
+    _refuse_unknown(fields, _PLAIN_OPTIONS | _CHAT | _SAMPLING | {"id", *_PROMPTS})
     params = fields.get("params") or {}
     if not isinstance(params, dict):
         raise BadBody("params: must be an object")
     options = {field: fields[field] for field in _PLAIN_OPTIONS & fields.keys() if fields[field]}
     options.pop("params", None)
     _check_options(options)
+    options |= {field: fields[field] for field in _CHAT & fields.keys()}
     params = params | {field: fields[field] for field in _SAMPLING & fields.keys()}
     if isinstance(params.get("logit_bias"), dict):
         params["logit_bias"] = biases(params["logit_bias"])

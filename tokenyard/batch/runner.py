@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from tokenyard.batch.answers import OutputLine, unrun_line
 from tokenyard.batch.asking import Asked, ask_for, output_for
@@ -24,10 +27,13 @@ from tokenyard.batch.state import BatchSpec, BatchState, InputMark, RequestCount
 from tokenyard.batch.survey import id_of
 from tokenyard.batch.watch import Watch
 from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, Client
+from tokenyard.connection import open_connection, translated
 from tokenyard.drafting import Drafter, Item, SharedOptions
-from tokenyard.errors import PermanentError, TransientError, UnknownRequest
+from tokenyard.errors import PermanentError, TokenyardError, TransientError, UnknownRequest
 from tokenyard.handshake import YardInfo
+from tokenyard.keys import Keys
 from tokenyard.replies import Result
+from tokenyard.wording import did_you_mean
 
 #: Jobs wait for workers as long as it takes; only a completion window ends them.
 _NO_HURRY_S: Final = 365 * 24 * 3600.0
@@ -52,6 +58,17 @@ class Progress:
     counts: RequestCounts
     per_s: float  # lines a second, of late
     eta_s: float | None  # None while that is not known
+
+
+def unknown_model(name: str, served: Collection[str]) -> str:
+    """Why lines without a model of their own would all fail, in words; "" where they may run.
+
+    A yard that serves nothing yet may come to serve anything.
+    """
+    if not name or name in served or not served:
+        return ""
+    hint = did_you_mean(name, served) or "."
+    return f"there is no model {name!r}{hint} Known models: {', '.join(served)}"
 
 
 class Runner:
@@ -97,6 +114,7 @@ class Runner:
         done by then is in the files, and the next run goes on there.
         """
         Drafter("anon", None).draft("?", {"params": self._spec.params})
+        self._check_model()
         with open_job(
             self._spec,
             job_id=job_id,
@@ -136,6 +154,25 @@ class Runner:
             counts.completed,
             counts.failed,
         )
+
+    def _check_model(self) -> None:
+        """Raise `BatchBroken` for a model that nobody serves, before anything is begun.
+
+        What cannot be read now is told when the lines are asked.
+        """
+        if not self._spec.model or self._spec.state_path.exists():
+            return
+        InputMark.of(self._spec.input_path)
+        raw: Any = None
+        with (
+            contextlib.suppress(TokenyardError),
+            translated(self._url),
+            open_connection(self._url) as connection,
+        ):
+            raw = connection.hget(Keys(self._yard).info, "models")
+        served = msgspec.json.decode(raw, type=list[str]) if raw else []
+        if problem := unknown_model(self._spec.model, served):
+            raise BatchBroken(problem)
 
     # Asking
 

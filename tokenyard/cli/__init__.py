@@ -7,17 +7,15 @@ from typing import Final
 import click
 
 from tokenyard import __version__
-from tokenyard.broker import running_url
 from tokenyard.cli.lazy import LazyGroup
-from tokenyard.cli.places import default_data_dir
-from tokenyard.keys import is_name
-from tokenyard.program import REDIS_URL_HELP, YARD_DEFAULT, YardChoice
+from tokenyard.program import YardChoice, yard_options, yard_value
 
 #: Where each subcommand lies. `coordinator` and `worker` are programs of their own as well.
 COMMANDS: Final = {
     "demo": "tokenyard.cli.demo:demo",
     "up": "tokenyard.cli.up:up",
     "submit": "tokenyard.cli.submit:submit",
+    "requests": "tokenyard.cli.requests:requests",
     "result": "tokenyard.cli.result:result",
     "cancel": "tokenyard.cli.cancel:cancel",
     "explain": "tokenyard.cli.explain:explain",
@@ -42,8 +40,6 @@ COMMANDS: Final = {
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
 }
-#: These start a broker of their own where no URL is given; the others look for a running one.
-_OWN_BROKER: Final = {"up", "demo"}
 ABOUT: Final = """Tokenyard is a durable job queue for LLM inference on Redis Streams.
 
 \b
@@ -52,19 +48,16 @@ Begin here:
   tokenyard up                a broker, a coordinator and two workers to play with
   tokenyard submit "12+34="   ask them something (in another terminal)
   tokenyard info              see what they do
+  tokenyard requests          list the requests that wait, run, or are over
   tokenyard explain ID        see what a request has been through
 
-Without --redis-url, `up` starts a broker of its own, and the other commands find it. `tokenyard
-COMMAND --help` explains each command and has examples.
+Without --redis-url, `up` starts a broker of its own, and the other commands find it. The options
+below may also stand behind the command, where they win. `tokenyard COMMAND --help` explains each
+command and has examples.
 """
 EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 2 wrong usage,
-3 no usable broker or coordinator, or workers that have not obeyed, 4 time is over."""
-
-
-def _yard_name(_: click.Context, __: click.Parameter, value: str) -> str:
-    if not is_name(value):
-        raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
-    return value
+3 no usable broker or coordinator, or workers that have not obeyed, 4 time is over, 5 the workers
+cannot start, 130 interrupted by Ctrl-C (of another signal 128 and its number)."""
 
 
 @click.group(
@@ -72,29 +65,14 @@ def _yard_name(_: click.Context, __: click.Parameter, value: str) -> str:
     places=COMMANDS,
     help=ABOUT,
     epilog=EPILOG,
+    params=yard_options(yard_value),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
-    "--redis-url",
-    envvar="TOKENYARD_REDIS_URL",
-    show_envvar=True,
-    help=REDIS_URL_HELP,
+    "--json", "as_json", is_flag=True, help="Print JSON, where the command has it to print."
 )
-@click.option(
-    "--yard",
-    envvar="TOKENYARD_YARD",
-    show_envvar=True,
-    default=YARD_DEFAULT,
-    show_default=True,
-    callback=_yard_name,
-    help="Name of the yard: one broker can hold several.",
-)
-@click.option("--debug", is_flag=True, help="Log everything, and show tracebacks.")
 @click.version_option(__version__, "-V", "--version", prog_name="tokenyard")
 @click.pass_context
-def main(ctx: click.Context, redis_url: str | None, yard: str, debug: bool) -> None:
+def main(ctx: click.Context, redis_url: str | None, yard: str, debug: bool, as_json: bool) -> None:
     """Entry point of the program."""
-    url = redis_url or ""
-    if not url and ctx.invoked_subcommand not in _OWN_BROKER:
-        url = running_url(default_data_dir(yard)) or ""
-    ctx.obj = YardChoice(url, yard, debug)
+    ctx.obj = YardChoice(redis_url or "", yard, debug, as_json)

@@ -8,15 +8,20 @@ from typing import Any
 import click
 import msgspec
 
+from tokenyard.cli.whose import named
 from tokenyard.client import Handle
+from tokenyard.errors import Code
 from tokenyard.replies import Choice, Delta, Result
+from tokenyard.texts import printable
 
 
 class Printer:
-    """Prints deltas and results, and remembers whether a request failed."""
+    """Prints the deltas and results of one client's requests, and remembers which failed."""
 
-    def __init__(self, *, as_json: bool, is_verbose: bool = False) -> None:
-        self.failed = False
+    def __init__(self, client: str, *, as_json: bool, is_verbose: bool = False) -> None:
+        self.failed: list[str] = []  # ids
+        self._known: list[str] = []  # those that the yard knows
+        self._client = client
         self._as_json = as_json
         self._is_verbose = is_verbose
         self._is_inside = False  # deltas of an answer have been printed on the current line
@@ -27,16 +32,17 @@ class Printer:
             return
         if self._as_json:
             place = {"position": handle.position, "eta_s": handle.eta_s}
-            _echo_json({"event": "accepted", "id": handle.id, **place})
+            self._echo_json({"event": "accepted", "id": handle.id, **place})
             return
         eta = f", about {handle.eta_s:g} s" if handle.eta_s is not None else ""
         known = "known already" if handle.position is None else f"{handle.position} before it{eta}"
-        click.echo(f"request {handle.id!r}: {known}", err=True)
+        about = f"tokenyard explain {named(self._client, handle.id)}"
+        click.echo(f"{self._name(handle.id)}: {known}; what becomes of it: {about}", err=True)
 
     def delta(self, delta: Delta) -> None:
         """A piece of an answer."""
         if self._as_json:
-            _echo_json({"event": "delta", **_fields(delta)})
+            self._echo_json({"event": "delta", **_fields(delta)})
             return
         text = delta.text if delta.text is not None else _ids(delta.tokens) + ","
         click.echo(text, nl=False)
@@ -44,6 +50,8 @@ class Printer:
 
     def result(self, prompt: object, index: int, result: Result) -> None:
         """The end of an answer, and all of it where no delta came before."""
+        if isinstance(prompt, str):  # it may be what a file had in the place of text
+            prompt = prompt.encode(errors="backslashreplace").decode()
         self._print(result, {"event": "result", "index": index, "prompt": prompt})
 
     def whole(self, result: Result) -> None:
@@ -51,18 +59,38 @@ class Printer:
         self._print(result, {"event": "result"})
 
     def _print(self, result: Result, about: dict[str, Any]) -> None:
-        self.failed = self.failed or not result.ok
         if self._as_json:
-            _echo_json(about | _fields(result))
+            self._echo_json(about | _fields(result))
         elif self._is_inside:
             self.stop()
         elif result.ok:
             for text in _texts(result):
                 click.echo(text)
         if not result.ok:
+            self.failed.append(result.id)
             error = result.error
+            # What the client itself refuses has no story.
+            if result.timing is not None or (error and error.code != Code.INVALID_REQUEST):
+                self._known.append(result.id)
             reason = f"{error.code}: {error.message}" if error else result.status
-            click.echo(f"Error: request {result.id!r}: {reason}", err=True)
+            lines = "\n".join(map(printable, reason.splitlines()))
+            click.echo(f"Error: {self._name(result.id)}: {lines}", err=True)
+
+    def hint(self) -> None:
+        """How to look into what has failed, where anything has."""
+        if len(self._known) == 1:
+            about = f"tokenyard explain {named(self._client, self._known[0])}"
+        elif self._known:
+            about = f"tokenyard requests --client {self._client} --state failed"
+        else:
+            return
+        click.echo(f"What it has been through: {about}", err=True)
+
+    def _name(self, request_id: str) -> str:
+        return f"request {request_id!r} of client {self._client!r}"
+
+    def _echo_json(self, value: dict[str, Any]) -> None:
+        click.echo(msgspec.json.encode({**value, "client": self._client}))
 
     def stop(self) -> None:
         """End the line that deltas were printed on."""
@@ -84,7 +112,3 @@ def _ids(tokens: list[int]) -> str:
 def _fields(value: Delta | Result) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(value)
     return {name: field for name, field in fields.items() if field is not None}
-
-
-def _echo_json(value: dict[str, Any]) -> None:
-    click.echo(msgspec.json.encode(value))

@@ -17,15 +17,29 @@ from rich.table import Table
 
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import ENDED
+from tokenyard.cli.as_json import print_list
 from tokenyard.cli.batch_options import need_rq, told_in_one_line
 from tokenyard.cli.console import plain_console
 from tokenyard.cli.reach import opened
+from tokenyard.cli.tables import Column, Listing, sheet
 from tokenyard.program import Exit, PlainCommand
+from tokenyard.texts import printable, span
+from tokenyard.wording import counted
 
 if TYPE_CHECKING:
     from tokenyard.batch.jobs import BatchQueue
 
 _LOOK_EVERY_S: Final = 0.5
+_COLUMNS: Final = (
+    Column("Job", is_whole=True),
+    Column("Status", is_whole=True),
+    Column("Done", is_number=True),
+    Column("Errors", is_number=True),
+    Column("Age", is_number=True),
+    Column("RQ", is_whole=True, is_detail=True),
+    Column("Input", is_detail=True),
+    Column("Output", is_detail=True),
+)
 _job = click.argument("job_id", metavar="JOB")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -36,7 +50,7 @@ def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
     need_rq()
     from tokenyard.batch.jobs import BatchQueue, UnknownJob
 
-    with told_in_one_line(ctx), opened(ctx.obj) as (connection, keys):
+    with told_in_one_line(ctx, Exit.FAILED), opened(ctx.obj) as (connection, keys):
         try:
             yield BatchQueue(connection, keys.yard)
         except UnknownJob as fault:
@@ -46,19 +60,22 @@ def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
 
 @click.command("list", cls=PlainCommand, short_help="List the jobs, the newest first.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
+@click.option("--verbose", is_flag=True, help="All columns, however narrow the terminal.")
 @_json
 @click.pass_context
-def list_jobs(ctx: click.Context, limit: int, as_json: bool) -> None:
-    """List batch jobs, the newest first: those that wait, run, are scheduled, or are over."""
+def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> None:
+    """List batch jobs, the newest first: those that wait, run, are scheduled, or are over.
+
+    Done are the lines that have an answer, of all; Errors are those among them that failed.
+    """
     with _queue(ctx) as queue:
         batches = queue.describe_all()
     if as_json:
-        for batch in batches[:limit]:
-            click.echo(msgspec.json.encode(batch))
+        print_list(batches[:limit])
         return
     if batches:
-        plain_console().print(_table(batches[:limit]))
-    click.echo(f"{len(batches[:limit])} of {len(batches)} batch jobs")
+        plain_console().print(_table(batches[:limit], is_whole=verbose))
+    click.echo(f"{len(batches[:limit])} of {counted(len(batches), 'batch job')}")
 
 
 @click.command(cls=PlainCommand, short_help="Show where a job stands.")
@@ -175,17 +192,20 @@ def _counts(batch: dict[str, Any]) -> str:
     return f"{counts['completed']} + {counts['failed']} errors of {counts['total']}"
 
 
-def _table(batches: list[dict[str, Any]]) -> Table:
-    table = Table("Job", "Created", "Status", "RQ", "Lines", "Input", "Output")
+def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> Listing:
+    table = Listing(_COLUMNS, has_details=is_whole)
+    now_s = time.time()
     for batch in batches:
-        table.add_row(
-            batch["id"],
-            _time(batch["created_at"]),
+        counts, created_s = batch["request_counts"], batch["created_at"]
+        table.add(
+            printable(batch["id"]),
             batch["status"],
-            batch["rq_status"],
-            _counts(batch),
-            Path(batch["input_file_id"]).name,
-            Path(batch["output_file_id"]).name,
+            f"{counts['completed'] + counts['failed']} of {counts['total']}",
+            str(counts["failed"]),
+            "-" if created_s is None else span(1000 * (now_s - created_s)),
+            str(batch["rq_status"]),
+            printable(Path(batch["input_file_id"]).name),
+            printable(Path(batch["output_file_id"]).name),
         )
     return table
 
@@ -198,19 +218,19 @@ def _time(unix_s: int | None) -> str:
 
 
 def _sheet(batch: dict[str, Any]) -> Table:
-    sheet = Table.grid(padding=(0, 2))
-    sheet.add_row("Job", batch["id"])
-    sheet.add_row("Status", f"{batch['status']} (RQ: {batch['rq_status']})")
-    sheet.add_row("Lines", _counts(batch))
+    shown = sheet()
+    shown.add_row("Job", batch["id"])
+    shown.add_row("Status", f"{batch['status']} (RQ: {batch['rq_status']})")
+    shown.add_row("Lines", _counts(batch))
     if batch["lines_per_s"] and batch["status"] not in ENDED:
         eta = f", {batch['eta_s']:.0f} s left" if batch["eta_s"] is not None else ""
-        sheet.add_row("Pace", f"{batch['lines_per_s']} lines/s{eta}")
+        shown.add_row("Pace", f"{batch['lines_per_s']} lines/s{eta}")
     if batch["errors"]:
-        sheet.add_row("Fault", batch["errors"]["data"][0]["message"])
-    sheet.add_row("Input", batch["input_file_id"])
-    sheet.add_row("Results", batch["output_file_id"])
-    sheet.add_row("Errors", batch["error_file_id"])
+        shown.add_row("Fault", batch["errors"]["data"][0]["message"])
+    shown.add_row("Input", batch["input_file_id"])
+    shown.add_row("Results", batch["output_file_id"])
+    shown.add_row("Errors", batch["error_file_id"])
     for name in ("created", "in_progress", "completed", "failed", "expired", "cancelled"):
         if batch[f"{name}_at"]:
-            sheet.add_row(name.replace("_", " ").capitalize(), _time(batch[f"{name}_at"]))
-    return sheet
+            shown.add_row(name.replace("_", " ").capitalize(), _time(batch[f"{name}_at"]))
+    return shown

@@ -42,8 +42,11 @@ def need_rq() -> None:
 
 
 @contextmanager
-def told_in_one_line(ctx: click.Context) -> Iterator[None]:
-    """What is wrong with the files is no fault of the yard, so the exit status is 1."""
+def told_in_one_line(ctx: click.Context, missing: Exit = Exit.USAGE) -> Iterator[None]:
+    """What is wrong with the files is no fault of the yard, so the exit status is 1.
+
+    That of a file that is not there is ``missing``: as a rule, its name was given wrongly.
+    """
     try:
         yield
     except (BatchBroken, OutputInUse, UnreadableFile) as fault:
@@ -51,7 +54,8 @@ def told_in_one_line(ctx: click.Context) -> Iterator[None]:
         if choice.debug:
             raise
         click.echo(f"Error: {fault}", err=True)
-        ctx.exit(Exit.FAILED)
+        is_missing = isinstance(fault.__cause__, FileNotFoundError)
+        ctx.exit(missing if is_missing else Exit.FAILED)
 
 
 #: Those of a job.

@@ -24,7 +24,9 @@ from tokenyard.batch.state import BatchState, new_id
 from tokenyard.cli.batch_options import spec_from, spec_options, told_in_one_line
 from tokenyard.cli.interrupts import Interrupts
 from tokenyard.cli.reach import url_of
+from tokenyard.interrupted import Interrupted
 from tokenyard.program import Exit, PlainCommand, YardChoice
+from tokenyard.wording import counted
 
 ABOUT: Final = """Run a file of requests, and write one answer for each line.
 
@@ -40,7 +42,7 @@ Examples:
 \b
 Exit statuses:
   0  each line has its answer, result or error      3  no broker or no coordinator
-  1  interrupted, expired, or the files cannot be used
+  1  expired, or the files cannot be used
   2  wrong usage
 """
 _SAY_EVERY_S: Final = 10.0
@@ -96,11 +98,11 @@ def run(
         try:
             retry = new_id() if retry_errors else ""
             state = runner.run(overwrite=overwrite, retry=retry)
-        except KeyboardInterrupt:
+        except Interrupted as signalled:
             counts = seen[0].counts if seen else None
-            done = f" with {counts.done} of {counts.total} lines done" if counts else ""
+            done = f" with {counts.done} of {counted(counts.total, 'line')} done" if counts else ""
             click.echo(f"Stopped{done}; the same command goes on from here.", err=True)
-            ctx.exit(Exit.FAILED)
+            ctx.exit(signalled.status)
     click.echo(msgspec.json.encode(state.as_batch()) if as_json else summary(state))
     ctx.exit(Exit.OK if state.status == "completed" else Exit.FAILED)
 
@@ -108,7 +110,8 @@ def run(
 def summary(state: BatchState) -> str:
     """What came of a job, for people."""
     counts, spec = state.counts, state.spec
-    sum_of = f"{counts.total} input lines = {counts.completed} results + {counts.failed} errors"
+    results, errors = counted(counts.completed, "result"), counted(counts.failed, "error")
+    sum_of = f"{counted(counts.total, 'input line')} = {results} + {errors}"
     lines = [f"{state.status}: {sum_of}", f"results: {spec.output}"]
     return "\n".join([*lines, f"errors:  {spec.errors_path}"] if counts.failed else lines)
 
@@ -131,7 +134,7 @@ def _shown(console: Console) -> Iterator[Tell]:
 
         def tell(progress: Progress) -> None:
             counts = progress.counts
-            failed = f", {counts.failed} errors" if counts.failed else ""
+            failed = f", {counted(counts.failed, 'error')}" if counts.failed else ""
             bar.update(
                 task,
                 description=progress.status,
@@ -158,8 +161,8 @@ class _Lines:
         self._status, self._said_at = progress.status, now
         counts = progress.counts
         self._console.print(
-            f"{progress.status}: {counts.done} of {counts.total} lines,"
-            f" {counts.failed} errors, {_pace(progress)}",
+            f"{progress.status}: {counts.done} of {counted(counts.total, 'line')},"
+            f" {counted(counts.failed, 'error')}, {_pace(progress)}",
             markup=False,
         )
 

@@ -87,7 +87,7 @@ def submit(
     spec = spec_from(input_path, output, given)
     with told_in_one_line(ctx):
         if not cron and not spec.input_path.exists():
-            raise UnreadableFile(f"{spec.input}: there is no such file")
+            raise UnreadableFile(f"{spec.input}: there is no such file") from FileNotFoundError()
         options = msgspec.to_builtins(spec)
         job = submit_batch(
             options.pop("input"),

@@ -36,7 +36,7 @@ def worker(ctx: click.Context, burst: bool, name: str) -> None:
 
     choice: YardChoice = ctx.obj
     url = url_of(choice)
-    start_logging(debug=choice.debug)
+    start_logging(url, debug=choice.debug)
     setproctitle(f"tokenyard batch worker {choice.yard}")
     with translated(url), open_connection(url) as connection:
         connection.ping()

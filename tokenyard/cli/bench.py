@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tokenyard.cli.bench_load import Generator, Load
 from tokenyard.cli.reach import url_of
+from tokenyard.interrupted import SIGNALLED
 from tokenyard.keys import PRIORITY_CLASSES
 from tokenyard.measures import Sample
 from tokenyard.program import Exit, PlainCommand, YardChoice
@@ -34,7 +35,7 @@ Examples:
 
 \b
 Exit statuses:
-  0  all requests completed        1  some failed, or it was interrupted
+  0  all requests completed        1  some failed
   2  wrong usage                   3  no broker or no coordinator
 """
 _DEFAULT_CONCURRENCY: Final = 64
@@ -118,7 +119,7 @@ def bench(
     )
     with _shown(load.requests) as tell:
         generator = Generator(url_of(choice), choice.yard, load, tell)
-        is_whole = asyncio.run(_until_interrupted(generator))
+        signalled = asyncio.run(_until_interrupted(generator))
     measured = generator.measured
     if as_json:
         asked = {"model": generator.model, "num_prompts": load.requests}
@@ -126,23 +127,29 @@ def bench(
         click.echo(msgspec.json.encode({**asked, **pace, **measured.as_dict()}))
     else:
         click.echo(measured.as_text())
-    ctx.exit(Exit.OK if is_whole and not measured.errors else Exit.FAILED)
+    ctx.exit(signalled or (Exit.FAILED if measured.errors else Exit.OK))
 
 
-async def _until_interrupted(generator: Generator) -> bool:
-    """Whether it came to its end.
+async def _until_interrupted(generator: Generator) -> int:
+    """0 where it came to its end, else the exit status that stands for the signal.
 
     The signals are heeded here, not by `asyncio.run`, which leaves one alone that was ignored when
     the program began, as a shell does for what it runs in the background.
     """
     running = asyncio.ensure_future(generator.run())
+    heard: list[int] = []
+
+    def hear(number: int) -> None:
+        heard.append(number)
+        running.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, hear, number)
     try:
         await running
     except asyncio.CancelledError:
-        return False
-    return True
+        return SIGNALLED + heard[0]
+    return 0
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.cli.reach import url_of
+from tokenyard.cli.reach import opened, url_of
+from tokenyard.cli.whose import client_option, owner_of, request_ids
 from tokenyard.client import Client
 from tokenyard.ledger import Cancellation
 from tokenyard.program import Exit, PlainCommand, YardChoice
-from tokenyard.wire import DEFAULT_CLIENT
+from tokenyard.texts import printable
 
 ABOUT: Final = """Cancel requests, whether they wait or run.
 
@@ -20,16 +21,23 @@ A request has its result, `cancelled`, at once, with the tokens that were publis
 worker is told. One that is over keeps its result. An id that the yard does not know is
 forestalled: it has the result `cancelled`, and should the request still come, it is not run.
 
+Without --client each is that of `anon`, else of the only client that has the id, which is looked
+for; an id that nobody has is forestalled for `anon`. Nothing is cancelled before all are found.
+
 \b
 Examples:
+  tokenyard cancel 6b1b2c9e-1
   tokenyard cancel q1 --client ann
   tokenyard cancel 7f3a-1 7f3a-2 --client batch --json
   tokenyard cancel plain-1               a request without a client of its own
 
 \b
 Exit statuses:
-  0  all are cancelled             3  no broker
-  1  a request was over already    4  a request moved all the time: try again
+  0  all are cancelled
+  1  a request was over already
+  2  several clients have an id, or it cannot be told: give --client
+  3  no broker
+  4  a request moved all the time: try again
 """
 _SAID: Final = {
     Cancellation.CANCELLED: "cancelled",
@@ -39,24 +47,27 @@ _SAID: Final = {
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Cancel requests, wherever they are.")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option(
-    "--client", default=DEFAULT_CLIENT, show_default=True, help="Name that they were asked under."
-)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, callback=request_ids)
+@client_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each request.")
 @click.pass_context
-def cancel(ctx: click.Context, ids: tuple[str, ...], client: str, as_json: bool) -> None:
+def cancel(ctx: click.Context, ids: tuple[str, ...], client: str | None, as_json: bool) -> None:
     """Cancel each, say what became of it, and set the exit status."""
     choice: YardChoice = ctx.obj
     was_over = False
-    # Not `with`: a yard without a coordinator can be told to cancel, too.
-    with contextlib.closing(Client(url_of(choice), choice.yard, client)) as caller:
-        for request_id in ids:
-            what = caller.cancel(request_id)
+    with opened(choice) as (connection, keys):
+        owners = [owner_of(connection, keys, each, client) for each in ids]
+    with contextlib.ExitStack() as closing:
+        # Not `with`: a yard without a coordinator can be told to cancel, too.
+        callers = {name: Client(url_of(choice), choice.yard, name) for name in set(owners)}
+        for caller in callers.values():
+            closing.callback(caller.close)
+        for owner, request_id in zip(owners, ids, strict=True):
+            what = callers[owner].cancel(request_id)
             was_over = was_over or what is Cancellation.OVER
             if as_json:
-                said = {"id": request_id, "client": client, "cancel": what.value}
+                said = {"id": request_id, "client": owner, "cancel": what.value}
                 click.echo(msgspec.json.encode(said))
             else:
-                click.echo(f"{client}/{request_id}: {_SAID[what]}")
+                click.echo(f"{owner}/{printable(request_id)}: {_SAID[what]}")
     ctx.exit(Exit.FAILED if was_over else Exit.OK)

@@ -18,6 +18,10 @@ from tokenyard.tether import start_tethered, stop_tethered
 MAX_DEATHS: Final = 3
 DEATH_WINDOW_S: Final = 60.0
 _LAST_LINES: Final = 12
+#: With this click, and so each of our programs, begins to tell why it has ended.
+_ERROR: Final = "\nError: "
+#: The error is the last thing in a log, and no longer than this.
+_ERROR_BYTES: Final = 16384
 #: A line of one of our loggers; engines and libraries write in forms of their own.
 _LOG_LINE: Final = re.compile(
     r"\d{4}-\d\d-\d\d \S+ (?:(?P<level>[A-Z]+) )?tokenyard[.\w]*:? (?P<text>.*)"
@@ -79,11 +83,12 @@ class Child:
     def restart(self) -> bool:
         """Start it again after its death; False where it has died too often or in order.
 
-        An exit status of 0 or of wrong usage would only come again.
+        One that has ended in order, by wrong usage or since its workers cannot start would only
+        end so again.
         """
         now = time.monotonic()
         often = len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATH_WINDOW_S
-        if often or self.status in {Exit.OK, Exit.USAGE}:
+        if often or self.status in {Exit.OK, Exit.USAGE, Exit.START_FAILED}:
             return False
         self._deaths.append(now)
         time.sleep(0.25 * 2 ** len(self._deaths))
@@ -106,6 +111,19 @@ class Child:
         """The end of its log."""
         deque(self.listen(), maxlen=0)
         return "\n".join(self._last)
+
+    def error(self) -> str:
+        """The error with which it ended, as it told its user; "" where there is none."""
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _ERROR_BYTES))
+            text = log.read().decode(errors="replace")
+        _before, _error, told = text.rpartition(_ERROR)
+        return told.strip() if _error else ""
+
+    def terminate(self) -> None:
+        """Tell it to end, without waiting for that."""
+        if self._process is not None:
+            self._process.terminate()
 
     def stop(self, hurry: Callable[[], bool]) -> None:
         """End it within its time, or sooner where ``hurry`` says so; idempotent."""

@@ -13,14 +13,12 @@ from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from tokenyard.admin import read_yard
-from tokenyard.broker import running_url
 from tokenyard.cli.lazy import LazyGroup
 from tokenyard.cli.names import known_models, living
-from tokenyard.cli.places import default_data_dir
 from tokenyard.connection import open_connection
 from tokenyard.errors import TokenyardError
 from tokenyard.keys import Keys, is_name
-from tokenyard.program import YARD_DEFAULT
+from tokenyard.running import YARD_DEFAULT, running_url
 
 #: Whoever presses the tabulator does not wait for a broker that is away.
 MOST_S: Final = 0.5
@@ -61,7 +59,7 @@ class _KnownName(StringParamType):
 def _known(names: Names, given: Mapping[str, Any]) -> list[str]:
     """The names, where a broker says them in time; in a thread, for DNS knows no time-out."""
     yard = str(given.get("yard") or YARD_DEFAULT)
-    url = str(given.get("redis_url") or running_url(default_data_dir(yard)) or "")
+    url = str(given.get("redis_url") or running_url(yard))
     found: list[str] = []
 
     def ask() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import click
@@ -11,8 +11,10 @@ import msgspec
 import redis
 from rich.table import Table
 
+from tokenyard.cli.as_json import print_list
 from tokenyard.cli.console import plain_console
 from tokenyard.cli.reach import opened
+from tokenyard.cli.tables import Column, Listing, sheet
 from tokenyard.dead_letters import (
     DeadLetter,
     all_letters,
@@ -22,13 +24,16 @@ from tokenyard.dead_letters import (
     requeue_letter,
 )
 from tokenyard.keys import Keys
-from tokenyard.program import Exit, PlainCommand
+from tokenyard.program import Exit, PlainCommand, PlainGroup
+from tokenyard.texts import printable
+from tokenyard.wording import counted
 
 ABOUT: Final = """Dead letters: requests that were given up, kept whole.
 
 A request comes here when it killed its worker while it ran alone (POISONED), failed on an engine
-again and again (INFERENCE_ERROR), or names nobody who could be answered. Whoever submitted it has
-had its failed result.
+again and again (INFERENCE_ERROR), or lost its worker in a stream with n above 1 (WORKER_LOST):
+whoever submitted it has had its failed result. So does an entry that names nobody who could be
+answered, or whose id is known with another request (ID_REUSED).
 
 LETTER is a name from `tokenyard dead list`, or the id of the request.
 
@@ -40,19 +45,33 @@ Examples:
   tokenyard dead requeue --all
   tokenyard dead drop q7
 """
+_COLUMNS: Final = (
+    Column("Letter", is_whole=True),
+    Column("Request", is_whole=True),
+    Column("Model"),
+    Column("Died", is_whole=True),
+    Column("Reason"),
+)
 _letters = click.argument("names", metavar="LETTER...", nargs=-1)
 _all = click.option("--all", "takes_all", is_flag=True, help="All dead letters.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
 
-@click.group(help=ABOUT, short_help="Look at requests that were given up, or run them again.")
+def _json(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON {what}.")
+
+
+@click.group(
+    cls=PlainGroup,
+    help=ABOUT,
+    short_help="Look at requests that were given up, or run them again.",
+)
 def dead() -> None:
     """The group; its commands do the work."""
 
 
 @dead.command("list", cls=PlainCommand, short_help="List them, the newest first.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
-@_json
+@_json("array, a letter on each line")
 @click.pass_context
 def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
     """List the newest dead letters, the newest first."""
@@ -60,17 +79,16 @@ def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
         letters = dead_letters(connection, keys, limit)
         total: Any = connection.xlen(keys.dead)
     if as_json:
-        for letter in letters:
-            _echo_json(letter)
+        print_list(letters)
         return
     if letters:
         plain_console().print(_table(letters))
-    click.echo(f"{len(letters)} of {total} dead letters")
+    click.echo(f"{len(letters)} of {counted(total, 'dead letter')}")
 
 
 @dead.command(cls=PlainCommand, short_help="Show one with all its fields.")
 @click.argument("letter")
-@_json
+@_json("object")
 @click.pass_context
 def show(ctx: click.Context, letter: str, as_json: bool) -> None:
     """Show a dead letter with all its fields. LETTER is its name or the id of the request."""
@@ -88,7 +106,7 @@ def show(ctx: click.Context, letter: str, as_json: bool) -> None:
 @dead.command(cls=PlainCommand, short_help="Let them wait again.")
 @_letters
 @_all
-@_json
+@_json("object for each letter")
 @click.pass_context
 def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: bool) -> None:
     """Let the requests of dead letters wait again, as if they had just been submitted.
@@ -109,7 +127,7 @@ def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json
 @dead.command(cls=PlainCommand, short_help="Throw them away.")
 @_letters
 @_all
-@_json
+@_json("object for each letter")
 @click.pass_context
 def drop(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: bool) -> None:
     """Throw dead letters away; the results of their requests stay until they expire.
@@ -167,11 +185,13 @@ def _no_requeue(name: str, letter: DeadLetter | None) -> str:
         return _no_such(name)
     if not letter.is_answerable:
         return f"{letter.letter} names nobody who could be answered: {letter.reason}"
-    return f"{letter.letter} is gone, or its request is under way again"
+    return (
+        f"{letter.letter} is gone, its request is under way again, or its id is known with another"
+    )
 
 
 def _owner(letter: DeadLetter) -> str:
-    return f"{letter.client}/{letter.id}" if letter.is_answerable else "nobody's"
+    return f"{letter.client}/{printable(letter.id)}" if letter.is_answerable else "nobody's"
 
 
 def _time(unix_ms: int) -> str:
@@ -179,24 +199,29 @@ def _time(unix_ms: int) -> str:
     return at.isoformat(sep=" ", timespec="seconds")
 
 
-def _table(letters: Iterable[DeadLetter]) -> Table:
-    table = Table("Letter", "Died", "Request", "Model", "Reason")
+def _table(letters: Iterable[DeadLetter]) -> Listing:
+    table = Listing(_COLUMNS)
     for letter in letters:
         died = _time(letter.died_ms)
-        table.add_row(letter.letter, died, _owner(letter), letter.model or "-", letter.reason)
+        reason = printable(letter.reason)
+        table.add(letter.letter, _owner(letter), printable(letter.model) or "-", died, reason)
     return table
 
 
 def _sheet(letter: DeadLetter) -> Table:
-    sheet = Table.grid(padding=(0, 2))
-    sheet.add_row("Letter", letter.letter)
-    sheet.add_row("Died", _time(letter.died_ms))
-    sheet.add_row("Request", _owner(letter))
-    sheet.add_row("Server id", letter.server_id)
-    sheet.add_row("Reason", letter.reason)
+    shown = sheet()
+    shown.add_row("Letter", letter.letter)
+    shown.add_row("Died", _time(letter.died_ms))
+    shown.add_row("Request", _owner(letter))
+    shown.add_row("Server id", printable(letter.server_id))
+    shown.add_row("Reason", _lines(letter.reason))
     for name, value in sorted(letter.fields.items()):
-        sheet.add_row(f"  {name}", value)
-    return sheet
+        shown.add_row(f"  {printable(name)}", _lines(value))
+    return shown
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text.splitlines()))
 
 
 def _echo_json(letter: DeadLetter) -> None:

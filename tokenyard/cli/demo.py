@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,20 +17,23 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from tokenyard.cli.child import LogLine
+from tokenyard.cli.device_options import SLOTS_DEFAULT, count_workers, device_options
 from tokenyard.cli.interrupts import Interrupts
-from tokenyard.cli.local_yard import LocalPlan, LocalYard
+from tokenyard.cli.local_yard import LocalPlan, LocalYard, YardFailed
 from tokenyard.cli.places import example_model
 from tokenyard.cli.progress import spinner
 from tokenyard.client import Client
 from tokenyard.errors import RequestFailed
 from tokenyard.program import Exit, PlainCommand, YardChoice
 from tokenyard.replies import Result
+from tokenyard.settings import DeviceName
+from tokenyard.wording import counted
 
-ABOUT: Final = """Ask two vLLM workers on this CPU 200 sums, and check the answers.
+ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
 
 Starts a broker in a temporary folder, a coordinator and the workers, which serve the example
 model `adder`; streams a few answers live, sends the rest, prints a table, and stops everything
-it started. Needs a checkout, but neither Redis nor a GPU.
+it started. Needs a checkout, but neither Redis nor a GPU; with one GPU it starts one worker.
 
 \b
 Examples:
@@ -96,8 +100,12 @@ def sums(count: int) -> list[Sum]:
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Ask two workers 200 sums, checked.")
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True, help="Sums.")
 @click.option(
-    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes."
+    "--workers",
+    type=click.IntRange(1, 64),
+    show_default=SLOTS_DEFAULT,
+    help="Worker processes.",
 )
+@device_options
 @click.option(
     "--rows",
     type=click.IntRange(0),
@@ -106,25 +114,35 @@ def sums(count: int) -> list[Sum]:
     help="Right answers in the table; wrong ones are always there.",
 )
 @click.pass_context
-def demo(ctx: click.Context, requests: int, workers: int, rows: int) -> None:
+def demo(
+    ctx: click.Context,
+    requests: int,
+    workers: int | None,
+    device: DeviceName,
+    devices: tuple[str, ...],
+    rows: int,
+) -> None:
     """Run it; the last line counts the answers."""
     choice: YardChoice = ctx.obj
     console = Console(highlight=False, markup=False)
     model = example_model("adder")
-    with tempfile.TemporaryDirectory(prefix="tokenyard-demo-") as folder:
+    slots, used = count_workers("vllm", device, devices, workers)
+    with _folder() as folder:
         plan = LocalPlan(
             yard="demo",
             redis_url="",
-            data_dir=Path(folder),
-            workers=workers,
+            data_dir=folder,
+            workers=slots,
             engine="vllm",
+            device=device,
+            devices=devices,
             model=str(model),
             name="demo",
             grace_s=_GRACE_S,
             enforce_eager=True,
             debug=choice.debug,
         )
-        answers = _run(plan, console, sums(requests))
+        answers = _run(plan, console, used, sums(requests))
         console.print(_table(answers, rows))
         console.print(f"(--rows {requests} shows all right answers)\n" if rows < requests else "")
     answered = sum(answer.result.ok for answer in answers)
@@ -133,8 +151,25 @@ def demo(ctx: click.Context, requests: int, workers: int, rows: int) -> None:
     ctx.exit(Exit.OK if correct == requests else Exit.FAILED)
 
 
-def _run(plan: LocalPlan, console: Console, questions: Sequence[Sum]) -> list[Answer]:
-    """Start a yard, ask it everything, stop it."""
+demo.reads = ("coordinator", "worker")
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """For the yard; it stays where the yard fails, since the error names the logs in it."""
+    folder = Path(tempfile.mkdtemp(prefix="tokenyard-demo-"))
+    try:
+        yield folder
+    except YardFailed:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(plan: LocalPlan, console: Console, used: str, questions: Sequence[Sum]) -> list[Answer]:
+    """Start a yard on the devices that are ``used``, ask it everything, stop it."""
 
     def say(name: str, line: LogLine) -> None:
         if line.is_serious or plan.debug:
@@ -143,7 +178,7 @@ def _run(plan: LocalPlan, console: Console, questions: Sequence[Sum]) -> list[An
     yard = LocalYard(plan, say)
     with Interrupts() as interrupts:
         try:
-            _start(yard, plan, console)
+            _start(yard, plan, console, used)
             with Client(yard.url, yard=plan.yard) as client:
                 streamed = _stream(client, console, questions[:_STREAMED])
                 return streamed + _ask(client, console, questions[_STREAMED:])
@@ -156,9 +191,9 @@ def _run(plan: LocalPlan, console: Console, questions: Sequence[Sum]) -> list[An
             console.print("Everything is stopped.\n")
 
 
-def _start(yard: LocalYard, plan: LocalPlan, console: Console) -> None:
+def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> None:
     console.print(
-        f"Starting a broker, a coordinator and {plan.workers} vLLM workers on this CPU.\n"
+        f"Starting a broker, a coordinator and {counted(plan.workers, 'vLLM worker')} on {used}.\n"
         "Their engines take half a minute or so to come up."
     )
     with spinner(console, plan.workers) as tell:

@@ -15,6 +15,7 @@ from tokenyard.cli.console import plain_console
 from tokenyard.cli.reach import opened, url_of
 from tokenyard.doctor import Finding, Verdict, diagnose, gather
 from tokenyard.program import Exit, PlainCommand, YardChoice
+from tokenyard.wording import counted
 
 ABOUT: Final = """Look for what is wrong with a yard and its broker, and say what to do about it.
 
@@ -74,6 +75,7 @@ def _print(findings: Sequence[Finding], *, shows_all: bool) -> None:
         plain_console().print(table)
     counts = Counter(one.verdict for one in findings)
     click.echo(
-        f"{counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} are well,"
+        f"{counted(counts['fault'], 'fault')}, {counted(counts['warning'], 'warning')},"
+        f" {counts['ok']} {'is' if counts['ok'] == 1 else 'are'} well,"
         f" {counts['unknown']} could not be seen"
     )

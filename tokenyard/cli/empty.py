@@ -18,6 +18,7 @@ from tokenyard.parse import parse_request
 from tokenyard.program import Exit, PlainCommand
 from tokenyard.scripts import CANCEL_LOOKS, Cancelled, Scripts, cancel, waits_at
 from tokenyard.wire import Unanswerable
+from tokenyard.wording import counted
 
 ABOUT: Final = """Cancel what waits in the intakes; what runs goes on.
 
@@ -97,7 +98,7 @@ def _say(total: int, cancelled: Mapping[IntakeClass, int], rest: Mapping[Emptied
 
 
 def _requests(count: int) -> str:
-    return f"{count} request" if count == 1 else f"{count} requests"
+    return counted(count, "request")
 
 
 def _length(connection: redis.Redis, keys: Keys, name: IntakeClass) -> int:

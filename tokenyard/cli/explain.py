@@ -11,42 +11,47 @@ from rich.table import Table
 
 from tokenyard.cli.console import plain_console
 from tokenyard.cli.reach import opened
+from tokenyard.cli.whose import client_option, owner_of, request_id
 from tokenyard.program import PlainCommand
+from tokenyard.texts import printable
 from tokenyard.timeline import Timeline, read_timeline
-from tokenyard.wire import DEFAULT_CLIENT
 
 ABOUT: Final = """Show what a request has been through, until its result expires.
 
 When it was accepted, how long it waited and why, to which worker it was given and why there, how
-each attempt ended, and its result. Times count from its acceptance, by the server's clock.
+each attempt ended, and its result. Times count from its acceptance, by the server's clock. What
+waits because of a pause says whose that is, since when and why.
+
+Without --client it is that of `anon`, else of the only client that has the id, which is looked for.
+`tokenyard requests` lists the ids that there are.
 
 \b
 Examples:
+  tokenyard explain 6b1b2c9e-1
   tokenyard explain q1 --client ann
   tokenyard explain q1 --client ann --json | jq .attempts
   tokenyard explain plain-1              a request without a client of its own
 
-The exit status is 1 where the yard does not know the request: its result has expired, or it was
-added by a plain XADD and no coordinator has come to it yet.
+The exit status is 1 where the yard does not know the request, or its result has expired, and 2
+where several clients have the id, or it cannot be told: give --client then.
 """
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show what a request has been through.")
-@click.argument("request_id", metavar="ID")
-@click.option(
-    "--client", default=DEFAULT_CLIENT, show_default=True, help="Name that it was asked under."
-)
+@click.argument("request_id", metavar="ID", callback=request_id)
+@client_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def explain(ctx: click.Context, request_id: str, client: str, as_json: bool) -> None:
+def explain(ctx: click.Context, request_id: str, client: str | None, as_json: bool) -> None:
     """Read the ledger of a request once and print it."""
     with opened(ctx.obj) as (connection, keys):
-        timeline = read_timeline(connection, keys, client, request_id)
+        owner = owner_of(connection, keys, request_id, client)
+        timeline = read_timeline(connection, keys, owner, request_id)
     if as_json:
         events = msgspec.to_builtins(timeline.events())
         click.echo(msgspec.json.encode({**msgspec.to_builtins(timeline), "events": events}))
         return
-    click.echo(f"{client}/{request_id}: {_headline(timeline)}")
+    click.echo(f"{owner}/{printable(request_id)}: {_headline(timeline)}")
     plain_console().print(_table(timeline))
 
 
@@ -65,7 +70,9 @@ def _table(timeline: Timeline) -> Table:
     events = timeline.events()
     start_ms = events[0].at_ms if events else 0
     table = Table.grid(padding=(0, 2))
-    table.add_column(justify="right")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
     for event in events:
-        table.add_row(f"{(event.at_ms - start_ms) / 1000:.3f} s", event.text)
+        text = "\n".join(map(printable, event.text.splitlines()))
+        table.add_row(f"{(event.at_ms - start_ms) / 1000:.3f} s", text)
     return table

@@ -11,36 +11,56 @@ import click
 import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from tokenyard.admin import WorkerView, YardView, read_yard
 from tokenyard.cli.console import plain_console
 from tokenyard.cli.interrupts import Interrupts
 from tokenyard.cli.reach import opened, url_of
+from tokenyard.cli.tables import Column, Listing, sheet
 from tokenyard.cli.watching import watch
 from tokenyard.connection import public_url
 from tokenyard.look import Look, Looks, Rates
+from tokenyard.pauses import all_pauses
+from tokenyard.posture import ALL
 from tokenyard.program import Exit, PlainCommand, YardChoice
+from tokenyard.texts import printable
+from tokenyard.wording import counted
 from tokenyard.worker_info import HostInfo, WorkerInfo
 
-ABOUT: Final = """Show a yard: who leads, what waits, what each worker holds and how long that took.
+ABOUT: Final = """Show a yard: who leads, what waits, what is paused, what each worker holds.
+
+What has no room in the terminal is left out; with --verbose all is shown: of each worker its
+device, memory and lease, and how long it took, phase by phase, to load what it holds.
 
 With --interval it looks again and again, and shows how many requests and tokens are finished in
 a second: it refreshes in a terminal, and elsewhere prints a block of lines, or with --json one
 line, for each look. A broker that goes away meanwhile is waited for.
 
-The exit status is 3 where no coordinator leads, so that a script can ask whether the yard works.
+The exit status is 3 where no coordinator leads, or the broker takes no writes, so that a script
+can ask whether the yard works.
 
 \b
 Examples:
   tokenyard info
+  tokenyard info --verbose
   tokenyard info --interval 2
   tokenyard --redis-url redis://broker:6379 --yard test info
   tokenyard info --json | jq .waiting
   tokenyard info --interval 10 --count 6 --json | jq .rates.yard.tokens_per_s
 """
 Show = Callable[[RenderableType], None]
+_COLUMNS: Final = (
+    Column("Worker", is_whole=True),
+    Column("State", is_whole=True),
+    Column("Pid", is_number=True),
+    Column("Model"),
+    Column("Lane", is_whole=True),
+    Column("Device", is_whole=True, is_detail=True),
+    Column("Memory", is_number=True, is_detail=True),
+    Column("Lease", is_number=True, is_detail=True),
+    Column("Took", is_detail=True),
+)
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show what goes on in a yard.")
@@ -54,24 +74,29 @@ Show = Callable[[RenderableType], None]
 @click.option(
     "--count", type=click.IntRange(1), help="With --interval: so many looks.  [default: no end]"
 )
+@click.option("--verbose", is_flag=True, help="All that is known of each worker.")
 @click.pass_context
-def info(ctx: click.Context, as_json: bool, interval: float | None, count: int | None) -> None:
+def info(
+    ctx: click.Context, as_json: bool, interval: float | None, count: int | None, verbose: bool
+) -> None:
     """Read the yard and print it."""
     if interval is None and count is not None:
         raise click.UsageError("--count goes with --interval")
     choice: YardChoice = ctx.obj
     if interval is not None:
-        ctx.exit(_follow(choice, interval, count or 0, as_json=as_json))
+        ctx.exit(_follow(choice, interval, count or 0, as_json=as_json, is_whole=verbose))
     with opened(choice) as (connection, keys):
         view = read_yard(connection, keys)
     if as_json:
         click.echo(view.as_json())
     else:
-        plain_console().print(_picture(view, url_of(choice)))
-    ctx.exit(Exit.OK if view.leader else Exit.UNAVAILABLE)
+        plain_console().print(_picture(view, url_of(choice), is_whole=verbose))
+    ctx.exit(Exit.OK if view.is_open else Exit.UNAVAILABLE)
 
 
-def _follow(choice: YardChoice, interval_s: float, count: int, *, as_json: bool) -> Exit:
+def _follow(
+    choice: YardChoice, interval_s: float, count: int, *, as_json: bool, is_whole: bool
+) -> Exit:
     """Look until the count is reached or somebody interrupts; the status of the last look."""
     looks, url, status = Looks(), url_of(choice), Exit.OK
 
@@ -87,11 +112,11 @@ def _follow(choice: YardChoice, interval_s: float, count: int, *, as_json: bool)
                     click.echo(f"{seen}; trying again", err=True)
                     continue
                 looks.add(seen)
-                status = Exit.OK if seen.view.leader else Exit.UNAVAILABLE
+                status = Exit.OK if seen.view.is_open else Exit.UNAVAILABLE
                 if as_json:
                     click.echo(_line(seen, looks.rates()))
                 else:
-                    show(_picture(seen.view, url, looks.rates()))
+                    show(_picture(seen.view, url, looks.rates(), is_whole=is_whole))
     except KeyboardInterrupt:
         return Exit.OK
     return status
@@ -113,31 +138,39 @@ def _shown(console: Console, *, is_live: bool) -> Iterator[Show]:
         yield lambda picture: live.update(picture, refresh=True)
 
 
-def _picture(view: YardView, url: str, rates: Rates | None = None) -> RenderableType:
-    summary = Table.grid(padding=(0, 2))
+def _picture(view: YardView, url: str, rates: Rates | None = None, *, is_whole: bool) -> Group:
+    summary = sheet()
     summary.add_row("Yard", f"{view.yard} at {public_url(url)}")
+    if view.broker_error:
+        summary.add_row("Broker", Text(view.broker_error, style="bold red"))
     summary.add_row("Leader", leader(view))
-    waiting = ", ".join(f"{count} {name}" for name, count in view.waiting.items())
-    summary.add_row("Waiting", waiting)
+    summary.add_row("Waiting", _waiting(view))
     if rates is not None:
         summary.add_row("Rates", pace(rates))
     summary.add_row("Dead letters", str(view.dead))
-    models = ", ".join(f"{model} ({count} workers)" for model, count in view.models.items())
+    models = ", ".join(
+        f"{printable(name)} ({counted(count, 'worker')})" for name, count in view.models.items()
+    )
     summary.add_row("Models", models or "none: no worker is ready")
-    if held := held_back(view):
-        summary.add_row("Not running", held)
+    for number, pause in enumerate(all_pauses(view.postures)):
+        summary.add_row("" if number else "Not running", pause.text(view.at_ms))
     for host in view.hosts:
         summary.add_row("Loadable", _loadable(host))
-    return Group(summary, _worker_table(view)) if view.workers else summary
+    parts: list[RenderableType] = [summary]
+    if view.workers:
+        parts += [Text(), _worker_table(view, is_whole=is_whole)]
+    return Group(*parts)
 
 
-def held_back(view: YardView) -> str:
-    """The scopes that operators have paused or suspended, in words."""
-    return ", ".join(
-        f"{scope} {posture.conduct}"
-        for scope, posture in sorted(view.postures.by_scope.items())
-        if posture.conduct != "RUNNING"
+def _waiting(view: YardView) -> str:
+    waiting = ", ".join(f"{count} {name}" for name, count in view.waiting.items())
+    is_held = not any(worker.is_serving for worker in view.workers) and any(
+        worker.conduct != "RUNNING" for worker in view.workers
     )
+    is_held = is_held or ALL in {pause.scope for pause in all_pauses(view.postures)}
+    if any(view.waiting.values()) and is_held:
+        return f"{waiting}: until the pause is over, see Not running"
+    return waiting
 
 
 def pace(rates: Rates) -> str:
@@ -149,6 +182,8 @@ def pace(rates: Rates) -> str:
 
 def leader(view: YardView) -> str:
     """Who leads a yard, in words."""
+    if view.leader is None and view.broker_error:
+        return "nobody, and nobody can lead while the broker takes no writes"
     if view.leader is None:
         return "nobody: nothing is dispatched until a coordinator runs"
     return (
@@ -159,18 +194,15 @@ def leader(view: YardView) -> str:
 def _loadable(host: HostInfo) -> str:
     """What a host may load, and what it could not."""
     return f"{host.name}: " + ", ".join(
-        f"{model.name} (cannot be loaded: {model.fault})" if model.fault else model.name
+        printable(f"{model.name} (cannot be loaded: {model.fault})" if model.fault else model.name)
         for model in host.models
     )
 
 
-def _worker_table(view: YardView) -> Table:
-    table = Table()
-    table.add_column("Worker", no_wrap=True)
-    for column in ("Device", "State", "Model", "Pid", "Lane", "Lease", "Memory", "Took"):
-        table.add_column(column)
+def _worker_table(view: YardView, *, is_whole: bool) -> Listing:
+    table = Listing(_COLUMNS, has_details=is_whole)
     for worker in view.workers:
-        table.add_row(*_worker_row(worker), style=None if worker.is_ready else "dim")
+        table.add(*_worker_row(worker), style="" if worker.is_ready else "dim")
     return table
 
 
@@ -178,16 +210,17 @@ def _worker_row(worker: WorkerView) -> tuple[str, ...]:
     info = worker.info
     lease = f"{worker.lease_ms / 1000:.0f} s" if worker.lease_ms else "-"
     if info is None:
-        return (worker.worker, "-", worker.state, "-", "-", str(worker.lane), lease, "-", "-")
+        return worker.worker, worker.state, "-", "-", str(worker.lane), "-", "-", lease, "-"
+    is_bounded = info.state == "ready"
     return (
         worker.worker,
-        f"{info.host} {info.device}",
         standing(worker),
-        _held(info),
         str(info.pid),
-        f"{worker.lane} of {info.lane_limit}" if info.state == "ready" else str(worker.lane),
-        lease,
+        _held(info),
+        f"{worker.lane} of {info.lane_limit}" if is_bounded else str(worker.lane),
+        f"{info.host} {info.device}",
         f"{info.memory_bytes / 2**20:,.0f} MiB" if info.memory_bytes else "-",
+        lease,
         _phases(info),
     )
 
@@ -204,7 +237,7 @@ def _held(info: WorkerInfo) -> str:
         parts.append(f"with {', '.join(info.adapters)}")
     if info.group:
         parts.append(f"on {len(info.group)} devices, led by {info.group[0]}")
-    return " ".join(parts)
+    return printable(" ".join(parts))
 
 
 def _phases(info: WorkerInfo) -> str:

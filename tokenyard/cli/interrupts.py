@@ -6,15 +6,9 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
+from tokenyard.interrupted import Interrupted
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal was heard.
-
-    Not `KeyboardInterrupt` itself: when that passes through the `exec` of a string, as dataclasses
-    do at import, CPython ends the process by SIGINT in the end, also if it was caught.
-    """
 
 
 class Interrupts:
@@ -22,22 +16,24 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._heard = 0
-        self._held_at: int | None = None
+        self._is_holding = False
+        self._has_raised = False
         self._before: list[Any] = []
 
     def hold(self) -> None:
         """Raise no more: things are being stopped, in order."""
-        self._held_at = self._heard
+        self._is_holding = True
 
     @property
     def is_hurried(self) -> bool:
-        """Whether a signal came after `hold`: somebody does not want to wait."""
-        return self._held_at is not None and self._heard > self._held_at
+        """Whether somebody does not want to wait: a signal came beside the one that was raised."""
+        return self._heard > self._has_raised
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
         self._heard += 1
-        if self._held_at is None and self._heard == 1:
-            raise Interrupted
+        if not self._is_holding and self._heard == 1:
+            self._has_raised = True
+            raise Interrupted(number)
 
     def __enter__(self) -> Self:
         self._before = [signal.signal(number, self._hear) for number in _SIGNALS]

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.program import PlainCommand
+from tokenyard.cli.own_packages import refusal, stranger
+from tokenyard.program import PlainGroup
 
 #: Set by the shell while it completes a line.
 COMPLETION: Final = "_TOKENYARD_COMPLETE"
 
 
-class LazyGroup(click.Group, PlainCommand):
+class LazyGroup(PlainGroup):
     """Imports a command when it is needed, so that each starts quickly."""
 
     def __init__(self, *args: Any, places: Mapping[str, str], **options: Any) -> None:
@@ -32,6 +33,9 @@ class LazyGroup(click.Group, PlainCommand):
         if cmd_name not in self._places:
             return None
         module, _colon, attribute = self._places[cmd_name].partition(":")
+        package = module.partition(".")[0]
+        if found := stranger(package):
+            return refusal(cmd_name, package, found)
         command: click.Command = getattr(importlib.import_module(module), attribute)
         if COMPLETION in os.environ:
             from tokenyard.cli.completing import teach

@@ -23,18 +23,28 @@ from tokenyard.errors import BrokerUnavailable
 from tokenyard.keys import Keys
 from tokenyard.program import Exit
 from tokenyard.scripts import Scripts
-from tokenyard.settings import EngineName, default_name
+from tokenyard.servers import EMBEDDED, choose_server
+from tokenyard.settings import DeviceName, EngineName, default_name
+from tokenyard.wording import counted
 
 #: The coordinator has nothing to finish.
 _COORDINATOR_STOP_S: Final = 10.0
 #: What a controller needs beside the time that requests get to finish.
 _CONTROLLER_STOP_S: Final = 15.0
 _WORKER: Final = "worker"
+#: Variables that a plan has taken in: one left over would stand beside the other, which was given.
+_DECIDED: Final = ("TOKENYARD_WORKER_MODEL", "TOKENYARD_WORKER_MODELS")
 _POLL_S: Final = 0.1
 
 
 class YardFailed(click.ClickException):
     """A part of the yard has ended and will not come back."""
+
+
+class WorkersFailed(YardFailed):
+    """The workers cannot start; the message is the controller's own."""
+
+    exit_code = Exit.START_FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +54,22 @@ class LocalPlan:
     yard: str
     redis_url: str  # "" for an embedded broker
     data_dir: Path  # of the embedded broker; log files in any case
-    port: int = 0  # of the embedded broker; 0: a free one
+    port: int | None = 0  # of the embedded broker; 0: a free one, None: the one of before, or 6379
+    server: str = EMBEDDED  # what the broker is, by `choose_server`
     workers: int  # devices, each with one awake process
     engine: EngineName
     model: str
     models: Path | None = None  # a models file in place of one model
     spares: int = 0
     sleepers: int = 0
-    # Prefix of the workers' names, by which ours are told from those of an earlier run.
+    # Prefix of the workers' names, by which ours are told from others'.
     name: str = field(default_factory=lambda: default_name("worker"))
     grace_s: float = 30.0  # running requests may finish for so long
     start_timeout_s: float = 600.0
-    enforce_eager: bool = False  # tiny models: compiling takes longer than it saves
+    # Tiny models: compiling takes longer than it saves. The environment may say otherwise.
+    enforce_eager: bool = False
+    device: DeviceName = "auto"  # what engines use
+    devices: tuple[str, ...] = ()  # GPUs, one for each worker
     debug: bool = False
 
     @property
@@ -79,8 +93,19 @@ class LocalYard:
         self._broker: EmbeddedBroker | None = None
         self._children: list[Child] = []
         self._connection: redis.Redis | None = None
+        self._before: set[str] = set()  # workers that were there before ours
         self._is_drained = False  # our controller has ended in order: it has no workers any more
         self.url = plan.redis_url
+
+    @property
+    def server(self) -> str:
+        """Which server of ours the broker is, ``Valkey 9.1.2``; "" where it is not ours."""
+        return self._broker.title if self._broker else ""
+
+    @property
+    def lost_port(self) -> int:
+        """The port that the broker had before and that is taken now; else 0."""
+        return self._broker.lost_port if self._broker else 0
 
     @property
     def pids(self) -> dict[str, int]:
@@ -96,11 +121,15 @@ class LocalYard:
         logs = self._plan.data_dir / "logs"
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.url:
-            self._broker = EmbeddedBroker(self._plan.data_dir, port=self._plan.port)
+            self._broker = EmbeddedBroker(
+                self._plan.data_dir, port=self._plan.port, server=choose_server(self._plan.server)
+            )
             self.url = self._broker.start()
         self._connection = open_connection(self.url)
         with translated(self.url):
             warnings = check_broker(self._connection, self._plan.yard)
+        # An earlier run may have had the same name, and left workers whose leases go on.
+        self._before = {worker.worker for worker in self.view().workers}
         for child in self._programs(logs):
             self._children.append(child)
             child.start()
@@ -110,11 +139,16 @@ class LocalYard:
         plan = self._plan
         # The URL may hold a password, which the list of processes would show.
         env = {**os.environ, "TOKENYARD_REDIS_URL": self.url, "TOKENYARD_YARD": plan.yard}
-        # -P: a folder `worker` where the user happens to be is not ours.
-        python = [sys.executable, "-P", "-m"]
+        for name in _DECIDED:
+            env.pop(name, None)
+        if plan.enforce_eager:
+            env.setdefault("TOKENYARD_WORKER_ENFORCE_EAGER", "true")
+        # -P: a module `tokenyard` where the user happens to be is not ours. And not `-m worker`:
+        # his own `worker` on PYTHONPATH would run, where ours says what is wrong.
+        program = [sys.executable, "-P", "-m", "tokenyard"]
         debug = ["--debug"] if plan.debug else []
-        coordinator = [*python, "coordinator", *debug]
-        controller = [*python, "worker", *debug, *_worker_arguments(plan)]
+        coordinator = [*program, "coordinator", *debug]
+        controller = [*program, "worker", *debug, *_worker_arguments(plan)]
         yield Child("coordinator", coordinator, logs / "coordinator.log", env, _COORDINATOR_STOP_S)
         stop_s = plan.grace_s + _CONTROLLER_STOP_S
         yield Child(_WORKER, controller, logs / "worker.log", env, stop_s)
@@ -139,7 +173,7 @@ class LocalYard:
             if time.monotonic() > until:
                 raise YardFailed(
                     f"after {self._plan.start_timeout_s:g} s, {ready} of"
-                    f" {self._plan.processes} workers are ready; the end of the log:\n"
+                    f" {counted(self._plan.processes, 'worker')} came up; the end of the log:\n"
                     + self._children[-1].last_words()
                 )
             time.sleep(_POLL_S)
@@ -150,7 +184,8 @@ class LocalYard:
         return self._is_ours(worker) and (worker.is_ready or may_load)
 
     def _is_ours(self, worker: WorkerView) -> bool:
-        return worker.worker.startswith(self._plan.name)
+        is_named = worker.info is not None and worker.info.controller == self._plan.name
+        return is_named and worker.worker not in self._before
 
     def view(self) -> YardView:
         """The yard now."""
@@ -185,6 +220,8 @@ class LocalYard:
                 self._say(child.name, LogLine("INFO", "its workers have ended in order"))
             self._is_drained = True
             return
+        if status == Exit.START_FAILED and (told := child.error()):
+            raise WorkersFailed(told)
         self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
         if child.name == _WORKER:
             self._retire_ours()
@@ -208,9 +245,22 @@ class LocalYard:
                     scripts.retire(worker.worker, "lost")
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop workers, coordinator and broker, in this order; idempotent."""
+        """Stop workers, coordinator and broker, in this order, or in a hurry the first two at once.
+
+        Idempotent.
+        """
+        is_told = False
+
+        def hurried() -> bool:
+            nonlocal is_told
+            if hurry() and not is_told:
+                is_told = True
+                for child in self._children[:-1]:
+                    child.terminate()
+            return is_told
+
         while self._children:
-            self._children[-1].stop(hurry)
+            self._children[-1].stop(hurried)
             self._children.pop()
         if self._connection is not None:
             self._connection.close()
@@ -226,9 +276,10 @@ def _worker_arguments(plan: LocalPlan) -> list[str]:
         "spares": str(plan.spares),
         "sleepers": str(plan.sleepers),
         "engine": plan.engine,
+        "device": plan.device,
+        "devices": ",".join(plan.devices),
         "slots": str(plan.workers),
         "grace-s": str(plan.grace_s),
         "start-timeout-s": str(plan.start_timeout_s),
     }
-    arguments = [f"--{name}={value}" for name, value in given.items() if value]
-    return [*arguments, "--enforce-eager"] if plan.enforce_eager else arguments
+    return [f"--{name}={value}" for name, value in given.items() if value]

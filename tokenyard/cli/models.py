@@ -9,6 +9,7 @@ import click
 from tokenyard.cli.models_change import load, sleep, unload, wake
 from tokenyard.cli.models_list import list_models
 from tokenyard.cli.models_reload import reload
+from tokenyard.program import PlainGroup
 
 ABOUT: Final = """Models: what may be loaded, who holds what, and changing that by hand.
 
@@ -32,7 +33,11 @@ Exit statuses:
 """
 
 
-@click.group(help=ABOUT, short_help="Look at models; load, unload, put to sleep, wake, reload.")
+@click.group(
+    cls=PlainGroup,
+    help=ABOUT,
+    short_help="Look at models; load, unload, put to sleep, wake, reload.",
+)
 def models() -> None:
     """The group; its commands do the work."""
 

@@ -8,16 +8,17 @@ from typing import Final
 
 import click
 import msgspec
-from rich.table import Table
 
 from tokenyard.admin import YardView, read_yard
 from tokenyard.cli.console import plain_console
 from tokenyard.cli.names import known_models, living
 from tokenyard.cli.orders import json_option
 from tokenyard.cli.reach import opened
-from tokenyard.posture import Posture, Postures
+from tokenyard.cli.tables import Column, Listing
+from tokenyard.pauses import Pause, all_pauses
+from tokenyard.posture import ALL, Posture, Postures, model_scope
 from tokenyard.program import PlainCommand
-from tokenyard.signals import Signals
+from tokenyard.texts import printable
 from tokenyard.worker_info import ModelInfo, WorkerInfo
 
 ABOUT: Final = """List the models: where they may be loaded, who holds them, and their posture.
@@ -31,11 +32,24 @@ Posture   RUNNING, PAUSED or SUSPENDED, as ordered for all or for this model;
           workers that do otherwise, for instance by their names, say so
 Fault     why it could not be loaded the last time, and where
 
+Weights, Epoch and Fault are shown where there are any. Under the list stands whose pauses there
+are, since when and why.
+
 \b
 Examples:
   tokenyard models list
   tokenyard models list --json | jq '.models[] | {name, epoch}'
 """
+
+_COLUMNS: Final = (
+    Column("Model", is_whole=True),
+    Column("Posture", is_whole=True),
+    Column("Workers", is_whole=True),
+    Column("Loadable", is_whole=True),
+    Column("Weights"),
+    Column("Epoch", is_number=True),
+    Column("Fault"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,7 @@ class ModelView:
     hosts: list[Offer]
     workers: list[Holder]
     posture: Posture  # of all and of this model
+    pauses: list[Pause]  # of all and of this model
 
 
 def model_views(view: YardView, postures: Postures) -> list[ModelView]:
@@ -81,6 +96,7 @@ def model_views(view: YardView, postures: Postures) -> list[ModelView]:
                 if one.info and one.info.model == name
             ],
             posture=postures.of("", name),
+            pauses=[one for one in all_pauses(postures) if one.scope in {ALL, model_scope(name)}],
         )
         for name in known_models(view, postures.by_scope)
     ]
@@ -92,11 +108,14 @@ def model_views(view: YardView, postures: Postures) -> list[ModelView]:
 def list_models(ctx: click.Context, as_json: bool) -> None:
     """Read the yard once and print its models."""
     with opened(ctx.obj) as (connection, keys):
-        views = model_views(read_yard(connection, keys), Signals(connection, keys).postures())
+        view = read_yard(connection, keys)
+    views = model_views(view, view.postures)
     if as_json:
         click.echo(msgspec.json.encode({"models": [_fields(one) for one in views]}))
     elif views:
         plain_console().print(_table(views))
+        for pause in all_pauses(view.postures):
+            click.echo(pause.text(view.at_ms))
     else:
         click.echo("no models: no host is there")
 
@@ -107,6 +126,7 @@ def _fields(view: ModelView) -> dict[str, object]:
         "hosts": [_offer(offer) for offer in view.hosts],
         "workers": [_holder(holder) for holder in view.workers],
         "conduct": view.posture.conduct,
+        "pauses": [msgspec.to_builtins(pause) for pause in view.pauses],
         "epoch": view.posture.epoch,
         "weights": view.posture.weights,
         "profiling": view.posture.profiling,
@@ -139,17 +159,17 @@ def _holder(holder: Holder) -> dict[str, object]:
     }
 
 
-def _table(views: list[ModelView]) -> Table:
-    table = Table("Model", "Loadable", "Workers", "Weights", "Epoch", "Posture", "Fault")
+def _table(views: list[ModelView]) -> Listing:
+    table = Listing(_COLUMNS)
     for view in views:
         posture = view.posture
-        table.add_row(
-            view.name,
-            "\n".join(_told(offer) for offer in view.hosts) or "-",
-            "\n".join(_state(holder, posture) for holder in view.workers) or "-",
-            posture.weights or "its own",
-            "-" if posture.epoch is None else str(posture.epoch),
+        table.add(
+            printable(view.name),
             posture.conduct,
+            "\n".join(_state(holder, posture) for holder in view.workers) or "-",
+            "\n".join(_told(offer) for offer in view.hosts) or "-",
+            printable(posture.weights) or "-",
+            "-" if posture.epoch is None else str(posture.epoch),
             "\n".join(_faults(view)) or "-",
         )
     return table
@@ -176,4 +196,4 @@ def _state(holder: Holder, posture: Posture) -> str:
 def _faults(view: ModelView) -> Iterator[str]:
     for offer in view.hosts:
         if offer.info.fault:
-            yield f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}"
+            yield printable(f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,11 +11,11 @@ import msgspec
 
 from tokenyard.admin import read_yard
 from tokenyard.cli.names import find_model
-from tokenyard.cli.orders import holdout_fields, json_option, say_holdouts, timeout_option
+from tokenyard.cli.orders import by_option, holdout_fields, json_option, timeout_option
 from tokenyard.cli.reach import opened
-from tokenyard.posture import PAUSE_MODES, Invalid, PauseMode, Postures
+from tokenyard.posture import PAUSE_MODES, Invalid, PauseMode, Posture, Postures
 from tokenyard.program import Exit, PlainCommand
-from tokenyard.signals import Signals
+from tokenyard.signals import Holdout, Signals
 
 ABOUT: Final = """Give a model new weights: pause it, load them, count its epoch up, unpause it.
 
@@ -32,8 +33,10 @@ Examples:
   tokenyard models reload policy --path /checkpoints/step-300 --epoch 300 --mode wait
   tokenyard models reload policy --path ''
 
-Where a worker has not obeyed, the exit status is 3 and the model stays as it is then, mostly
-paused. The same command, with the epoch that it names, goes on from there.
+Each host that may load the model looks at PATH first. Where a worker cannot have the weights all
+of them go back to those before, in the epoch before, and the model goes on; the exit status is 1,
+or 3 where a worker has not answered in time. A command that is killed leaves the model paused; the
+coordinator brings the old weights back once --timeout is over, or the same command goes on.
 """
 
 
@@ -53,6 +56,7 @@ paused. The same command, with the epoch that it names, goes on from there.
     help="What becomes of running requests.",
 )
 @timeout_option(600.0)
+@by_option
 @json_option
 @click.pass_context
 def reload(
@@ -62,6 +66,7 @@ def reload(
     epoch: int | None,
     mode: PauseMode,
     timeout_s: float,
+    by: str,
     as_json: bool,
 ) -> None:
     """Do the four steps, and say what came of it."""
@@ -75,21 +80,37 @@ def reload(
         find_model(read_yard(connection, keys), postures.by_scope, model)
         number = _next(postures, model) if epoch is None else epoch
         try:
-            holdouts = signals.reload(model, path, number, mode, timeout_s)
+            holdouts = signals.reload(model, path, number, mode, timeout_s, by)
         except Invalid as fault:
             raise click.ClickException(str(fault)) from fault
-        conduct = signals.postures().of("", model).conduct
+        now = signals.postures().of("", model)
     if as_json:
-        about = {"model": model, "path": path, "epoch": number, "mode": mode, "conduct": conduct}
+        about = {
+            "model": model,
+            "path": path,
+            "epoch": now.epoch,
+            "mode": mode,
+            "conduct": now.conduct,
+            "weights": now.weights,
+        }
         click.echo(msgspec.json.encode(about | {"holdouts": holdout_fields(holdouts)}))
     elif holdouts:
-        say_holdouts(holdouts, timeout_s)
-        click.echo(
-            f"{model} is {conduct}; the same command with --epoch {number} goes on", err=True
-        )
+        click.echo(f"Error: {_failure(model, now, holdouts, timeout_s)}", err=True)
     else:
         click.echo(f"{model}: {path or 'its own weights'}, in epoch {number}")
-    ctx.exit(Exit.UNAVAILABLE if holdouts else Exit.OK)
+    if not holdouts:
+        ctx.exit(Exit.OK)
+    ctx.exit(Exit.FAILED if any(one.reason for one in holdouts) else Exit.UNAVAILABLE)
+
+
+def _failure(model: str, now: Posture, holdouts: Sequence[Holdout], timeout_s: float) -> str:
+    """One sentence: who could not, why, and how the model is now."""
+    one = next((each for each in holdouts if each.reason), holdouts[0])
+    reason = one.reason or f"has not answered after {timeout_s:g} s"
+    others = f" (and {len(holdouts) - 1} more)" if len(holdouts) > 1 else ""
+    epoch = "" if now.epoch is None else f" in epoch {now.epoch}"
+    weights = now.weights or "its own weights"
+    return f"{one.name}{others}: {reason}; {model} is {now.conduct} with {weights}{epoch}"
 
 
 def _next(postures: Postures, model: str) -> int:

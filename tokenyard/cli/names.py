@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -10,6 +9,7 @@ import click
 
 from tokenyard.admin import WorkerView, YardView
 from tokenyard.posture import ALL, Posture, model_scope, worker_scope
+from tokenyard.wording import did_you_mean
 
 _MOST_NAMED: Final = 10
 
@@ -51,12 +51,6 @@ def find_scope(view: YardView, postures: Mapping[str, Posture], model: str, work
     return ALL
 
 
-def said(scope: str) -> str:
-    """A scope as people read it."""
-    kind, _, name = scope.partition(":")
-    return f"{kind} {name}" if name else "all workers"
-
-
 def _scoped(postures: Mapping[str, Posture], prefix: str) -> set[str]:
     return {scope.removeprefix(prefix) for scope in postures if scope.startswith(prefix)}
 
@@ -65,8 +59,7 @@ def _known(kind: str, name: str, names: Iterable[str]) -> str:
     known = list(names)
     if name in known:
         return name
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    hint = did_you_mean(name, known) or "."
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     listed = ", ".join(known[:_MOST_NAMED]) + more
     those = f"Known {kind}s: {listed}" if known else f"The yard knows no {kind}"

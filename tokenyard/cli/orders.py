@@ -10,21 +10,24 @@ import click
 import msgspec
 
 from tokenyard.admin import YardView, read_yard
-from tokenyard.cli.names import find_scope, living, said
+from tokenyard.cli.names import find_scope, living
+from tokenyard.cli.operator import operator
 from tokenyard.cli.options import with_options
 from tokenyard.cli.reach import opened
+from tokenyard.pauses import Pause, all_pauses
 from tokenyard.posture import (
     ALL,
-    Conduct,
     Invalid,
     Order,
     Postures,
     Signal,
     model_scope,
+    said,
     worker_scope,
 )
 from tokenyard.program import Exit
 from tokenyard.signals import Given, Holdout, Signals
+from tokenyard.wording import counted
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 #: What to do first, where a signal is not allowed.
@@ -45,6 +48,7 @@ class Asked:
     waits: bool
     timeout_s: float
     why: str
+    by: str
     as_json: bool
 
     def __post_init__(self) -> None:
@@ -81,6 +85,17 @@ def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
 
 
 why_option = click.option("--why", default="", help="Why, in words; for the logs.")
+why_paused_option = click.option(
+    "--why", default="", help="Why, in words; for the logs, and for all who see the pause."
+)
+by_option = click.option(
+    "--by",
+    envvar="TOKENYARD_OPERATOR",
+    show_envvar=True,
+    default=operator,
+    show_default="user@host",
+    help="Who says so; shown with a pause.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 #: Those of `Asked`.
 order_options: Final = with_options(
@@ -89,7 +104,8 @@ order_options: Final = with_options(
     click.option("--worker", default="", help="The worker of this name."),
     wait_option,
     timeout_option(120.0),
-    why_option,
+    why_paused_option,
+    by_option,
     json_option,
 )
 
@@ -100,8 +116,8 @@ class Outcome:
 
     given: Given
     holdouts: Sequence[Holdout]
-    #: Other scopes with workers of this one that are not RUNNING.
-    others: Mapping[str, Conduct]
+    others: Sequence[Pause]  # of other scopes that hold workers of this one
+    now_ms: int  # by the server's clock
 
 
 def give(
@@ -125,11 +141,14 @@ def _give(ctx: click.Context, asked: Asked, signal: Signal, more: Mapping[str, A
         view = read_yard(connection, keys)
         scope = find_scope(view, signals.postures().by_scope, asked.model, asked.worker)
         try:
-            given = signals.give(Order(signal=signal, scope=scope, why=asked.why, **more))
+            given = signals.give(
+                Order(signal=signal, scope=scope, why=asked.why, by=asked.by, **more)
+            )
         except Invalid as fault:
             raise click.ClickException(f"{fault}{_first(signal, asked)}") from fault
         holdouts = signals.wait(given, asked.timeout_s) if asked.waits else []
-        return Outcome(given, holdouts, _held_by_others(view, signals.postures(), scope))
+        others = _held_by_others(view, signals.postures(), scope)
+        return Outcome(given, holdouts, others, view.at_ms)
 
 
 def _first(signal: Signal, asked: Asked) -> str:
@@ -137,7 +156,7 @@ def _first(signal: Signal, asked: Asked) -> str:
     return f" (tokenyard {verb}{asked.scope_options})" if verb else ""
 
 
-def _held_by_others(view: YardView, postures: Postures, scope: str) -> dict[str, Conduct]:
+def _held_by_others(view: YardView, postures: Postures, scope: str) -> list[Pause]:
     """The other scopes that keep workers of this one from running."""
     related = {ALL}
     for worker in living(view):
@@ -147,12 +166,7 @@ def _held_by_others(view: YardView, postures: Postures, scope: str) -> dict[str,
             related |= scopes if scope in scopes else set()
     if scope == ALL:
         related |= set(postures.by_scope)
-    found = {each: postures.by_scope[each].conduct for each in related if each in postures.by_scope}
-    return {
-        each: conduct
-        for each, conduct in sorted(found.items())
-        if each != scope and conduct != "RUNNING"
-    }
+    return [one for one in all_pauses(postures) if one.scope in related - {scope}]
 
 
 def _fields(outcome: Outcome, asked: Asked) -> dict[str, Any]:
@@ -165,7 +179,7 @@ def _fields(outcome: Outcome, asked: Asked) -> dict[str, Any]:
         "waited": asked.waits,
         "workers": list(given.workers),
         "holdouts": holdout_fields(outcome.holdouts),
-        "others": dict(outcome.others),
+        "others": {one.scope: one.conduct for one in outcome.others},
     }
 
 
@@ -187,8 +201,8 @@ def _say(outcome: Outcome, asked: Asked, done: str, already: str) -> None:
     if outcome.holdouts:
         say_holdouts(outcome.holdouts, asked.timeout_s)
     if given.order.signal == "UNPAUSE":
-        for other, conduct in outcome.others.items():
-            click.echo(f"still {conduct}: {said(other)}")
+        for other in outcome.others:
+            click.echo(f"still {other.conduct}: {said(other.scope)}{other.detail(outcome.now_ms)}")
 
 
 def say_holdouts(holdouts: Sequence[Holdout], timeout_s: float) -> None:
@@ -201,4 +215,4 @@ def say_holdouts(holdouts: Sequence[Holdout], timeout_s: float) -> None:
 
 
 def _workers(count: int) -> str:
-    return "1 worker has" if count == 1 else f"{count} workers have"
+    return f"{counted(count, 'worker')} {'has' if count == 1 else 'have'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
@@ -11,13 +10,6 @@ import click
 import tokenyard
 
 _EXAMPLE_MODELS: Final = Path("examples/arithmetic/models")
-
-
-def default_data_dir(yard: str) -> Path:
-    """Where the embedded broker of a yard keeps its data, by the XDG rules."""
-    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    # A yard may be called "..".
-    return Path(home) / "tokenyard" / f"yard-{yard}"
 
 
 def example_model(name: str) -> Path:

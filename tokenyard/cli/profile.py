@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from tokenyard.cli.orders import Asked, give, order_options
-from tokenyard.program import PlainCommand
+from tokenyard.program import PlainCommand, PlainGroup
 
 ABOUT: Final = """Start and stop the profilers of the engines.
 
@@ -27,7 +27,7 @@ Exit statuses:
 """
 
 
-@click.group(help=ABOUT, short_help="Start or stop the engines' profilers.")
+@click.group(cls=PlainGroup, help=ABOUT, short_help="Start or stop the engines' profilers.")
 def profile() -> None:
     """The group; its commands do the work."""
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from tokenyard.wording import counted
+
 #: Whether a coordinator leads, and how many workers are ready.
 Tell = Callable[[bool, int], None]
 
@@ -34,4 +36,4 @@ def spinner(console: Console, workers: int) -> Iterator[Tell]:
 def _step(leads: bool, ready: int, workers: int) -> str:
     if not leads:
         return "The coordinator is about to lead"
-    return f"{ready} of {workers} workers are ready"
+    return f"{ready} of {counted(workers, 'worker')} {'is' if workers == 1 else 'are'} ready"

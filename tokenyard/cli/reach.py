@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import redis
 
 from tokenyard.connection import open_connection, translated
-from tokenyard.errors import BrokerUnavailable
 from tokenyard.keys import Keys
 from tokenyard.program import YardChoice
+from tokenyard.running import no_broker, running_url
 
 
 @contextmanager
@@ -23,9 +23,7 @@ def opened(choice: YardChoice) -> Iterator[tuple[redis.Redis, Keys]]:
 
 def url_of(choice: YardChoice) -> str:
     """The broker's URL, given or found; raises `BrokerUnavailable` where there is none."""
-    if not choice.redis_url:
-        raise BrokerUnavailable(
-            f"no broker for yard {choice.yard!r}: start `tokenyard up` in another terminal, or"
-            " give `tokenyard --redis-url URL` or TOKENYARD_REDIS_URL"
-        )
-    return choice.redis_url
+    url = choice.redis_url or running_url(choice.yard)
+    if not url:
+        raise no_broker(choice.yard)
+    return url

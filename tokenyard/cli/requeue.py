@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
@@ -10,9 +10,11 @@ import msgspec
 import redis
 
 from tokenyard.cli.reach import opened
+from tokenyard.cli.whose import client_name, owner_of, request_ids
 from tokenyard.dead_letters import DeadLetter, all_letters, requeue_letter
 from tokenyard.keys import Keys
 from tokenyard.program import Exit, PlainCommand
+from tokenyard.texts import printable
 from tokenyard.wire import DEFAULT_CLIENT
 
 ABOUT: Final = """Let requests that failed wait again, as if they had just been submitted.
@@ -21,13 +23,16 @@ They are taken from the dead letters, by their ids, and keep these; their failed
 new ones. `tokenyard dead requeue` does the same by the names of the letters. A request that failed
 and is no dead letter was not kept: it was bad input, or was answered by its engine.
 
+Without --client each is that of `anon`, else of the only client that has the id.
+
 \b
 Examples:
   tokenyard requeue q7 --client ann
   tokenyard requeue --all
   tokenyard requeue --all --client ann --json
 
-The exit status is 1 where a request could not be requeued.
+The exit status is 1 where a request could not be requeued, and 2 where several clients have an id,
+or it cannot be told: give --client then.
 """
 #: What stands in the way, by the state of the ledger.
 _IN_THE_WAY: Final = {
@@ -42,11 +47,13 @@ _IN_THE_WAY: Final = {
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Let requests that failed wait again.")
-@click.argument("ids", metavar="ID...", nargs=-1)
+@click.argument("ids", metavar="ID...", nargs=-1, callback=request_ids)
 @click.option("--all", "-a", "takes_all", is_flag=True, help="All that failed and were kept.")
 @click.option(
     "--client",
-    help=f"Name that they were asked under.  [default: {DEFAULT_CLIENT}; with --all: any]",
+    callback=client_name,
+    help=f"Name that they were asked under.  [default: {DEFAULT_CLIENT}, else whoever has the id;"
+    " with --all: any]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each request.")
 @click.pass_context
@@ -58,8 +65,10 @@ def requeue(
         raise click.UsageError("name requests, or give --all")
     failed = False
     with opened(ctx.obj) as (connection, keys):
-        letters = _letters(connection, keys, client if takes_all else client or DEFAULT_CLIENT)
-        wanted = list(letters) if takes_all else [(client or DEFAULT_CLIENT, each) for each in ids]
+        letters = _letters(connection, keys, client)
+        wanted = list(letters) if takes_all else [
+            (_owner(connection, keys, letters, each, client), each) for each in ids
+        ]  # fmt: skip
         for owner, name in wanted:
             letter = letters.get((owner, name))
             sid = requeue_letter(connection, keys, letter) if letter else ""
@@ -67,6 +76,20 @@ def requeue(
             _say(owner, name, sid, problem, as_json=as_json)
             failed = failed or bool(problem)
     ctx.exit(Exit.FAILED if failed else Exit.OK)
+
+
+def _owner(
+    connection: redis.Redis,
+    keys: Keys,
+    letters: Mapping[tuple[str, str], DeadLetter],
+    request_id: str,
+    client: str | None,
+) -> str:
+    """Whose request is meant: of those that have a letter where anybody has."""
+    owners = sorted(owner for owner, name in letters if name == request_id)
+    if client is None and owners and (len(owners) == 1 or DEFAULT_CLIENT in owners):
+        return DEFAULT_CLIENT if DEFAULT_CLIENT in owners else owners[0]
+    return owner_of(connection, keys, request_id, client)
 
 
 def _letters(
@@ -85,7 +108,7 @@ def _letters(
 def _problem(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> str:
     state: Any = connection.hget(keys.ledger(client, request_id), "state")
     words = _IN_THE_WAY.get((state or b"").decode(errors="replace"), "cannot be requeued now")
-    return f"{client}/{request_id} {words}"
+    return f"{client}/{printable(request_id)} {words}"
 
 
 def _say(client: str, request_id: str, sid: str, problem: str, *, as_json: bool) -> None:
@@ -95,4 +118,4 @@ def _say(client: str, request_id: str, sid: str, problem: str, *, as_json: bool)
     elif problem:
         click.echo(f"Error: {problem}", err=True)
     else:
-        click.echo(f"{client}/{request_id}: waits again as {sid}")
+        click.echo(f"{client}/{printable(request_id)}: waits again as {sid}")

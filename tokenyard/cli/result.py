@@ -10,20 +10,23 @@ import redis
 
 from tokenyard.cli.answers import Printer
 from tokenyard.cli.reach import opened
+from tokenyard.cli.whose import client_option, named, owner_of, request_id
 from tokenyard.errors import WaitTimeout
 from tokenyard.keys import Keys
 from tokenyard.ledger import read_snapshots, snapshot_commands, unknown
 from tokenyard.program import Exit, PlainCommand
 from tokenyard.replies import Result, decode_reply, to_result
-from tokenyard.wire import DEFAULT_CLIENT
 
 ABOUT: Final = """Print the result of a request that was submitted earlier, by whomever.
 
 It is read from the request's ledger, so it takes nothing away from the program that waits for it.
 Where a program makes text out of tokens by itself, there are only the tokens here.
 
+Without --client it is that of `anon`, else of the only client that has the id, which is looked for.
+
 \b
 Examples:
+  tokenyard result 6b1b2c9e-1
   tokenyard result q1 --client ann
   tokenyard result q1 --client ann --timeout 30 --json
 
@@ -31,6 +34,7 @@ Examples:
 Exit statuses:
   0  the request completed
   1  it failed, was cancelled or has expired, or the yard does not know it
+  2  several clients have the id, or it cannot be told: give --client
   3  no broker
   4  there is no result yet
 """
@@ -38,10 +42,8 @@ _LOOK_EVERY_S: Final = 0.1
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Print the result of an earlier request.")
-@click.argument("request_id", metavar="ID")
-@click.option(
-    "--client", default=DEFAULT_CLIENT, show_default=True, help="Name that it was asked under."
-)
+@click.argument("request_id", metavar="ID", callback=request_id)
+@client_option
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
@@ -51,12 +53,16 @@ _LOOK_EVERY_S: Final = 0.1
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def result(ctx: click.Context, request_id: str, client: str, timeout: float, as_json: bool) -> None:
+def result(
+    ctx: click.Context, request_id: str, client: str | None, timeout: float, as_json: bool
+) -> None:
     """Look for the result, print it, and set the exit status."""
-    printer = Printer(as_json=as_json)
     with opened(ctx.obj) as (connection, keys):
-        found = _wait(connection, keys, client, request_id, timeout)
+        owner = owner_of(connection, keys, request_id, client)
+        found = _wait(connection, keys, owner, request_id, timeout)
+    printer = Printer(owner, as_json=as_json)
     printer.whole(found)
+    printer.hint()
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
 
@@ -77,5 +83,8 @@ def _wait(
             return to_result(decode_reply(snapshot.result))
         left_s = give_up - time.monotonic()
         if left_s <= 0:
-            raise WaitTimeout(f"request {request_id!r} is {snapshot.state}: no result yet")
+            raise WaitTimeout(
+                f"request {request_id!r} of client {client!r} is {snapshot.state}: no result yet;"
+                f" what it waits for: tokenyard explain {named(client, request_id)}"
+            )
         time.sleep(min(_LOOK_EVERY_S, left_s))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import sys
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
@@ -12,9 +13,10 @@ import click
 from tokenyard.cli.answers import Printer
 from tokenyard.cli.parameters import named_values
 from tokenyard.cli.reach import url_of
+from tokenyard.cli.whose import named
 from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
 from tokenyard.drafting import Item, SharedOptions
-from tokenyard.errors import RequestFailed, WaitTimeout
+from tokenyard.errors import BrokerUnavailable, RequestFailed, WaitTimeout
 from tokenyard.program import Exit, PlainCommand, YardChoice, words
 
 ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
@@ -31,6 +33,9 @@ Examples:
   tokenyard submit --file prompts.txt --json > answers.jsonl
   tokenyard submit --client ann --id q1 "12+34="    ask again, and q1 still runs only once
   tokenyard submit --deadline-s 5 --refuse-late --verbose "12+34="
+
+A request that failed or was not waited for is named, with the client that it was asked under:
+`tokenyard explain ID --client NAME` says what became of it.
 
 \b
 Exit statuses:
@@ -54,7 +59,12 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Send prompts and print the answers.")
 @click.argument("text", nargs=-1)
 @click.option("--ids", multiple=True, callback=_token_ids, help="A prompt as token ids: 1,15,7.")
-@click.option("--file", type=click.File(), help="File with one prompt a line; - is standard input.")
+@click.option(
+    "--file",
+    # A line that is no text is refused alone, when it is its turn.
+    type=click.File(encoding="utf-8", errors="surrogateescape"),
+    help="File with one prompt a line; - is standard input.",
+)
 @click.option("--model", default="", help="Which model; needed where the yard holds several.")
 @click.option("--max-tokens", type=int, help="Most tokens of an answer.  [default: vLLM's, 16]")
 @click.option("--temperature", type=float, help="0 always takes the likeliest token.")
@@ -83,7 +93,8 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 @click.option(
     "--verbose",
     is_flag=True,
-    help="Say where the request stands in the line (of one prompt, or with --stream).",
+    help="Say the request's id and client, and where it stands in the line (of one prompt, or with"
+    " --stream).",
 )
 @click.option(
     "--timeout",
@@ -129,7 +140,6 @@ def submit(
     only = prompts[0] if isinstance(prompts, list) and len(prompts) == 1 else None
     if request_id is not None and only is None:
         raise click.UsageError("--id is for one prompt")
-    printer = Printer(as_json=as_json, is_verbose=verbose)
     choice: YardChoice = ctx.obj
     with Client(
         url_of(choice),
@@ -138,6 +148,7 @@ def submit(
         connect_timeout_s=min(timeout, DEFAULT_CONNECT_TIMEOUT_S),
         result_timeout_s=timeout,
     ) as client:
+        printer = Printer(client.client_id, as_json=as_json, is_verbose=verbose)
         if only is not None:
             _ask_one(client, only, options, request_id, printer)
         elif stream:
@@ -145,6 +156,7 @@ def submit(
                 _ask_one(client, prompt, options, None, printer)
         else:
             _ask_many(client, prompts, options, printer)
+    printer.hint()
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
 
@@ -152,7 +164,7 @@ def _prompts(
     text: Sequence[str], ids: Sequence[list[int]], file: IO[str] | None
 ) -> list[Asked] | Iterator[Asked]:
     """A list of what was given, or an endless supply where a file is read."""
-    files: list[IO[str]] = [sys.stdin] if "-" in text else []
+    files: list[IO[str]] = [_stdin()] if "-" in text else []
     files += [file] if file else []
     given: list[Asked] = [*(each for each in text if each != "-"), *ids]
     if files:
@@ -162,6 +174,10 @@ def _prompts(
     return given
 
 
+def _stdin() -> IO[str]:
+    return click.open_file("-", encoding="utf-8", errors="surrogateescape")
+
+
 def _lines(file: IO[str]) -> Iterator[str]:
     return (line.rstrip("\r\n") for line in file if line.strip())
 
@@ -169,20 +185,30 @@ def _lines(file: IO[str]) -> Iterator[str]:
 def _ask_one(
     client: Client, prompt: Asked, options: SharedOptions, request_id: str | None, printer: Printer
 ) -> None:
-    item: Item = {"prompt": prompt, "id": request_id} if request_id else prompt
-    [handle] = client.submit_many([item], **options)
-    printer.accepted(handle)
-    try:
+    name = request_id or secrets.token_hex(8)
+    item: Item = {"prompt": prompt, "id": name}
+    ours = f"request {name!r} of client {client.client_id!r}"
+    later = f"for its result: tokenyard result {named(client.client_id, name)}"
+    with _told_where_it_is(printer, options, f"{ours} goes on, if it was accepted; {later}"):
+        [handle] = client.submit_many([item], **options)
+    with _told_where_it_is(printer, options, f"{ours} goes on; {later}"):
+        printer.accepted(handle)
         if options["stream"]:
             _follow(handle, printer)
         result = handle.wait()
-    except WaitTimeout as error:
-        printer.stop()
-        raise WaitTimeout(
-            f"{error}; for its result later:"
-            f" tokenyard submit --client {client.client_id} --id {handle.id} (same prompt)"
-        ) from error
     printer.result(prompt, 0, result)
+
+
+@contextlib.contextmanager
+def _told_where_it_is(printer: Printer, options: SharedOptions, goes_on: str) -> Iterator[None]:
+    """Where the wait for an answer ends without one, say how to get it all the same."""
+    try:
+        yield
+    except (KeyboardInterrupt, WaitTimeout, BrokerUnavailable):
+        printer.stop()
+        if not options["cancel_on_disconnect"]:
+            click.echo(goes_on, err=True)
+        raise
 
 
 def _follow(handle: Handle, printer: Printer) -> None:
@@ -197,11 +223,16 @@ def _ask_many(
     client: Client, prompts: Iterable[Asked], options: SharedOptions, printer: Printer
 ) -> None:
     sent: dict[int, Asked] = {}
+    goes_on = (
+        f"What is unanswered of client {client.client_id!r} goes on; to see it: tokenyard requests"
+        f" --client {client.client_id}"
+    )
 
     def remembered() -> Iterator[Asked]:
         for index, prompt in enumerate(prompts):
             sent[index] = prompt
             yield prompt
 
-    for index, result in client.map(remembered(), ordered=True, **options):
-        printer.result(sent.pop(index), index, result)
+    with _told_where_it_is(printer, options, goes_on):
+        for index, result in client.map(remembered(), ordered=True, **options):
+            printer.result(sent.pop(index), index, result)

@@ -33,7 +33,7 @@ Examples:
   tokenyard top --interval 5
   tokenyard top --once                   one picture, also into a file
 
-The exit status of --once is 3 where no coordinator leads.
+The exit status of --once is 3 where no coordinator leads, or the broker takes no writes.
 """
 _FILE_WIDTH: Final = 120
 
@@ -75,7 +75,7 @@ def _print_once(choice: YardChoice, console: Console, interval_s: float) -> Exit
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     console.print(picture.draw(height=0))
-    return Exit.OK if picture.is_led else Exit.UNAVAILABLE
+    return Exit.OK if picture.is_open else Exit.UNAVAILABLE
 
 
 def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
@@ -107,9 +107,9 @@ class _Picture:
         self._seen_at = time.monotonic()
 
     @property
-    def is_led(self) -> bool:
-        """Whether a coordinator leads, as far as is known."""
-        return bool(not self._fault and self._looks.last and self._looks.last.view.leader)
+    def is_open(self) -> bool:
+        """Whether a coordinator leads and the broker takes requests, as far as is known."""
+        return bool(not self._fault and self._looks.last and self._looks.last.view.is_open)
 
     def take(self, seen: Look | BrokerUnavailable) -> None:
         """The next look, or why there was none."""

@@ -12,15 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenyard.admin import WorkerView
-from tokenyard.cli.info import held_back, leader, pace, standing
+from tokenyard.cli.info import leader, pace, standing
 from tokenyard.keys import INTAKE_CLASSES
 from tokenyard.look import Look, Looks, Rate, Rates
+from tokenyard.pauses import all_pauses
+from tokenyard.texts import span
+from tokenyard.wording import counted
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 #: Lines of what is no list: title, summary, the queue with its header, the other headers.
 _FIXED: Final = 11
 _MOST_MODELS: Final = 4
 _MOST_ERRORS: Final = 4
+_MOST_PAUSES: Final = 3
 _WIDE: Final = 110
 
 
@@ -52,12 +56,20 @@ def frame(looks: Looks, place: str, paper: Paper, fault: str = "") -> Renderable
     if look is None:
         return Text(fault)
     rates = looks.rates()
-    mishaps = sorted(_mishaps(look), key=lambda one: one.at_ms, reverse=True)[:_MOST_ERRORS]
+    pauses = _pauses(look)
+    mishaps = sorted(_mishaps(look), key=lambda one: one.at_ms, reverse=True)
+    # What is paused takes its lines from the errors, not from the workers.
+    mishaps = mishaps[: max(1, _MOST_ERRORS - len(pauses))]
     models = sorted({one.info.model for one in look.view.workers if one.info} - {""})
-    room = _room_for_workers(paper, min(len(models), _MOST_MODELS), len(mishaps), fault)
+    warning = f"The broker {look.view.broker_error}" if look.view.broker_error else ""
+    told = bool(fault) + -(-len(warning) // (paper.width - 10))
+    listed = min(len(models), _MOST_MODELS) + len(pauses)
+    room = _room_for_workers(paper, listed, len(mishaps), told)
     parts: list[RenderableType] = [_title(look, place, paper)]
     if fault:
         parts.append(Text(fault, style="bold red", no_wrap=True, overflow="ellipsis"))
+    if warning:
+        parts.append(Text(warning, style="bold red"))
     parts += [_summary(look, rates), _queue(looks, look, paper), _workers(look, rates, paper, room)]
     if models:
         parts.append(_models(look, rates, models[:_MOST_MODELS]))
@@ -75,11 +87,11 @@ def _with_air(parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
         yield part
 
 
-def _room_for_workers(paper: Paper, models: int, mishaps: int, fault: str) -> int | None:
+def _room_for_workers(paper: Paper, listed: int, mishaps: int, told: int) -> int | None:
     """Lines that the list of workers may have; None for as many as there are."""
     if not paper.height:
         return None
-    others = _FIXED + bool(fault) + models + (1 + mishaps if mishaps else 0)
+    others = _FIXED + told + listed + (1 + mishaps if mishaps else 0)
     return max(1, paper.height - others)
 
 
@@ -95,15 +107,26 @@ def _title(look: Look, place: str, paper: Paper) -> RenderableType:
 
 def _summary(look: Look, rates: Rates | None) -> RenderableType:
     view = look.view
-    lines = Table.grid(padding=(0, 1))
-    lines.add_column(style="dim")
-    lines.add_column(no_wrap=True, overflow="ellipsis")
+    lines = Table.grid(padding=(0, 1), expand=True)
+    lines.add_column(style="dim", no_wrap=True)
+    lines.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     lines.add_row("Leader", Text(leader(view), style="" if view.leader else "bold red"))
     lines.add_row("Rates", pace(rates) if rates else "-")
-    counts = f"{view.ready_workers} of {len(view.workers)} workers ready, {view.dead} dead letters"
-    held = held_back(view)
-    lines.add_row("Yard", f"{counts}, {held}" if held else counts)
+    counts = (
+        f"{view.ready_workers} of {counted(len(view.workers), 'worker')} ready,"
+        f" {counted(view.dead, 'dead letter')}"
+    )
+    lines.add_row("Yard", counts)
+    for number, pause in enumerate(_pauses(look)):
+        lines.add_row("" if number else "Paused", Text(pause, style="yellow"))
     return lines
+
+
+def _pauses(look: Look) -> list[str]:
+    """A line for each scope that is held, within bounds."""
+    pauses = [pause.text(look.at_ms) for pause in all_pauses(look.view.postures)]
+    left = len(pauses) - _MOST_PAUSES
+    return pauses if left <= 0 else [*pauses[: _MOST_PAUSES - 1], f"and {left + 1} more"]
 
 
 def _table(*columns: str) -> Table:
@@ -127,7 +150,7 @@ def _queue(looks: Looks, look: Look, paper: Paper) -> RenderableType:
         table.add_row(
             name,
             f"{waiting:,}",
-            _span(oldest_ms) if waiting else "-",
+            span(oldest_ms) if waiting else "-",
             Text(history(depths), style="cyan"),
             style="" if waiting else "dim",
         )
@@ -210,19 +233,8 @@ def _errors(mishaps: Sequence[Mishap], look: Look) -> RenderableType:
     table = _table("Ago:number", "Last errors", "What:wide")
     for one in mishaps:
         text = " ".join(one.what.split())
-        table.add_row(_span(look.at_ms - one.at_ms), one.where, Text(text, style="red"))
+        table.add_row(span(look.at_ms - one.at_ms), one.where, Text(text, style="red"))
     return table
-
-
-def _span(ms: int) -> str:
-    """A time in at most five characters."""
-    seconds = max(0, ms) / 1000
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for size, unit in ((60, "s"), (3600, "m"), (86400, "h")):
-        if seconds < size:
-            return f"{seconds / (size / 60 if unit != 'h' else 3600):.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
 
 
 def _ms(value: float | None) -> str:

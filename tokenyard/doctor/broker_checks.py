@@ -94,6 +94,17 @@ def _fsync(evidence: Evidence) -> Finding:
     return ok("persistence", f"appendonly yes, appendfsync {how}{risk}")
 
 
+def check_writes(evidence: Evidence) -> Iterator[Finding]:
+    """Whether the server takes writes now."""
+    if evidence.look is None:
+        return
+    if error := evidence.look.view.broker_error:
+        found, todo = error.split(". ", 1)
+        yield fault("writes", f"the broker {found}", f"{todo}.")
+    else:
+        yield ok("writes", "the broker takes writes")
+
+
 def check_memory(evidence: Evidence) -> Iterator[Finding]:
     """How much there is, and what takes it up."""
     info = evidence.info
@@ -143,7 +154,7 @@ def check_replication(evidence: Evidence) -> Iterator[Finding]:
     info = evidence.info
     if info is None:
         return
-    if _word(info, "role", "master") != "master":
+    if _is_replica(evidence):
         todo = "Give the URL of its master, or one with Sentinels."
         yield fault("replication", "this is a replica, which takes no writes", todo)
         return
@@ -157,10 +168,14 @@ def check_replication(evidence: Evidence) -> Iterator[Finding]:
         yield ok("replication", f"master, {count} replicas")
 
 
+def _is_replica(evidence: Evidence) -> bool:
+    return _word(evidence.info or {}, "role", "master") != "master"
+
+
 def check_access(evidence: Evidence) -> Iterator[Finding]:
     """Who may come in, and who was refused something."""
     me = f"we are user {evidence.user}"
-    if evidence.look is None:
+    if evidence.look is None and not _is_replica(evidence):
         found = f"{me}, who may not look at the yard: {evidence.unseen.get('the yard', '')}"
         yield fault("access", found, f"Use the user `admin`: {_RIGHTS}.")
     came_in = evidence.user == "default" and not evidence.has_password
@@ -256,6 +271,7 @@ BROKER_CHECKS: Final[tuple[Check, ...]] = (
     check_version,
     check_eviction,
     check_persistence,
+    check_writes,
     check_memory,
     check_disk,
     check_replication,

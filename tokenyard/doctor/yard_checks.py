@@ -12,6 +12,7 @@ from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 from tokenyard.keys import CONSUMER, GROUP
 from tokenyard.look import Look
+from tokenyard.pauses import all_pauses
 from tokenyard.posture import ALL
 from tokenyard.wire import WIRE_VERSION
 
@@ -26,6 +27,8 @@ def check_leader(look: Look) -> Iterator[Finding]:
     leader = look.view.leader
     if leader is None:
         todo = "Start `tokenyard coordinator`, better two of them."
+        if look.view.broker_error:
+            todo = "Mend the broker first: nobody can lead while it takes no writes."
         yield fault("coordinator", "nobody leads: nothing is dispatched", todo)
         return
     protocol = look.view.handshake.get("protocol", "")
@@ -56,7 +59,7 @@ def _worker(worker: WorkerView, look: Look) -> Iterator[Finding]:
     info = worker.info
     if worker.state == "failed":
         why = info.last_error if info else ""
-        todo = "Look into the log of its controller."
+        todo = "Look into the log of its controller, which says once why and what to do."
         yield fault("workers", f"{worker.worker} dies again and again: {why}", todo)
     elif worker.state == "unreadable":
         todo = "It may be of another release: use one everywhere."
@@ -115,17 +118,14 @@ def check_models(look: Look) -> Iterator[Finding]:
 
 def check_postures(look: Look) -> Iterator[Finding]:
     """Scopes that operators have paused or suspended, perhaps long ago."""
-    held = [
-        (scope, posture)
-        for scope, posture in sorted(look.view.postures.by_scope.items())
-        if posture.conduct != "RUNNING"
-    ]
-    for scope, posture in held:
-        first = "tokenyard resume and then " if posture.conduct == "SUSPENDED" else ""
-        kind, _, name = scope.partition(":")
-        options = "" if scope == ALL else f" --{kind} {name}"
+    held = all_pauses(look.view.postures)
+    for pause in held:
+        first = "tokenyard resume and then " if pause.conduct == "SUSPENDED" else ""
+        kind, _, name = pause.scope.partition(":")
+        options = "" if pause.scope == ALL else f" --{kind} {name}"
         todo = f"If that is over: {first}tokenyard unpause{options}"
-        yield warning("postures", f"{scope} is {posture.conduct}", todo)
+        found = f"{pause.scope} is {pause.conduct}{pause.detail(look.at_ms)}"
+        yield warning("postures", found, todo)
     if not held:
         yield ok("postures", "nothing is paused")
 

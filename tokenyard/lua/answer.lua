@@ -19,11 +19,15 @@
 -- ARGV[9] the reply (msgpack map)
 -- ARGV[10] why the request is also kept among the dead letters, or '' if it is not
 -- ARGV[11] most dead letters kept, about
+-- ARGV[12] the digest of the request ('': not to be compared)
+-- ARGV[13] why a request that reuses an id is a dead letter
 -- Returns -1 NOT_LEADER, 1 ANSWERED, 2 DUPLICATE (dropped: the id is known otherwise),
---   5 GONE (nobody waits there any more)
+--   5 GONE (nobody waits there any more), 6 REUSED (now a dead letter: the id is known with
+--   another digest)
 -- Atomic, because the result must appear exactly when the request stops waiting.
 
 -- @include add_replies
+-- @include is_reused
 -- @include keep_for
 -- @include leave_intake
 -- @include queued_tokens_of
@@ -31,17 +35,19 @@
 -- @include to_dead_letters
 -- @include waits_at
 
-local NOT_LEADER, ANSWERED, DUPLICATE, GONE = -1, 1, 2, 5
+local NOT_LEADER, ANSWERED, DUPLICATE, GONE, REUSED = -1, 1, 2, 5, 6
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
-local intake, ledger, entry, item = KEYS[2], KEYS[3], ARGV[4], ARGV[9]
+local intake, ledger, entry, item, digest = KEYS[2], KEYS[3], ARGV[4], ARGV[9], ARGV[12]
 
 local waits = redis.call('XRANGE', intake, entry, entry)[1]
 leave_intake(intake, ARGV[2], {entry})
 if not waits then return GONE end
 local here = ARGV[3] .. '/' .. entry
-local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry')
+local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'digest')
 if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4]) ~= here) then
-  return DUPLICATE
+  if not is_reused(known[5], digest) then return DUPLICATE end
+  to_dead_letters(KEYS[7], ARGV[11], waits[2], ARGV[13], here)
+  return REUSED
 end
 if known[1] and ARGV[3] ~= 'retry' then
   redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(waits[2]))
@@ -49,6 +55,7 @@ end
 local sid = known[2] or here
 
 redis.call('HSET', ledger, 'state', ARGV[6], 'sid', sid, 'result', item, 'ended', server_ms())
+if not known[1] then redis.call('HSET', ledger, 'digest', digest) end
 redis.call('EXPIRE', ledger, ARGV[7])
 redis.call('DEL', KEYS[4])
 add_replies(KEYS[5], ARGV[5], {item}, ARGV[8])

@@ -11,19 +11,21 @@
 -- ARGV[2] the intake's consumer group
 -- ARGV[3...] number of routes; for each: priority class, worker, most entries on that lane, 1 if
 --   an item must be alone there (else 0); then for each item: its route (from 1), entry id, why
---   there (words, for the record)
+--   there (words, for the record), the digest of the request ('': not to be compared)
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
---   stays), 5 GONE (nobody waits there any more)
+--   stays), 5 GONE (nobody waits there any more), 6 REUSED (the id is
+--   known with another digest; the entry stays)
 -- Atomic, because the entry must be in the intake or on the lane at every moment, and because
 -- a deposed leader must move nothing.
 
 -- @include has_lease
+-- @include is_reused
 -- @include leave_intake
 -- @include queued_tokens_of
 -- @include waits_at
 
-local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE = -1, 1, 2, 3, 4, 5
+local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED = -1, 1, 2, 3, 4, 5, 6
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
   lost_alone = true, faults = true, reason = true, not_before = true, published = true,
@@ -118,7 +120,7 @@ local function find(intake, entry)
   return found and found[2]
 end
 
-local function dispatch(route, ledger, entry, why)
+local function dispatch(route, ledger, entry, why, digest)
   local intake, class, worker = route.intake, route.class, route.worker
   if leaving[intake] and leaving[intake][entry] then return GONE end
   local fields = find(intake, entry)
@@ -131,6 +133,7 @@ local function dispatch(route, ledger, entry, why)
   local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'attempt',
     unpack(is_retry and HISTORY or {}))
   if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4]) ~= here) then
+    if is_reused(redis.call('HGET', ledger, 'digest'), digest) then return REUSED end
     leave(intake, entry)
     return DUPLICATE
   end
@@ -153,7 +156,7 @@ local function dispatch(route, ledger, entry, why)
     'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
   leave(intake, entry)
   if not known[1] then
-    redis.call('HSET', ledger, 'sid', sid)
+    redis.call('HSET', ledger, 'sid', sid, 'digest', digest)
   elseif not is_retry then
     queued = queued + queued_tokens_of(fields)
   end
@@ -174,14 +177,14 @@ end
 local first_key, first_arg = 5 + 2 * #routes, 4 + 4 * #routes
 local items = #KEYS - first_key + 1
 for item = 0, items - 1 do
-  local intake = routes[tonumber(ARGV[first_arg + 3 * item])].intake
+  local intake = routes[tonumber(ARGV[first_arg + 4 * item])].intake
   wanted[intake] = (wanted[intake] or 0) + 1
 end
 local replies = {}
 for item = 0, items - 1 do
-  local a = first_arg + 3 * item
+  local a = first_arg + 4 * item
   replies[item + 1] = dispatch(routes[tonumber(ARGV[a])], KEYS[first_key + item], ARGV[a + 1],
-    ARGV[a + 2])
+    ARGV[a + 2], ARGV[a + 3])
 end
 for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries) end
 if queued > 0 then redis.call('HINCRBY', KEYS[3], 'queued_tokens', -queued) end

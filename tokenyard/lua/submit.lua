@@ -15,17 +15,20 @@
 -- ARGV[4] number of moulds: what requests have in common
 -- ARGV[5...] for each mould: the field that holds the prompt, the field `shared` (JSON), the time in
 --   ms since the epoch after which a request is refused if it would have to wait longer (0: never);
---   then for each request: its mould (from 1), its id, its prompt
+--   then for each request: its mould (from 1), its id, its prompt, its digest (any text that is
+--   the same for the same request; '': not to be compared)
 -- Returns for each request: {1, server id, requests before it, their time in ms or -1} ACCEPTED,
---   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE
+--   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE,
+--   {4, state} REUSED (the id is known with another digest)
 -- Atomic, because two submitters of one id must not both find it unknown.
 -- Without `allow-oom`, which all other scripts have: a server without memory refuses new
 -- requests, and what it has accepted still ends and gives memory back.
 
+-- @include is_reused
 -- @include queued_tokens_of
 -- @include server_ms
 
-local ACCEPTED, KNOWN, FULL, LATE = 1, 2, 0, 3
+local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
 -- What a refused client is told: the time in which room for it is likely, within these bounds.
 local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
 local RANK = {high = 2, normal = 3, low = 4}
@@ -47,7 +50,7 @@ local most_tokens = tonumber(info[2] or '0')
 local queued_tokens = waiting > 0 and math.max(0, tonumber(info[3] or '0')) or 0
 local rate = tonumber(info[4] or '0')
 local accepted, attached = false, false
-local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0}
+local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0}
 
 local function time_for(requests)
   if rate <= 0 then return -1 end
@@ -85,19 +88,25 @@ for first = 8, #KEYS, MOST_UNPACKED do
   known = known + redis.call('EXISTS', unpack(KEYS, first, last))
 end
 local came = {}
-local function state_of(ledger)
-  if known > 0 or came[ledger] then return redis.call('HGET', ledger, 'state') end
+local NOTHING = {}
+local function state_and_digest_of(ledger)
+  if known > 0 or came[ledger] then return redis.call('HMGET', ledger, 'state', 'digest') end
   came[ledger] = true
+  return NOTHING
 end
 
 local replies, at = {}, 5 + 3 * #moulds
 for i = 8, #KEYS do
   local ledger, mould, id = KEYS[i], moulds[tonumber(ARGV[at])], ARGV[at + 1]
-  local prompt, latest = ARGV[at + 2], mould.latest
+  local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], mould.latest
   local tokens = queued_tokens_of({mould.field, prompt})
-  local state = state_of(ledger)
+  local first = state_and_digest_of(ledger)
+  local state = first[1]
   local time = time_for(ahead)
-  if state then
+  if state and is_reused(first[2], digest) then
+    replies[#replies + 1] = {REUSED, state}
+    refused.ID_REUSED = refused.ID_REUSED + 1
+  elseif state then
     replies[#replies + 1] = {KNOWN, state}
     if state == 'waiting' or state == 'assigned' then attach(id) end
   elseif is_full(tokens) then
@@ -110,13 +119,13 @@ for i = 8, #KEYS do
     local entry = redis.call('XADD', intake, '*', 'id', id, mould.field, prompt,
       'shared', mould.shared)
     local sid = class .. '/' .. entry
-    redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid)
+    redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest)
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
     waiting, ahead, queued_tokens = waiting + 1, ahead + 1, queued_tokens + tokens
     accepted = true
     attach(id)
   end
-  at = at + 3
+  at = at + 4
 end
 if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
 if attached then redis.call('ZADD', KEYS[6], server_ms() + tonumber(ARGV[3]), client) end

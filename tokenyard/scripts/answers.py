@@ -22,6 +22,7 @@ class Submitted(enum.IntEnum):
     ACCEPTED = 1
     KNOWN = 2
     LATE = 3
+    REUSED = 4
 
 
 class Dispatched(enum.IntEnum):
@@ -33,6 +34,7 @@ class Dispatched(enum.IntEnum):
     CLOSED = 3
     FULL = 4
     GONE = 5
+    REUSED = 6
 
 
 class Answered(enum.IntEnum):
@@ -42,6 +44,7 @@ class Answered(enum.IntEnum):
     DONE = 1
     DUPLICATE = 2
     GONE = 5
+    REUSED = 6
 
 
 class Published(enum.IntEnum):
@@ -95,7 +98,8 @@ class Acceptance(Struct, frozen=True, gc=False):
     """Answer to one submission.
 
     ACCEPTED has the server id, how many requests are served before it and their time in ms (-1
-    while no rate is known); KNOWN the state; FULL when to retry; LATE the time it would wait.
+    while no rate is known); KNOWN and REUSED the state; FULL when to retry; LATE the time it
+    would wait.
     """
 
     code: Submitted
@@ -117,6 +121,7 @@ class Move(Struct, frozen=True, gc=False):
     lane_limit: int
     alone: bool = False  # nothing else may be on the lane with it
     why: str = ""  # there; for the record
+    digest: str = ""  # of the request
 
 
 class Publication(Struct, frozen=True):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from tokenyard.digest import request_digest
 from tokenyard.errors import Code
 from tokenyard.keys import GROUP, Keys, PriorityClass
 from tokenyard.replies import ErrorInfo, json_text
@@ -33,20 +34,22 @@ def submit(
     watched: str = "",
     refuse_late: bool = False,
     moulds: Sequence[Mould] | None = None,
+    digests: Sequence[str] | None = None,
 ) -> Call[list[Acceptance]]:
     """Accept a burst of requests of one priority class, each at most once.
 
     ``watched`` names the client whose requests these are, if they are to be cancelled when it
     disappears. With ``refuse_late`` a request that would wait beyond its deadline is refused.
-    ``moulds`` are those of the requests, for a caller who has them.
+    ``moulds`` and ``digests`` are those of the requests, for a caller who has them.
     """
     numbers: dict[Mould, int] = {}
     args: list[Arg] = []
     ledgers: list[str] = []
-    for request, known in zip(requests, moulds or itertools.repeat(None), strict=False):
+    had = zip(moulds or itertools.repeat(None), digests or itertools.repeat(None), strict=False)
+    for request, (known, digest) in zip(requests, had, strict=False):
         mould = known or mould_of(request)
         number = numbers.setdefault(mould, len(numbers) + 1)
-        args += (number, request.id, prompt_value(request))
+        args += (number, request.id, prompt_value(request), digest or request_digest(request))
         ledgers.append(keys.ledger(request.client, request.id))
     common: list[Arg] = [priority_class, watched, CLIENT_LEASE_MS, len(numbers)]
     for mould in numbers:
@@ -67,7 +70,7 @@ def _acceptances(answers: list[list[Any]]) -> list[Acceptance]:
 
 def _other_acceptance(code: Submitted, value: Any) -> Acceptance:
     match code:
-        case Submitted.KNOWN:
+        case Submitted.KNOWN | Submitted.REUSED:
             return Acceptance(code, state=value.decode())
         case Submitted.FULL:
             return Acceptance(code, retry_after_ms=value)
@@ -102,6 +105,11 @@ def cancel(
     error = json_text(ErrorInfo(Code.CANCELLED, reason))
     args: list[Arg] = [state, where, GROUP, request_id, DEFAULT_RESULT_TTL_S, reply_maxlen, error]
     return Call("cancel", call_keys, [*args, entry], Cancelled)
+
+
+def probe(keys: Keys) -> Call[int]:
+    """Find out whether the server takes writes; what it refuses comes as redis-py's error."""
+    return Call("probe", [keys.intake("retry")], [], int)
 
 
 def wish(keys: Keys, client: str, request_id: str) -> Call[Wished]:

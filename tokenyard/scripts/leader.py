@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tokenyard.errors import reused
 from tokenyard.keys import GROUP, INTAKE_CLASSES, IntakeClass
 from tokenyard.replies import Reply, encode_reply
 from tokenyard.scripts.answers import Answered, Dispatched, Move
@@ -57,7 +58,7 @@ class LeaderScripts(Caller):
         for move in moves:
             route = (move.intake, move.worker, move.lane_limit, move.alone)
             number = routes.setdefault(route, len(routes) + 1)
-            items += (number, move.entry, move.why)
+            items += (number, move.entry, move.why, move.digest)
         keys = [self.keys.leader, self.keys.leases, self.keys.info, self.keys.quarantine]
         args: list[Arg] = [token, GROUP, len(routes)]
         for intake, worker, limit, alone in routes:
@@ -75,10 +76,12 @@ class LeaderScripts(Caller):
         reply: Reply,
         *,
         dead: str = "",
+        digest: str = "",
     ) -> Answered:
         """Give a waiting request its result without running it.
 
-        With ``dead``, a reason, the request is also kept among the dead letters.
+        With ``dead``, a reason, the request is also kept among the dead letters. So is one whose
+        id is known with another ``digest``, which is given no result: the id's reply is another's.
         """
         client, request_id = request.client, request.id
         keys = [
@@ -92,7 +95,7 @@ class LeaderScripts(Caller):
         ]
         args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
-        args += [dead, self._dead_maxlen]
+        args += [dead, self._dead_maxlen, digest, reused(request_id)]
         return Answered(self._run("answer", keys, args))
 
     def bury(self, token: str, intake: IntakeClass, entry: str, reason: str) -> Answered:

@@ -165,6 +165,10 @@ class Unsupported(Exception):
     """This engine, or this device, cannot do what was asked; the message says what can."""
 
 
+class DeviceUnusable(Exception):
+    """No engine can run on this CPU or GPU, now or later; the message says what to do."""
+
+
 class Backend(Protocol):
     """What a worker process is before it holds a model, and between two models.
 
@@ -172,7 +176,10 @@ class Backend(Protocol):
     """
 
     def warm_up(self) -> dict[str, float]:
-        """Pay everything that needs no model, once; seconds by phase."""
+        """Pay everything that needs no model, once; seconds by phase.
+
+        Raises `DeviceUnusable` where no engine can run here, and what the engine raises.
+        """
 
     def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
         """Make an engine, with ``weights`` from its first token on; see `Engine.reload` for them.

@@ -42,6 +42,11 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Refuse parameters that name tokens which do not exist, or numbers that no engine holds."""
     _check_ids("params.stop_token_ids", params.stop_token_ids or (), vocab_size)
     _check_ids("params.logit_bias", params.logit_bias or (), vocab_size)
+    _check_ids("params.logprob_token_ids", params.logprob_token_ids or (), vocab_size)
+    _check_ids("params.trace_decode_token_ids", params.trace_decode_token_ids or (), vocab_size)
+    for row in params.prompt_logprob_token_ids or ():
+        named = [token for token in row if token >= 0]  # -1 fills up
+        _check_ids("params.prompt_logprob_token_ids", named, vocab_size)
     if params.allowed_token_ids is not None:
         if not params.allowed_token_ids:
             raise InvalidRequest("params.allowed_token_ids", "is empty, so nothing may be said")

@@ -13,6 +13,7 @@ CRASH_POINTS: Final = {
     **dict.fromkeys(("before_step", "mid_stream", "before_finish"), signal.SIGKILL),
     **dict.fromkeys(("warming", "loading", "attached", "unloading"), signal.SIGKILL),
     **dict.fromkeys(("asleep", "waking"), signal.SIGKILL),
+    "illegal": signal.SIGILL,
     "poison": signal.SIGSEGV,
     "stall": signal.SIGSTOP,
 }
@@ -32,6 +33,7 @@ class CrashPoint:
     ``warming``, ``loading``, ``attached`` (to the leader of a group), ``asleep`` (and nobody has
     been told yet), ``waking``, ``unloading``; all by SIGKILL as from outside. And ``poison``: a
     step with a request in the batch whose prompt begins with `POISON`, which ends in a SIGSEGV.
+    At ``illegal``, while it warms up, the process ends as on a CPU that lacks an instruction.
     At ``stall``, which is while it warms up, the process stops until somebody lets it go on.
     With ``fault:<n>`` nothing dies: a request whose prompt begins with `FAULTY` fails n times, a
     stream after its first tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenyard.settings import WorkerSettings
+from worker.engines.cpu_features import missing_here
 from worker.engines.loading import is_on_cpu, prepare_environment
 from worker.engines.vllm_environment import engine_modules
 
@@ -15,5 +16,8 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
     prepare_environment(settings)
     if settings.engine == "simulated":
         return ["worker.process", "worker.engines.simulated"]
-    engine = engine_modules(cpu=is_on_cpu(settings))
+    on_cpu = is_on_cpu(settings)
+    if on_cpu and missing_here():
+        return ["worker.process"]  # vLLM's import would kill the fork-server; the processes say why
+    engine = engine_modules(cpu=on_cpu)
     return ["worker.process", *engine, "worker.engines.preloaded"]

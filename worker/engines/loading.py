@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 
 from tokenyard.settings import WorkerSettings
 from worker.engines import Backend
+from worker.engines.checkpoints import check_fit
+from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated import SpeedModel
 from worker.engines.simulated_backend import SimulatedBackend
+from worker.engines.simulated_backend import check_weights as check_simulated
 from worker.engines.vllm_backend import VllmBackend
 from worker.engines.vllm_environment import (
     engine_environment,
     set_environment,
     wished_threads,
 )
+from worker.models import ModelSpec
 
 
 def cpu_share(cores: Sequence[int], slots: int, slot: int) -> list[int]:
@@ -32,18 +35,18 @@ def cpu_share(cores: Sequence[int], slots: int, slot: int) -> list[int]:
 
 def is_on_cpu(settings: WorkerSettings) -> bool:
     """Whether this host computes without a GPU."""
-    return not settings.devices and shutil.which("nvidia-smi") is None
+    name = settings.device if settings.device != "auto" else find_device(settings).name
+    return name == "cpu"
 
 
 def prepare_environment(settings: WorkerSettings) -> None:
     """Set what all processes of a host share; must come before anything imports torch.
 
-    Every process sees all devices: which one is its own, the backend is told.
+    Every process sees all devices (but MIG instances): which one is its own, the backend is told.
     """
     if settings.engine == "simulated":
         return
-    if settings.devices:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.devices)
+    os.environ.update(visible_environment(settings))
     set_environment(engine_environment(cpu=is_on_cpu(settings)))
 
 
@@ -55,7 +58,21 @@ def make_backend(settings: WorkerSettings, device: int) -> Backend:
     if is_on_cpu(settings):
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
         return VllmBackend(cores=cores, threads=wished_threads(), log_stats=has_readers)
-    return VllmBackend(device=device, log_stats=has_readers)
+    gpu = own_gpu(settings, device)
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # this process has not touched CUDA yet
+    return VllmBackend(device=0 if gpu else device, is_alone=bool(gpu), log_stats=has_readers)
+
+
+def check_weights(settings: WorkerSettings, spec: ModelSpec, path: str) -> None:
+    """See that this host could give a model the weights at ``path``, as far as files tell it.
+
+    Raises `worker.engines.Unsupported`.
+    """
+    if settings.engine == "simulated":
+        check_simulated(path)
+    else:
+        check_fit(spec.path, path)
 
 
 def _simulated(settings: WorkerSettings) -> Backend:

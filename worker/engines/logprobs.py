@@ -7,44 +7,113 @@
 ``token`` is the one that was sampled (or stands in the prompt), ``rank`` its place among all
 tokens, ``decoded`` its text where the engine detokenizes, and ``top`` the ``logprobs`` likeliest
 tokens, likeliest first. Natural logarithms, before temperature and penalties (vLLM's
-``raw_logprobs``). A prompt's first token has no probability: its entry is null.
+``raw_logprobs``). A prompt's first token has no probability: its entry is null. Where token ids
+were named, ``top`` has these, in their order, and their ranks are null. The entry of a prompt token
+that ids were scored for has ``scores``: ``token`` and ``logprob`` of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
 
+    from tokenyard.wire import SamplingParams
+
 FLOOR: Final = -9999.0  # stands for minus infinity, which JSON has not; as in vLLM's server
 
 
-def entry(token: int, position: Mapping[int, Logprob], top: int) -> dict[str, Any]:
-    """What vLLM says of one position, as an entry; ``top`` is how many were asked for."""
-    likeliest = sorted(
-        (one for one in position.items() if one[1].rank is not None and one[1].rank <= top),
-        key=lambda one: one[1].rank or 0,
-    )
-    return _plain(token, position[token]) | {"top": [_plain(*one) for one in likeliest]}
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which tokens an entry is to have in ``top``: so many of the likeliest (-1: all), or these."""
+
+    top: int
+    ids: tuple[int, ...] = ()
+
+    def pick(self, position: Mapping[int, Logprob]) -> list[dict[str, Any]]:
+        """Those of one position."""
+        if self.ids:
+            found = [_plain(token, position[token]) for token in self.ids if token in position]
+            return [{**one, "rank": None} for one in found]  # vLLM ranks them by their order
+        if self.top < 0:
+            ranked = sorted(position.items(), key=lambda one: -one[1].logprob)
+            return [_plain(*one) | {"rank": rank} for rank, one in enumerate(ranked, 1)]
+        likeliest = sorted(
+            (
+                one
+                for one in position.items()
+                if one[1].rank is not None and one[1].rank <= self.top
+            ),
+            key=lambda one: one[1].rank or 0,
+        )
+        return [_plain(*one) for one in likeliest]
+
+
+def wanted(params: SamplingParams) -> Wanted | None:
+    """What a request wants to know of its sampled tokens; None where nothing."""
+    if params.logprob_token_ids:
+        return Wanted(len(params.logprob_token_ids), tuple(params.logprob_token_ids))
+    return None if params.logprobs is None else Wanted(params.logprobs)
+
+
+def most(*counts: int) -> int:
+    """The most of several numbers of logprobs, of which -1 is all."""
+    return -1 if -1 in counts else max(counts)
+
+
+def entry(token: int, position: Mapping[int, Logprob], asked: Wanted) -> dict[str, Any]:
+    """What vLLM says of one position, as an entry."""
+    top = asked.pick(position)
+    found = _plain(token, position[token])
+    if asked.top < 0:  # vLLM ranks a whole vocabulary by its ids
+        found["rank"] = next(one["rank"] for one in top if one["token"] == token)
+    return found | {"top": top}
 
 
 def entries(
-    tokens: Iterable[int], positions: Iterable[Mapping[int, Logprob]], top: int
+    tokens: Iterable[int], positions: Iterable[Mapping[int, Logprob]], asked: Wanted
 ) -> list[dict[str, Any]]:
     """Entries of sampled tokens."""
-    return [entry(token, position, top) for token, position in zip(tokens, positions, strict=True)]
+    return [
+        entry(token, position, asked) for token, position in zip(tokens, positions, strict=True)
+    ]
 
 
 def prompt_entries(
-    tokens: Sequence[int], positions: Sequence[Mapping[int, Logprob] | None], top: int
+    tokens: Sequence[int], positions: Sequence[Mapping[int, Logprob] | None], asked: Wanted
 ) -> list[dict[str, Any] | None]:
     """Entries of prompt tokens."""
     return [
-        None if position is None else entry(token, position, top)
+        None if position is None else entry(token, position, asked)
         for token, position in zip(tokens, positions, strict=True)
     ]
+
+
+def with_scores(
+    tokens: Sequence[int],
+    known: Sequence[dict[str, Any] | None] | None,
+    params: SamplingParams,
+    scores: Iterable[Iterable[float]],
+) -> list[dict[str, Any] | None]:
+    """Entries of prompt tokens with the scores of the ids that ``params`` name for each."""
+    out: list[dict[str, Any] | None] = list(known) if known else [None for _ in tokens]
+    first = (params.prompt_logprob_start or 0) + 1
+    rows = zip(params.prompt_logprob_token_ids or (), scores, strict=False)
+    for at, (ids, row) in enumerate(rows, first):
+        named = [(token, score) for token, score in zip(ids, row, strict=False) if token >= 0]
+        bare: dict[str, Any] = {
+            "token": tokens[at],
+            "logprob": None,
+            "rank": None,
+            "decoded": None,
+            "top": [],
+        }
+        found = [{"token": token, "logprob": max(float(one), FLOOR)} for token, one in named]
+        out[at] = {**(out[at] or bare), "scores": found}
+    return out
 
 
 def _plain(token: int, one: Logprob) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Text and chat messages to token ids, with the model's own tokenizer."""
+"""Text to token ids, with the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenyard.errors import InvalidRequest
-from tokenyard.wire import Request, unpack_tokens
 
 _TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -30,7 +29,7 @@ def has_tokenizer(path: str) -> bool:
     return not folder.is_dir() or any((folder / name).exists() for name in _TOKENIZER_FILES)
 
 
-def text_encoder(tokenizer: Any) -> Encode:
+def text_encoder(tokenizer: Any, *, add_special_tokens: bool = True) -> Encode:
     """What ``tokenizer.encode`` does with a text, on the shortest way to the same token ids.
 
     A fast tokenizer of Hugging Face spends most of its time around the Rust one within. That one
@@ -39,11 +38,15 @@ def text_encoder(tokenizer: Any) -> Encode:
     """
     rust = getattr(tokenizer, "backend_tokenizer", None)
     if rust is None or _has_own_way(type(tokenizer)) or rust.truncation or rust.padding:
-        encode: Encode = tokenizer.encode
-        return encode
+        if add_special_tokens:
+            encode: Encode = tokenizer.encode
+            return encode
+        return lambda text: tokenizer.encode(text, add_special_tokens=False)
     if rust.encode_special_tokens != tokenizer.split_special_tokens:
         rust.encode_special_tokens = tokenizer.split_special_tokens  # as `encode` would
-    return lambda text: rust.encode(text).ids
+    if add_special_tokens:
+        return lambda text: rust.encode(text).ids
+    return lambda text: rust.encode(text, add_special_tokens=False).ids
 
 
 def remember_end_token(tokenizer: Any) -> None:
@@ -64,42 +67,13 @@ def _has_own_way(kind: type) -> bool:
     )
 
 
-def prompt_tokens(
-    request: Request, tokenizer: Any, encode: Encode | None, max_model_len: int
+def encode_text(
+    field: str, text: str, tokenizer: Any, encode: Encode, max_model_len: int
 ) -> list[int]:
-    """The prompt of a request as token ids.
-
-    ``tokenizer`` is a Hugging Face one with its `text_encoder`, or None. Raises `InvalidRequest`
-    where the text cannot be tokenized.
-    """
-    if request.tokens is not None:
-        return unpack_tokens(request.tokens)
-    field = "prompt" if request.prompt is not None else "messages"
-    if tokenizer is None or encode is None:
-        raise InvalidRequest(field, "this model has no tokenizer; give tokens")
-    if request.prompt is not None:
-        _check_length(request.prompt, tokenizer, max_model_len)
-        return encode(request.prompt)
-    return _apply_chat_template(request.messages or [], tokenizer)
-
-
-def _check_length(text: str, tokenizer: Any, max_model_len: int) -> None:
-    """Text that is too long however it is cut is refused before a second is spent on it."""
+    """Token ids of a text; raises `InvalidRequest` where it is too long however it is cut."""
     longest = getattr(tokenizer, "max_chars_per_token", None)
     if longest and len(text) > longest * max_model_len:
         raise InvalidRequest(
-            "prompt",
-            f"has {len(text)} characters, more than {max_model_len} tokens can hold",
+            field, f"has {len(text)} characters, more than {max_model_len} tokens can hold"
         )
-
-
-def _apply_chat_template(messages: list[dict[str, Any]], tokenizer: Any) -> list[int]:
-    try:
-        tokens: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except Exception as fault:  # a template is a program: on hostile messages it raises anything
-        raise InvalidRequest(
-            "messages", f"the chat template does not take them: {str(fault)[:500]}"
-        ) from fault
-    return tokens
+    return encode(text)

@@ -55,6 +55,12 @@ def has_history(params: SamplingParams) -> bool:
     return bool(
         params.structured_outputs
         or params.bad_words
+        or params.repetition_detection
+        or params.thinking_token_budget is not None
+        or params.trace_decode_token_ids
+        # Not the next token, but what is told of the published ones.
+        or params.logprob_token_ids
+        or params.prompt_logprob_token_ids  # a row for each token of the prompt, and no more
         or params.presence_penalty
         or params.frequency_penalty
     )

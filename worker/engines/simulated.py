@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import shake_128
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +20,14 @@ from msgspec import Struct
 import tokenyard
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.replies import Choice
-from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens, unpack_tokens
+from tokenyard.wire import (
+    PLAIN_CHAT,
+    Assignment,
+    Request,
+    SamplingParams,
+    pack_tokens,
+    unpack_tokens,
+)
 from worker.engines import (
     EngineEvent,
     EngineInfo,
@@ -374,13 +381,25 @@ def _tokenize(request: Request) -> bytes:
         return request.tokens
     if request.prompt is not None:
         return pack_tokens(list(request.prompt.encode()))
-    return pack_tokens(list(msgspec.json.encode(request.messages, order="deterministic")))
+    chat: list[Any] = [request.messages]
+    if request.chat != PLAIN_CHAT:
+        chat.append(request.chat)
+    text = b"".join(msgspec.json.encode(each, order="deterministic") for each in chat)
+    return pack_tokens(list(text))
+
+
+#: Parameters that only a model can act on.
+_REAL: Final = (
+    *("logprobs", "prompt_logprobs", "structured_outputs"),
+    *("logprob_token_ids", "prompt_logprob_token_ids", "thinking_token_budget"),
+    *("trace_decode_token_ids", "repetition_detection"),
+)
 
 
 def _check_simulated(request: Request, vocab_size: int) -> None:
     params = request.params
     check_params(params, vocab_size)
-    for name in ("logprobs", "prompt_logprobs", "structured_outputs"):
+    for name in _REAL:
         if getattr(params, name) is not None:
             raise InvalidRequest(f"params.{name}", "the simulated engine has none to give")
     if params.stop and not request.wants_text:

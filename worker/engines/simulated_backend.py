@@ -17,13 +17,20 @@ from worker.models import ModelSpec
 
 #: A model with this path cannot be loaded, nor can weights in a folder of this name.
 BROKEN: Final = "broken"
+#: Nor can weights in a folder of this name, which look well until somebody tries.
+CORRUPT: Final = "corrupt"
+#: A model whose path ends so keeps some memory when it goes: 16 MiB, or 1 GiB.
+LEAKY: Final = "leaky"
+CLINGING: Final = "clinging"
+_KEPT: Final = {LEAKY: 16 * 1024**2, CLINGING: 1024**3}
 _MEMORY: Final = Memory(host=64 * 1024**2)
 
 
 class SimulatedBackend:
     """See `worker.engines.Backend`. Every model can be loaded, but for one whose path is `BROKEN`.
 
-    Loading takes ``load_s`` seconds; all else takes none, and a model takes no memory.
+    Loading takes ``load_s`` seconds; all else takes none, and a model takes no memory, unless it
+    leaks.
     """
 
     def __init__(
@@ -33,10 +40,12 @@ class SimulatedBackend:
         self._speed = speed or SpeedModel()
         self._load_s = load_s
         self._crash = CrashPoint(crash_point)  # it counts over all models
+        self._kept: list[bytearray] = []
 
     def warm_up(self) -> dict[str, float]:
         """There is nothing to do; seconds by phase."""
         self._crash.passed("warming")
+        self._crash.passed("illegal")
         self._crash.passed("stall")
         return {"import": 0.0}
 
@@ -48,7 +57,8 @@ class SimulatedBackend:
             time.sleep(self._load_s)
             if spec.path == BROKEN:
                 raise RuntimeError("broken model")
-            _check(weights)
+            _read_weights(weights)
+        self._kept.append(bytearray(_KEPT.get(PurePath(spec.path).name, 0)))
         release = _nobody
         if group is not None:
             with stopwatch.phase("group"):
@@ -60,8 +70,8 @@ class SimulatedBackend:
         attend(group, lambda: self._crash.passed("attached"))
 
     def memory(self) -> Memory:
-        """Always the same."""
-        return _MEMORY
+        """Always the same, but for what has leaked."""
+        return Memory(host=_MEMORY.host + sum(map(len, self._kept)))
 
 
 class _Loaded(SimulatedEngine):
@@ -97,7 +107,7 @@ class _Loaded(SimulatedEngine):
 
     def reload(self, path: str) -> None:
         """See `worker.engines.simulated.SimulatedEngine.reload`."""
-        _check(path)
+        _read_weights(path)
         super().reload(path)
 
     def close(self) -> None:
@@ -106,9 +116,16 @@ class _Loaded(SimulatedEngine):
         self._release()
 
 
-def _check(weights: str) -> None:
+def check_weights(weights: str) -> None:
+    """Raises `Unsupported` for weights that cannot be loaded."""
     if PurePath(weights).name == BROKEN:
         raise Unsupported(f"{weights}: broken weights")
+
+
+def _read_weights(weights: str) -> None:
+    check_weights(weights)
+    if PurePath(weights).name == CORRUPT:
+        raise Unsupported(f"{weights}: corrupt weights")
 
 
 def _nobody() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tokenyard.errors import Code
 from tokenyard.replies import Choice
 from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
-from worker.engines.logprobs import entries, prompt_entries
+from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
@@ -70,7 +70,7 @@ class Whole:
         self.asked = asked
         self.is_finished = False
         self._shows_text = asked.assignment.request.wants_text
-        self._logprobs = asked.params.logprobs
+        self._logprobs = wanted(asked.params)
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
         """See `Answer`."""
@@ -87,7 +87,7 @@ class Whole:
                 self.asked.key,
                 choices,
                 len(self.asked.prompt),
-                _prompt_logprobs(self.asked, output.prompt_logprobs),
+                _prompt_logprobs(self.asked, output.prompt_logprobs, output),
                 _cached(self.asked, output),
             )
         )
@@ -130,15 +130,15 @@ class Streamed:
         self.is_finished = False
         self._streams = asked.assignment.request.stream
         self._shows_text = asked.assignment.request.wants_text
-        self._logprobs = asked.params.logprobs
+        self._logprobs = wanted(asked.params)
         self._prompt_logprobs: list[Any] | None = None
         self._cached: int | None = None
         self._choices = [_Growing() for _ in range(asked.params.n)]
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
         """See `Answer`."""
-        if output.prompt_logprobs and self._prompt_logprobs is None:
-            self._take_prompt_logprobs(output.prompt_logprobs)
+        if self._prompt_logprobs is None and (output.prompt_logprobs or _scores(output)):
+            self._take_prompt_logprobs(output.prompt_logprobs or [], output)
         if self._cached is None:
             self._cached = _cached(self.asked, output)
         for part in output.outputs:
@@ -153,8 +153,8 @@ class Streamed:
             self.is_finished = True
             events.append(self._finished())
 
-    def _take_prompt_logprobs(self, found: Any) -> None:
-        self._prompt_logprobs = _prompt_logprobs(self.asked, found)
+    def _take_prompt_logprobs(self, found: Any, output: RequestOutput) -> None:
+        self._prompt_logprobs = _prompt_logprobs(self.asked, found, output)
 
     def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
         """Add what is new to a choice; returns it as a delta, None where nothing is."""
@@ -249,13 +249,13 @@ class Continued(Streamed):
             choice.logprobs = [_unknown_logprob(token) for token in choice.tokens]
         return self._finished()
 
-    def _take_prompt_logprobs(self, found: Any) -> None:
+    def _take_prompt_logprobs(self, found: Any, output: RequestOutput) -> None:
         """Tell the published tokens, which vLLM counts as prompt, from our prompt."""
         at = len(self.asked.prompt)
-        if self._logprobs is not None:
+        if self._logprobs is not None and found:
             old = entries(self.asked.published, found[at:], self._logprobs)
             self._choices[0].logprobs = old
-        self._prompt_logprobs = _prompt_logprobs(self.asked, found[:at])
+        self._prompt_logprobs = _prompt_logprobs(self.asked, found[:at], output)
 
     def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
         tokens = list(part.token_ids)
@@ -285,9 +285,16 @@ class Continued(Streamed):
         return len(tokens)
 
 
-def _prompt_logprobs(asked: Asked, found: Any) -> list[Any] | None:
+def _prompt_logprobs(asked: Asked, found: Any, output: RequestOutput) -> list[Any] | None:
     top = asked.params.prompt_logprobs
-    return None if top is None or not found else prompt_entries(asked.prompt, found, top)
+    known = None if top is None or not found else prompt_entries(asked.prompt, found, Wanted(top))
+    scores = _scores(output)
+    return known if scores is None else with_scores(asked.prompt, known, asked.params, scores)
+
+
+def _scores(output: RequestOutput) -> Any:
+    """Scores of the ids that were named for prompt tokens; older versions know none."""
+    return getattr(output, "prompt_token_id_logprobs", None)
 
 
 def _cached(asked: Asked, output: RequestOutput) -> int | None:

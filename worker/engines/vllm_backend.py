@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker.engines import Engine, Group, Memory
+from worker.engines.cpu_features import check_cpu, request_amx
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_environment import engine_modules
 from worker.engines.warm_base import freeze, give_back, held_back, let_go, uncollected
@@ -33,13 +34,16 @@ class VllmBackend:
         device: int = 0,
         cores: Sequence[int] = (),
         threads: int = 0,
+        is_alone: bool = False,
         log_stats: bool = False,
     ) -> None:
         """``cores`` are what it computes with, as many as they are or with so many ``threads``.
 
-        Without cores it computes on the GPU ``device``, as vLLM counts them. With ``log_stats``
-        its engines count what they do.
+        Without cores it computes on the GPU ``device``, as vLLM counts them; one that ``is_alone``
+        sees no other and cannot be part of a group. With ``log_stats`` its engines count what they
+        do.
         """
+        self._is_alone = is_alone
         self._log_stats = log_stats
         self._device = device
         self._is_on_cpu = bool(cores)
@@ -48,7 +52,9 @@ class VllmBackend:
         self._has_kernels = False  # a first model has been loaded
 
     def warm_up(self) -> dict[str, float]:
-        """Pay everything that needs no model, once; seconds by phase."""
+        """Pay everything that needs no model, once; see `worker.engines.Backend.warm_up`."""
+        if self._is_on_cpu:
+            check_cpu()
         stopwatch = Stopwatch()
         with stopwatch.phase("import"), uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):
@@ -97,6 +103,10 @@ class VllmBackend:
     ) -> VllmEngine:
         from worker.engines.vllm_engine import VllmEngine
 
+        if group and self._is_alone:
+            raise ValueError(
+                f"this model takes {group.size} devices, but MIG instances cannot form a group"
+            )
         with held_back(has_kernels=self._has_kernels):
             executor = _executor_for(group) if group else None
             try:
@@ -121,6 +131,7 @@ class VllmBackend:
         if self._is_on_cpu:
             from worker.engines.cpu_threads import use_cores
 
+            request_amx()
             use_cores(self._cores, self._threads)
             return
         import torch

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import vllm
 from vllm import LLMEngine
 
-from tokenyard.errors import Code
+from tokenyard.errors import Code, InvalidRequest
 from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
-from worker.engines.prompts import Encode, prompt_tokens, remember_end_token, text_encoder
+from worker.engines.logprobs import most, wanted
+from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_answers import (
@@ -31,6 +32,7 @@ from worker.engines.vllm_answers import (
     Whole,
 )
 from worker.engines.vllm_arguments import cache_tokens, engine_config, folder_of, lora_requests
+from worker.engines.vllm_chat import ChatPrompts
 from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm_params import ParamsMaker, build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
@@ -87,12 +89,16 @@ class VllmEngine:
                 config, disable_log_stats=not log_stats
             )
         model = config.model_config
+        self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
         self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
         self._encode: Encode | None = self._tokenizer and text_encoder(self._tokenizer)
         if self._tokenizer is not None:
             remember_end_token(self._tokenizer)
         self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
+        self._chat: ChatPrompts | None = None
+        if self._tokenizer is not None:
+            self._chat = ChatPrompts(self._engine.renderer, self._max_model_len)
         self._vocab_size: int = model.get_vocab_size()
         self._cache_tokens = cache_tokens(config)
         self._end_tokens = _end_tokens(model, self._tokenizer)
@@ -126,8 +132,9 @@ class VllmEngine:
         request, params = assignment.request, assignment.request.params
         check_resumable(assignment)
         check_params(params, self._vocab_size)
+        self._check_runner(params)
         self._check_text(params, request.wants_text)
-        prompt = prompt_tokens(request, self._tokenizer, self._encode, self._max_model_len)
+        prompt = self._prompt_tokens(assignment)
         check_prompt(prompt_field(request), prompt, self._vocab_size, self._max_model_len)
         asked = Asked(assignment, prompt, unpack_tokens(assignment.published))
         way = choose_way(
@@ -248,6 +255,20 @@ class VllmEngine:
             del engine
             let_go()
 
+    def _prompt_tokens(self, assignment: Assignment) -> list[int]:
+        """The prompt as token ids; raises `InvalidRequest` where it cannot be tokenized."""
+        request = assignment.request
+        if request.tokens is not None:
+            return unpack_tokens(request.tokens)
+        if self._encode is None or self._chat is None:
+            field = prompt_field(request)
+            raise InvalidRequest(field, "this model has no tokenizer; give tokens")
+        if request.prompt is not None:
+            return encode_text(
+                "prompt", request.prompt, self._tokenizer, self._encode, self._max_model_len
+            )
+        return self._chat.tokens(request, assignment.accepted_ms)
+
     def _start(self, asked: Asked, way: Way) -> None:
         """Run a request from its first token."""
         params, request = asked.params, asked.assignment.request
@@ -279,11 +300,12 @@ class VllmEngine:
         }
         if params.max_tokens is not None:
             changes["max_tokens"] = params.max_tokens - len(published)
-        if params.logprobs is not None:
-            changes["prompt_logprobs"] = max(params.logprobs, params.prompt_logprobs or 0)
+        asks = wanted(params)
+        if asks is not None:
+            changes["prompt_logprobs"] = most(asks.top, params.prompt_logprobs or 0)
         if params.seed is not None:
             changes["seed"] = derive_seed(params.seed, len(published))
-        decodes = params.logprobs is not None and self._detokenizes(asked)
+        decodes = asks is not None and self._detokenizes(asked)
         self._submit(answer, asked.prompt + published, True, decodes, changes)
 
     def _submit(
@@ -353,6 +375,19 @@ class VllmEngine:
         if wants_text:
             raise refusal(ValueError("detokenize needs a tokenizer; this model has none"), params)
 
+    def _check_runner(self, params: SamplingParams) -> None:
+        """Refuse what would harm the requests beside it.
+
+        In the first model runner a request that names token ids takes the logprobs of all others
+        in the same step, which then are those of token 0.
+        """
+        if params.logprob_token_ids and not self._has_second_runner:
+            raise InvalidRequest(
+                "params.logprob_token_ids",
+                "needs vLLM's V2 model runner (VLLM_USE_V2_MODEL_RUNNER=1), which this worker's"
+                " engine has not; ask for logprobs instead",
+            )
+
     def _reads_text(self, asked: Asked) -> bool:
         return asked.assignment.request.wants_text or bool(asked.params.stop)
 
@@ -366,7 +401,7 @@ class VllmEngine:
         params = asked.params
         if self._tokenizer is None or params.detokenize is False:
             return False
-        asks = params.logprobs is not None or params.prompt_logprobs is not None
+        asks = wanted(params) is not None or params.prompt_logprobs is not None
         return self._reads_text(asked) or asks
 
     def _warm_up(self, engine: LLMEngine) -> None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+import vllm
 from vllm import SamplingParams as VllmParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -15,6 +16,12 @@ from tokenyard.errors import InvalidRequest
 from tokenyard.wire import SamplingParams
 
 _NAMES: Final = frozenset(SamplingParams.__struct_fields__)
+_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+#: Replies have one form of logprobs, whatever was asked for.
+_WITHOUT_EFFECT: Final = frozenset({"flat_logprobs"})
+#: Parameters of the wire that the installed vLLM has not.
+_UNKNOWN: Final = _NAMES - _WITHOUT_EFFECT - frozenset(VllmParams.__struct_fields__)
+_NOT_GIVEN: Final = _UNKNOWN | _WITHOUT_EFFECT
 _WORD: Final = re.compile(r"\w+")
 # A flat copy for each request is enough for vLLM: nothing changes what is made below.
 _OWN_COPY: Final = {"skip_clone": True} if "skip_clone" in VllmParams.__struct_fields__ else {}
@@ -49,16 +56,43 @@ def build_params(
 
     Raises `InvalidRequest` naming the field that vLLM refuses.
     """
+    _check_known(params)
     kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
     named = msgspec.structs.asdict(params) | changes
     named |= {"detokenize": detokenize, "output_kind": kind} | _OWN_COPY
+    for name in _NOT_GIVEN:
+        named.pop(name, None)
     try:
         if params.structured_outputs is not None:
             constraint = msgspec.structs.asdict(params.structured_outputs)
             named["structured_outputs"] = StructuredOutputsParams(**constraint)
+        if params.repetition_detection is not None:
+            asked = msgspec.structs.asdict(params.repetition_detection)
+            named["repetition_detection"] = _repetition_detection(asked)
         return VllmParams(**named)
+    except InvalidRequest:
+        raise
     except Exception as fault:  # vLLM's validation errors have no common root in all versions
         raise refusal(fault, params) from fault
+
+
+def _check_known(params: SamplingParams) -> None:
+    """Refuse what is asked for and this vLLM has not yet."""
+    for name in _UNKNOWN:
+        if getattr(params, name) != _DEFAULTS[name]:
+            raise InvalidRequest(
+                f"params.{name}", f"vLLM {vllm.__version__} of this worker has no such parameter"
+            )
+
+
+def _repetition_detection(asked: dict[str, Any]) -> Any:
+    # Not at the top: older versions have none.
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    try:
+        return RepetitionDetectionParams(**asked)
+    except Exception as fault:
+        raise InvalidRequest("params.repetition_detection", str(fault)) from fault
 
 
 def refusal(fault: Exception, params: SamplingParams) -> InvalidRequest:

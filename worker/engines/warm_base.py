@@ -20,6 +20,7 @@ from typing import Any, Final
 _KERNELS: Final = "register_triton_kernel_overrides"
 _RELOADING: Final = "vllm.model_executor.model_loader.reload.layerwise"
 _COMPILING: Final = "torch._dynamo.convert_frame"
+_PROCESSORS: Final = "vllm.transformers_utils.processor"
 
 
 @contextmanager
@@ -90,6 +91,10 @@ def _forget_models() -> None:
         cleanup = getattr(getattr(listener, "__self__", None), "cleanup", None)
         if cleanup is not None:
             cleanup()
+    # With its first chat vLLM looks for a processor, and keeps one more tokenizer of each model.
+    forget = getattr(sys.modules.get(_PROCESSORS), "cached_get_processor", None)
+    if forget is not None:
+        forget.cache_clear()
 
 
 def _known_in(module: str, name: str) -> MutableMapping[Any, Any]:

@@ -1,0 +1,49 @@
+"""Workers that requests must go to and that are not there: since when, and how long to wait."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("tokenyard.coordinator.schedule")
+
+
+class Absences:
+    """Says once of each worker that it is missing, that it is waited for no more, that it is back.
+
+    ``wait_s`` is how long a worker is waited for; `math.inf` for ever.
+    """
+
+    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wait_s = wait_s
+        self._clock = clock
+        self._since: dict[tuple[str, str], float] = {}  # by worker and model
+        self._given_up: set[tuple[str, str]] = set()
+
+    def is_over(self, worker: str, model: str) -> bool:
+        """A request must go to a worker that is absent: whether it has been waited for enough."""
+        key, now = (worker, model), self._clock()
+        if key not in self._since:
+            self._since[key] = now
+            bound = "" if math.isinf(self._wait_s) else f", for at most {self._wait_s:g} s"
+            log.warning(
+                "no worker %s serves %s: its requests, and those behind them, wait for it%s",
+                *(worker, model, bound),
+            )
+        if now - self._since[key] < self._wait_s:
+            return False
+        if key not in self._given_up:
+            self._given_up.add(key)
+            log.warning(
+                "no worker %s serves %s after %g s: its requests go elsewhere",
+                *(worker, model, self._wait_s),
+            )
+        return True
+
+    def end(self, worker: str, model: str) -> None:
+        """It is there."""
+        if self._since.pop((worker, model), None) is not None:
+            self._given_up.discard((worker, model))
+            log.info("worker %s serves %s again", worker, model)

@@ -1,0 +1,216 @@
+"""Workers that cannot start: every program that runs them ends by itself, with one paragraph."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.running import ROOT, Up, environment, is_gone
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+
+pytestmark = pytest.mark.crash
+
+StartUp = Callable[..., Up]
+WAIT_S = 100.0
+#: A package that is found in the place of vLLM, as if that were not installed.
+NO_VLLM = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')\n"
+SOON = {"TOKENYARD_WORKER_BACKOFF_S": "0.05"}
+
+
+@pytest.fixture
+def no_vllm(tmp_path: Path) -> dict[str, str]:
+    """An environment in which vLLM is not there."""
+    (tmp_path / "path" / "vllm").mkdir(parents=True)
+    (tmp_path / "path" / "vllm" / "__init__.py").write_text(NO_VLLM)
+    return {"PYTHONPATH": f"{tmp_path / 'path'}:{ROOT}"}
+
+
+def check(status: int, told: str, *words: str) -> str:
+    """It has ended with one paragraph that holds these words; the paragraph."""
+    assert status == Exit.START_FAILED, told
+    assert "Traceback" not in told
+    (paragraph,) = f"\n{told}".split("\nError: ")[1:]
+    for word in (*words, "The log is"):
+        assert paragraph.count(word) == 1, (word, told)
+    assert "\n\n" not in paragraph.strip()
+    return paragraph
+
+
+class Worker:
+    """One run of `tokenyard worker`."""
+
+    def __init__(self, url: str, keys: Keys, log: Path, *options: str, **env: str) -> None:
+        command = [sys.executable, "-m", "tokenyard", "--redis-url", url, "--yard", keys.yard]
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "worker", "--name", "w", *options],
+                env=environment(**SOON, **env),
+                stdout=output,
+                stderr=output,
+            )
+
+    def wait(self) -> tuple[int, str]:
+        """Its exit status and what it said; nothing of it is left."""
+        mine = psutil.Process(self.process.pid)
+        family: set[int] = set()
+
+        def ended() -> bool:
+            if self.process.poll() is None:
+                family.update(child.pid for child in mine.children(recursive=True))
+            return self.process.poll() is not None
+
+        eventually(ended, timeout_s=WAIT_S)
+        eventually(lambda: all(map(is_gone, family)))
+        assert family
+        return self.process.returncode, self.log.read_text()
+
+
+StartWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def start_worker(valkey_broker: Server, keys: Keys, tmp_path: Path) -> Iterator[StartWorker]:
+    """Starts `tokenyard worker` with options and variables."""
+    started: list[Worker] = []
+
+    def start(*options: str, **env: str) -> Worker:
+        started.append(Worker(valkey_broker.url, keys, tmp_path / "log", *options, **env))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ("illegal", ("SIGILL (Illegal instruction) 3 times while warming up", "avx512f")),
+        ("warming", ("SIGKILL (Killed) 3 times while warming up", "dmesg")),
+        ("loading", ("SIGKILL (Killed) 3 times while loading the model", "kv_cache_gib")),
+    ],
+)
+def test_a_worker_ends(start_worker: StartWorker, point: str, words: tuple[str, ...]) -> None:
+    options = ("--engine", "simulated", "--model", "some", "--crash-point", point)
+    worker = start_worker(*options)
+    status, told = worker.wait()
+    check(status, told, *words, str(worker.log))
+    assert told.count("process died") == 3
+
+
+def test_a_worker_without_vllm_says_how_to_install_it(
+    start_worker: StartWorker, no_vllm: dict[str, str]
+) -> None:
+    worker = start_worker("--model", "org/m", **no_vllm)
+    check(*worker.wait(), "No module named 'vllm'", "pip install 'tokenyard[cli,worker]'")
+
+
+def test_a_model_that_is_not_there_is_told_at_once(start_worker: StartWorker) -> None:
+    worker = start_worker("--model", "/no/model")
+    assert worker.process.wait(WAIT_S) == Exit.USAGE
+    assert worker.log.read_text() == "Error: model: there is no /no/model on this host\n"
+
+
+def test_under_a_service_manager_it_goes_on_and_tells_once(start_worker: StartWorker) -> None:
+    options = ("--engine", "simulated", "--crash-point", "illegal", "--on-start-failure", "retry")
+    worker = start_worker(*options, "--max-backoff-s", "0.1")
+    eventually(lambda: worker.log.read_text().count("process died") > 8, timeout_s=WAIT_S)
+    worker.process.terminate()
+    status, told = worker.wait()
+    assert status == Exit.OK
+    assert told.count("SIGILL (Illegal instruction) 3 times") == 1
+
+
+def test_one_process_that_works_keeps_its_host(start_worker: StartWorker) -> None:
+    # Given a host of which one process cannot stay alive: the second one that is started
+    options = ("--engine", "simulated", "--slots", "2", "--crash-point", "stall")
+    worker = start_worker(*options)
+    controller = psutil.Process(worker.process.pid)
+
+    def stalled() -> list[psutil.Process]:
+        children = controller.children(recursive=True)
+        return [one for one in children if one.status() == psutil.STATUS_STOPPED]
+
+    def both() -> list[psutil.Process]:
+        found = stalled()
+        return found if len(found) == 2 else []
+
+    first, other = eventually(both, timeout_s=WAIT_S)
+    first.resume()
+    for _ in range(4):
+        (victim,) = eventually(lambda: [one for one in stalled() if one != first], timeout_s=WAIT_S)
+        victim.kill()
+        victim.wait(WAIT_S)
+    eventually(
+        lambda: "The workers of this host cannot start" in worker.log.read_text(),
+        timeout_s=WAIT_S,
+    )
+    assert worker.process.poll() is None
+    for one in stalled():
+        one.kill()
+    worker.process.terminate()
+    assert worker.wait()[0] == Exit.OK
+    assert is_gone(other.pid)
+
+
+@pytest.mark.parametrize("point", ["illegal", "loading"])
+def test_up_ends_and_passes_the_paragraph_on(start_up: StartUp, point: str) -> None:
+    up = start_up(env={"TOKENYARD_WORKER_CRASH_POINT": point, **SOON})
+    eventually(lambda: "coordinator: leads" in up.said or up.process.poll(), timeout_s=WAIT_S)
+    up.family = [child.pid for child in psutil.Process(up.process.pid).children(recursive=True)]
+    status = up.wait(WAIT_S)
+    log = up.data_dir / "logs" / "worker.log"
+    paragraph = check(status, up.said, str(log), f"SIG{'ILL' if point == 'illegal' else 'KILL'}")
+    assert log.read_text().endswith(f"Error: {paragraph.strip()}\n")
+    assert "has ended, status" not in up.said
+    assert up.family
+    up.wait_all_gone()
+
+
+def test_demo_ends_and_keeps_its_logs(no_vllm: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenyard", "demo"],
+        env=environment(**no_vllm, TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    paragraph = check(done.returncode, done.stderr, "No module named 'vllm'", "pip install '")
+    (log,) = tmp_path.glob("tokenyard-demo-*/logs/worker.log")
+    assert str(log) in paragraph
+    assert "Everything is stopped." in done.stdout
+    assert "Traceback" not in done.stdout + log.read_text()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("broken", ["weights", "architecture"])
+def test_a_model_that_does_not_load_ends_a_real_engine(
+    start_worker: StartWorker, tmp_path: Path, broken: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "examples" / "arithmetic" / "models" / "adder", model)
+    if broken == "weights":
+        (weights,) = model.glob("*.safetensors")
+        weights.write_bytes(weights.read_bytes()[:1000])
+        words = ["SafetensorError", "broken or incomplete"]
+    else:
+        config = model / "config.json"
+        config.write_text(config.read_text().replace("LlamaForCausalLM", "NewForCausalLM"))
+        words = ["NewForCausalLM", "take a newer vLLM"]
+    options = ("--model", str(model), "--enforce-eager")
+    worker = start_worker(*options)
+    check(worker.process.wait(280), worker.log.read_text(), *words)

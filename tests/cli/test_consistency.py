@@ -1,0 +1,270 @@
+"""Options anywhere, names that may have been meant, lists, plurals, and logs that stay calm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import redis
+from click.testing import Result
+
+from tests.cli.running import Up, environment
+from tests.cli.test_operations_page import LEAVES
+from tests.support.builders import random_name
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.cli import main
+from tokenyard.keys import Keys
+from tokenyard.program import Exit, PlainCommand
+
+Ask = Callable[..., Result]
+NOBODY = "redis://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--redis-url", "URL", "--yard", "YARD", "--json", "info"],
+        ["info", "--redis-url", "URL", "--yard", "YARD", "--json"],
+        ["--json", "info", "--yard=YARD", "--redis-url=URL"],
+        [
+            "--redis-url",
+            NOBODY,
+            "--yard",
+            "another",
+            "info",
+            "--redis-url",
+            "URL",
+            "--yard",
+            "YARD",
+        ],
+    ],
+)
+def test_options_stand_before_or_behind_the_command_and_the_last_counts(
+    invoke: Ask, yard: dict[str, Any], words: list[str]
+) -> None:
+    name = random_name("yard")
+    done = invoke(*(word.replace("URL", yard["url"]).replace("YARD", name) for word in words))
+    # Nobody leads such a yard, and it says so of the right one
+    assert done.exit_code == Exit.UNAVAILABLE
+    assert name in done.stdout
+    assert done.stdout.startswith("{") == ("--json" in words)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_options_stand_at_each_word_of_a_group(invoke: Ask, yard: dict[str, Any], at: int) -> None:
+    words = ["models", "list"]
+    words[at:at] = ["--json", "--redis-url", yard["url"]]
+    done = invoke(*words)
+    assert done.exit_code == Exit.OK, done.output
+    assert json.loads(done.stdout)["models"][0]["name"] == "simulated"
+
+
+def test_a_bad_name_is_refused_behind_the_command_too(invoke: Ask) -> None:
+    done = invoke("info", "--yard", "a b")
+    assert done.exit_code == Exit.USAGE
+    assert "A-Z a-z 0-9" in done.stderr
+
+
+def test_debug_may_stand_behind(invoke: Ask) -> None:
+    done = invoke("info", "--debug")
+    assert "BrokerUnavailable" in repr(done.exception)
+
+
+@pytest.mark.parametrize("name", sorted(LEAVES))
+def test_every_command_is_plain_and_takes_them(name: str) -> None:
+    command = LEAVES[name]
+    assert isinstance(command, PlainCommand)
+    context = click.Context(command, parent=click.Context(main))
+    known = {text for param in command.get_params(context) for text in param.opts}
+    assert {"--redis-url", "--yard", "--debug"} <= known
+
+
+@pytest.mark.parametrize("name", sorted(LEAVES))
+def test_json_before_the_command_counts_or_is_refused(invoke: Ask, name: str) -> None:
+    command = LEAVES[name]
+    has_json = any("--json" in param.opts for param in command.params)
+    arguments = [one for one in command.params if isinstance(one, click.Argument) and one.required]
+    words = ["bash" if isinstance(one.type, click.Choice) else "1" for one in arguments]
+    if "start" in name.split() or has_json:
+        return  # what does something is tried above, by one of its kind
+    done = invoke("--redis-url", NOBODY, "--json", *name.split(), *words)
+    assert done.exit_code == Exit.USAGE
+    assert f"{name} has no output in JSON" in done.stderr
+
+
+# What may have been meant
+
+
+def test_commands(invoke: Ask) -> None:
+    for words, meant in ((["sumbit"], "submit"), (["dead", "lsit"], "list")):
+        done = invoke(*words)
+        assert done.exit_code == Exit.USAGE
+        assert f"No such command {words[-1]!r}. Did you mean {meant!r}?" in done.stderr
+    assert "Did you mean" not in invoke("qqqq").stderr
+
+
+def test_models_and_parameters(ask: Ask) -> None:
+    assert "did you mean simulated?" in ask("submit", "--model", "simulatd", "a").stderr
+    assert "did you mean simulated?" in ask("pause", "--model", "simulatd").stderr
+    wrong = ask("submit", "--param", "temprature=0", "a")
+    assert wrong.exit_code == Exit.USAGE
+    assert "did you mean temperature?" in wrong.stderr
+
+
+def test_a_misspelt_model_ends_a_batch_before_its_first_line(ask: Ask, tmp_path: Path) -> None:
+    lines = [json.dumps({"id": str(number), "prompt": "hello"}) for number in range(3)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    words = ["batch", "run", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    done = ask(*words, "--model", "simulatd")
+    assert done.exit_code == Exit.FAILED
+    assert "there is no model 'simulatd'; did you mean simulated?" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]  # nothing was begun
+    done = ask(*words, "--model", "simulated")
+    assert done.exit_code == Exit.OK, done.stderr
+    assert "3 input lines = 3 results + 0 errors" in done.stdout
+
+
+def test_variables(invoke: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENYARD_COORDINATOR_LAESE_MS", "100")
+    for command in ("coordinator", "up", "demo"):
+        done = invoke("--redis-url", NOBODY, command)
+        assert done.exit_code == Exit.USAGE, command
+        assert "did you mean TOKENYARD_COORDINATOR_LEASE_MS?" in done.stderr
+    assert "LAESE" not in invoke("--redis-url", NOBODY, "info").stderr
+    monkeypatch.setenv("TOKENYARD_REDIS_URI", "redis://elsewhere")
+    done = invoke("info")
+    assert done.exit_code == Exit.USAGE
+    assert "did you mean TOKENYARD_REDIS_URL?" in done.stderr
+
+
+def test_a_setting_like_nothing_is_warned_of() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator"],
+        env=environment(TOKENYARD_COORDINATOR_QQQQ="1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Warning: nothing reads the variable TOKENYARD_COORDINATOR_QQQQ" in done.stderr
+
+
+# Lists, files, plurals
+
+
+@pytest.mark.parametrize("words", [["dead", "list"], ["batch", "list"]])
+def test_an_empty_list_is_an_empty_array(
+    invoke: Ask, valkey_broker: Server, keys: Keys, words: list[str]
+) -> None:
+    done = invoke("--redis-url", valkey_broker.url, "--yard", keys.yard, *words, "--json")
+    assert done.exit_code == Exit.OK, done.output
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["submit", "--file", "/nowhere"],
+        ["batch", "run", "/nowhere", "-o", "OUT"],
+        ["batch", "submit", "/nowhere", "-o", "OUT"],
+        ["batch", "run", "/nowhere", "--dry-run"],
+        ["up", "--models", "/nowhere"],
+        ["up", "--model", "/nowhere"],
+        ["worker", "--models", "/nowhere"],
+        ["coordinator", "--replay", "/nowhere"],
+    ],
+)
+def test_a_missing_file_is_wrong_usage_everywhere(
+    ask: Ask, tmp_path: Path, words: list[str]
+) -> None:
+    done = ask(*(word.replace("OUT", str(tmp_path / "out")) for word in words))
+    assert done.exit_code == Exit.USAGE, done.output
+    assert "/nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_one_is_no_plural(start_up: Callable[..., Up], invoke: Ask) -> None:
+    up = start_up("--workers", "1")
+    url = str(up.wait_ready()["url"])
+    assert "Starting 1 worker, " in up.said
+    assert "1 of 1 worker is ready" in up.said
+    assert "simulated (1 worker)" in invoke("--redis-url", url, "info").stdout
+    assert (
+        "1 of 1 worker ready, 0 dead letters"
+        in invoke("--redis-url", url, "top", "--once", "--interval", "0.1").stdout
+    )
+
+
+# Logs of long-lived programs
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[tuple[Any, Callable[[], str]]]:
+    """A program, and what it has logged."""
+    log = folder / random_name("log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tokenyard", *arguments], env=environment(), stderr=output
+        )
+    try:
+        yield process, log.read_text
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("program", [["coordinator"], ["worker", "--engine", "simulated"]])
+def test_an_absent_redis_is_named_at_a_calm_rate(tmp_path: Path, program: list[str]) -> None:
+    url = "redis://ann:secret@127.0.0.1:1/0"
+    with running(tmp_path, "--redis-url", url, *program) as (process, logged):
+        eventually(lambda: "Redis at redis://ann@127.0.0.1:1/0 does not answer" in logged())
+        # Long enough for a dozen of attempts: those of the first two seconds
+        with pytest.raises(AssertionError):
+            eventually(lambda: logged().count("does not answer") > 2, timeout_s=2.0)
+        assert process.poll() is None
+        assert "secret" not in logged()
+        assert "Traceback" not in logged()
+
+
+def test_a_wrong_password_is_named_with_the_user(
+    tmp_path: Path, new_server: Callable[..., Server], invoke: Ask
+) -> None:
+    server = new_server("valkey", aof=False)
+    with redis.Redis.from_url(server.url) as connection:
+        connection.acl_setuser("ann", enabled=True, passwords=["+right"], keys=["*"])
+    url = server.url.replace("://", "://ann:wrong@")
+    named = f"Redis at {server.url.replace('://', '://ann@')} refuses the user or password"
+    done = invoke("--redis-url", url, "info")
+    assert done.exit_code == Exit.UNAVAILABLE
+    assert named in done.stderr
+    with running(tmp_path, "--redis-url", url, "coordinator") as (_, logged):
+        eventually(lambda: named in logged())
+    assert "wrong" not in done.stderr + logged().replace("wrong number", "")
+
+
+def test_a_standby_says_that_it_stands_by_and_who_leads(
+    tmp_path: Path, valkey_broker: Server, keys: Keys
+) -> None:
+    where = ["--redis-url", valkey_broker.url, "--yard", keys.yard, "coordinator", "--name"]
+    with running(tmp_path, *where, "north") as (leader, first):
+        eventually(lambda: "leads as 1:north" in first())
+        with running(tmp_path, *where, "south") as (_, second):
+            eventually(lambda: "stands by: north leads" in second())
+            os.kill(leader.pid, signal.SIGTERM)
+            leader.wait(30)
+            eventually(lambda: "leads as 2:south" in second())
+            assert second().count("stands by") == 1

@@ -1,0 +1,158 @@
+"""Who finds a yard that `tokenyard up` runs, and what a second `up` says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+
+from tests.cli.running import Up, environment
+from tests.docs.pages import page, section
+from tests.support.servers import Server
+from tokenyard import AsyncClient, Client
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+from tokenyard.running import running_up
+
+StartUp = Callable[..., Up]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def home(invoke: Callable[..., Result], tmp_path: Path) -> dict[str, str]:
+    """Where `up`, commands and clients of one test look, and nobody else."""
+    return {"XDG_DATA_HOME": str(tmp_path / "xdg")}
+
+
+def test_commands_and_clients_find_it_also_with_a_folder_of_its_own(
+    start_up: StartUp, invoke: Callable[..., Result], home: dict[str, str]
+) -> None:
+    up = start_up("--workers", "1", env=home)
+    url = up.wait_ready()["url"]
+    assert json.loads(invoke("info", "--json").stdout)["yard"] == "main"
+    assert invoke("submit", "hello", "--max-tokens", "2").exit_code == Exit.OK
+    with Client() as client:
+        assert client.submit("hello", max_tokens=2).result(timeout=30).tokens
+        assert client._dialogue.url == url
+    up.signal(signal.SIGTERM)
+    assert up.wait() == Exit.OK
+    assert invoke("info").exit_code == Exit.UNAVAILABLE
+
+
+async def _ask() -> object:
+    async with AsyncClient() as client:
+        return (await (await client.submit("hello", max_tokens=2)).result(timeout=30)).tokens
+
+
+def test_it_is_found_too_where_the_broker_is_not_its_own(
+    start_up: StartUp, home: dict[str, str], valkey_broker: Server, keys: Keys
+) -> None:
+    group = ("--redis-url", valkey_broker.url, "--yard", keys.yard)
+    up = start_up("--workers", "1", group=group, env=home)
+    up.wait_ready()
+    with Client(yard=keys.yard) as client:
+        assert client.submit("hello", max_tokens=2).result(timeout=30).tokens
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENYARD_YARD", keys.yard)
+        assert asyncio.run(_ask())
+
+
+def test_a_second_one_on_the_same_folder_names_the_first(
+    start_up: StartUp, home: dict[str, str]
+) -> None:
+    first = start_up("--workers", "1", env=home)
+    url = first.wait_ready()["url"]
+    second = start_up(env=home, data_dir=first.data_dir)
+    assert second.wait() == Exit.FAILED
+    assert second.said.count("\n") == 1
+    assert f"pid {first.process.pid} at {url} uses {first.data_dir} already" in second.said
+    assert running_up(first.data_dir)
+
+
+def test_a_second_one_on_another_folder_says_who_is_found(
+    start_up: StartUp, home: dict[str, str]
+) -> None:
+    first = start_up("--workers", "1", env=home)
+    url = first.wait_ready()["url"]
+    second = start_up("--workers", "1", env=home)
+    second.wait_ready()
+    assert f"pid {first.process.pid} at {url} is what commands without a URL find" in second.said
+    with Client() as client:
+        assert client._dialogue.url == url
+
+
+def test_a_lost_port_is_said(start_up: StartUp, home: dict[str, str], tmp_path: Path) -> None:
+    """Given a folder whose port somebody else has now, I expect a word of it."""
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        data = tmp_path / "data"
+        data.mkdir()
+        (data / "port").write_text(str(thief.getsockname()[1]))
+        up = start_up("--workers", "1", port=False, data_dir=data, env=home)
+        up.wait_ready()
+        assert f"port {thief.getsockname()[1]}, which this yard had before, is taken" in up.said
+
+
+@pytest.mark.redis
+def test_it_runs_the_server_that_it_is_told_and_says_so(
+    start_up: StartUp, home: dict[str, str]
+) -> None:
+    up = start_up("--workers", "1", "--server", "redis-server", env=home)
+    ready: dict[str, Any] = up.wait_ready()
+    with redis.Redis.from_url(ready["url"]) as connection:
+        version = connection.info("server")["redis_version"]
+    assert ready["server"] == f"Redis {version}"
+    assert f"The broker is Redis {version} at {ready['url']}." in up.said
+
+
+def test_without_being_told_it_runs_the_embedded_one(yard: dict[str, Any]) -> None:
+    assert yard["server"].startswith("Valkey ")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "why"),
+    [
+        (["--server", "/nowhere/redis-server"], Exit.USAGE, "no program there"),
+        (["--server", sys.executable], Exit.USAGE, "neither a Valkey nor a Redis"),
+    ],
+)
+def test_a_server_that_will_not_do_is_one_line(
+    start_up: StartUp, options: list[str], status: Exit, why: str
+) -> None:
+    up = start_up(*options)
+    assert up.wait() == status
+    [*_, last] = up.said.splitlines()
+    assert last.startswith("Error: ")
+    assert why in last
+    assert "Traceback" not in up.said
+
+
+def test_the_python_of_the_readme_runs_as_printed(
+    start_up: StartUp, home: dict[str, str], tmp_path: Path
+) -> None:
+    """Given a running `up`, I expect the README's block to run without a change."""
+    [block] = PYTHON.findall(section(page("README.md"), "### From Python"))
+    up = start_up("--workers", "1", port=False, env=home)
+    up.wait_ready()
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env=environment(**home),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 2 + 90  # one whole, one streamed, those of `map`

@@ -1,0 +1,266 @@
+"""Ctrl-C, and output that nobody reads, at any moment: no traceback, and the right status."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.cli.running import ROOT, Up, environment, tokenyard
+from tests.support.waiting import eventually
+from tokenyard.admin import read_yard
+from tokenyard.cli.interrupts import Interrupts
+from tokenyard.interrupted import Interrupted
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+
+END_S = 60.0
+#: Runs the command and interrupts it in the middle of an import, or in another odd moment.
+AT_IMPORT = """
+import os, signal, sys
+class Interrupter:
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+import tokenyard.__main__
+sys.meta_path.insert(0, Interrupter())
+tokenyard.__main__.run()
+"""
+AT_THE_END = """
+import atexit, os, signal, tokenyard.__main__
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+tokenyard.__main__.run()
+"""
+AT_THE_FLUSH = """
+import os, signal, tokenyard.__main__
+tokenyard.__main__._flush = lambda: os.kill(os.getpid(), signal.SIGINT)
+tokenyard.__main__.run()
+"""
+IN_A_FINALIZER = """
+import os, signal, tokenyard.__main__
+class Victim:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):
+            pass
+import tokenyard.program
+before = tokenyard.program._refuse_bytes
+def refuse(arguments):
+    Victim()
+    before(arguments)
+tokenyard.program._refuse_bytes = refuse
+tokenyard.__main__.run()
+"""
+
+#: Makes the terminal on standard input that of the program that it becomes.
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["click", "tokenyard.cli", "redis", "tokenyard.cli.submit", "rich.console"]
+)
+def test_while_it_is_imported(name: str) -> None:
+    command = "submit" if name != "rich.console" else "info"
+    done = run(AT_IMPORT.format(name=name), "--redis-url", "redis://127.0.0.1:1", command)
+    assert done.returncode == Exit.INTERRUPTED, done.stderr
+    assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize("text", [AT_THE_END, AT_THE_FLUSH, IN_A_FINALIZER])
+def test_in_moments_where_python_would_print_a_traceback(text: str) -> None:
+    done = run(text, "completion", "bash")
+    assert done.returncode == Exit.INTERRUPTED, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@contextmanager
+def in_terminal(*arguments: str, env: dict[str, str] | None = None) -> Iterator[tuple[Any, int]]:
+    """A command in a terminal of its own, and the other end of that."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", _TAKE_TERMINAL, sys.executable, "-m", "tokenyard", *arguments]
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(TERM="xterm", **(env or {})),
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(ours: int, words: bytes, within_s: float = END_S) -> bytes:
+    """What it has shown when the words have come; b"" stands for its end."""
+    seen = b""
+    until = time.monotonic() + within_s
+    while words not in seen or not words:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # its end is closed
+            more = b""
+        if not more:
+            assert not words, seen.decode(errors="replace")
+            return seen
+        seen += more
+        assert time.monotonic() < until, seen.decode(errors="replace")
+    return seen
+
+
+def press_ctrl_c(ours: int) -> None:
+    os.write(ours, b"\x03")
+
+
+@pytest.mark.parametrize("command", [["info"], ["submit", "hello"], ["models", "list"]])
+def test_while_it_waits_for_a_server_that_says_nothing(command: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(END_S)
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        with in_terminal("--redis-url", url, *command) as (process, ours):
+            connection, _ = silent.accept()
+            with connection:
+                press_ctrl_c(ours)
+                shown = read_until(ours, b"")
+                assert process.wait(END_S) == Exit.INTERRUPTED
+        assert b"Traceback" not in shown
+
+
+def test_while_it_waits_for_an_answer(yard: dict[str, Any]) -> None:
+    arguments = ["--redis-url", yard["url"], "submit", "--stream", "--max-tokens", "5000", "long"]
+    arguments.append("--cancel-on-disconnect")
+    with redis.Redis.from_url(yard["url"]) as connection, in_terminal(*arguments) as (process, at):
+        assert os.read(at, 1)  # the first token
+        press_ctrl_c(at)
+        assert b"Traceback" not in read_until(at, b"")
+        assert process.wait(END_S) == Exit.INTERRUPTED
+        eventually(lambda: not any(one.lane for one in read_yard(connection, Keys("main")).workers))
+
+
+def test_at_a_question(yard: dict[str, Any]) -> None:
+    """Ctrl-C is no answer: I expect another status than that of "no"."""
+    with in_terminal("--redis-url", yard["url"], "stop") as (process, ours):
+        read_until(ours, b"[y/N]")
+        press_ctrl_c(ours)
+        assert process.wait(END_S) == Exit.INTERRUPTED
+    with in_terminal("--redis-url", yard["url"], "stop") as (process, ours):
+        read_until(ours, b"[y/N]")
+        os.write(ours, b"n\n")
+        assert process.wait(END_S) == Exit.FAILED
+
+
+# Ctrl-C again
+
+
+def test_the_second_signal_hurries_also_where_it_comes_before_anybody_holds() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+        assert not interrupts.is_hurried
+        signal.raise_signal(signal.SIGINT)
+        interrupts.hold()
+        assert interrupts.is_hurried
+
+
+def test_a_signal_after_another_end_hurries() -> None:
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        assert not interrupts.is_hurried
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupts.is_hurried
+
+
+def test_two_at_once_stop_up_at_once(start_up: Any) -> None:
+    """Given a request that would run for minutes, I expect that no grace is waited for."""
+    up: Up = start_up(
+        "--workers", "1", "--grace-s", "300", env={"TOKENYARD_WORKER_SIMULATED_STEP_S": "0.05"}
+    )
+    url = str(up.wait_ready()["url"])
+    # A time-out leaves the request running
+    done = tokenyard("--redis-url", url, "submit", "--timeout", "0.5", "--max-tokens", "8000", "a")
+    assert done.returncode == Exit.TIMEOUT, done.stderr
+    up.signal(signal.SIGINT)
+    up.signal(signal.SIGTERM)  # another number: the kernel joins two of the same
+    assert up.wait() == Exit.OK  # within its bound, far below the grace
+    up.wait_all_gone()
+
+
+def test_up_is_stopped_at_once_while_it_starts(start_up: Any) -> None:
+    up: Up = start_up("--grace-s", "300", env={"TOKENYARD_WORKER_SIMULATED_LOAD_S": "200"})
+    eventually(lambda: "of 2 workers are ready" in up.said, timeout_s=END_S)
+    up.signal(signal.SIGINT)
+    assert up.wait() == Exit.OK  # within its bound, far below the grace
+    assert "Stopping." in up.said
+    assert "Traceback" not in up.said
+
+
+# Output that nobody reads
+
+
+@pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["--help"], ["info", "-h"]])
+def test_a_closed_pipe_is_no_traceback(yard: dict[str, Any], command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], *command],
+            env=environment(),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=END_S,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == Exit.FAILED
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
+@pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["completion", "bash"]])
+def test_a_full_disk_is_one_line(yard: dict[str, Any], command: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], *command],
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=END_S,
+            check=False,
+        )
+    assert done.returncode == Exit.FAILED
+    assert done.stderr == "Error: No space left on device\n"

@@ -1,0 +1,168 @@
+"""The programs that can be the broker of `tokenyard up`, and the port where it listens."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.support.brokers import required
+from tests.support.servers import free_port
+from tokenyard import broker, servers
+from tokenyard.broker import EmbeddedBroker
+from tokenyard.errors import BrokerUnavailable, SettingsError
+from tokenyard.servers import choose_server, describe, find_server
+
+
+def program(folder: Path, name: str, says: str) -> Path:
+    """A program that tells its version only."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_without_being_asked_it_is_the_embedded_one(on_path: Path) -> None:
+    program(on_path, "valkey-server", "Valkey server v=8.0.1 malloc=jemalloc-5.3.0")
+    assert choose_server("embedded") == find_server()
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        ({"valkey-server": "Valkey server v=8.0.1", "redis-server": "Redis server v=7.4.0"}, 0),
+        ({"valkey-server": "what?", "redis-server": "Redis server v=7.0.15 sha=0"}, 1),
+        ({"redis-server": "Redis server v=10.2.0"}, 0),
+        ({"redis-server": "Redis server v=6.2.14"}, None),
+        ({}, None),
+    ],
+)
+def test_auto_takes_what_will_do(on_path: Path, there: dict[str, str], chosen: int | None) -> None:
+    """Given servers of the system, I expect the first that is new enough, else the embedded one."""
+    found = [program(on_path, name, says) for name, says in there.items()]
+    assert choose_server("auto") == (find_server() if chosen is None else found[chosen])
+
+
+def test_a_program_may_be_named_by_path_or_name(on_path: Path) -> None:
+    path = program(on_path, "my-server", "Redis server v=7.2.4")
+    assert choose_server(str(path)) == choose_server("my-server") == path
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("Redis server v=6.2.14 sha=0", "Redis 6.2.14: Tokenyard needs Redis 7.0"),
+        ("memcached 1.6", "neither a Valkey nor a Redis server"),
+    ],
+)
+def test_a_program_that_will_not_do_is_refused(on_path: Path, says: str, why: str) -> None:
+    path = program(on_path, "server", says)
+    with pytest.raises(SettingsError, match=why):
+        choose_server(str(path))
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no program"):
+        choose_server(str(tmp_path / "nowhere"))
+
+
+def test_without_the_wheel_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(BrokerUnavailable, match=r"tokenyard\[broker\].*--server auto"):
+        find_server()
+
+
+@pytest.mark.redis
+def test_a_redis_of_the_system_is_a_broker(tmp_path: Path) -> None:
+    system = required("redis")
+    with EmbeddedBroker(tmp_path, server=system) as started:
+        assert started.title == describe(system).title
+        with redis.Redis.from_url(started.url) as connection:
+            assert connection.config_get("appendonly") == {"appendonly": "yes"}
+
+
+@pytest.mark.redis
+def test_data_of_an_older_server_is_read_and_of_a_newer_one_refused_in_words(
+    tmp_path: Path,
+) -> None:
+    system = required("redis")
+    with EmbeddedBroker(tmp_path, server=system) as old, redis.Redis.from_url(old.url) as one:
+        one.set("kept", "yes")
+    with EmbeddedBroker(tmp_path) as new, redis.Redis.from_url(new.url) as one:
+        assert one.get("kept") == b"yes"
+        one.bgrewriteaof()
+        embedded = new.title
+        while one.info("persistence")["aof_rewrite_in_progress"]:
+            pass
+    with pytest.raises(BrokerUnavailable, match=f"written by {embedded}, which Redis .* cannot"):
+        EmbeddedBroker(tmp_path, server=system).start()
+    with EmbeddedBroker(tmp_path) as new, redis.Redis.from_url(new.url) as one:
+        assert one.get("kept") == b"yes"
+
+
+def test_a_damaged_file_is_not_blamed_on_a_version(tmp_path: Path) -> None:
+    """Given a file that its own server cannot read, I expect the server's words."""
+    with EmbeddedBroker(tmp_path):
+        pass
+    [base] = tmp_path.glob("appendonlydir/*.base.rdb")
+    base.write_bytes(b"NONSENSE" + base.read_bytes()[8:])
+    with pytest.raises(BrokerUnavailable) as failed:
+        EmbeddedBroker(tmp_path).start()
+    assert "Bad file format" in str(failed.value)
+    assert "was written by" not in str(failed.value)
+
+
+# The port
+
+
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free port in the place of 6379, which tests leave alone."""
+    port = free_port()
+    monkeypatch.setattr(broker, "USUAL_PORT", port)
+    return port
+
+
+def start(folder: Path, port: int | None = None) -> tuple[int, int]:
+    """The port of a broker that starts and ends, and the one that it has lost."""
+    with EmbeddedBroker(folder, port=port) as started:
+        return int(started.url.rpartition(":")[2].partition("/")[0]), started.lost_port
+
+
+def test_the_port_is_the_usual_one_where_it_is_free(tmp_path: Path, usual: int) -> None:
+    assert start(tmp_path) == (usual, 0)
+
+
+def test_a_folder_keeps_its_port(tmp_path: Path, usual: int) -> None:
+    """If 6379 is taken, I expect another port, and the same one also when 6379 is free again."""
+    with socket.create_server(("127.0.0.1", usual)):
+        port, lost = start(tmp_path)
+        assert (port != usual, lost) == (True, 0)
+        assert start(tmp_path) == (port, 0)
+    assert start(tmp_path) == (port, 0)
+
+
+def test_a_port_that_was_lost_is_told_and_the_next_one_kept(tmp_path: Path, usual: int) -> None:
+    assert start(tmp_path) == (usual, 0)
+    with socket.create_server(("127.0.0.1", usual)):
+        port, lost = start(tmp_path)
+        assert (port != usual, lost) == (True, usual)
+    assert start(tmp_path) == (port, 0)
+
+
+def test_a_port_that_was_asked_for_is_not_kept(tmp_path: Path, usual: int) -> None:
+    asked = free_port()
+    assert start(tmp_path, asked) == (asked, 0)
+    assert start(tmp_path, 0)[0] not in {asked, usual}
+    assert start(tmp_path) == (usual, 0)

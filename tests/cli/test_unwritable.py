@@ -1,0 +1,127 @@
+"""What the commands say of a broker that answers and takes no writes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import redis
+from click.testing import Result
+
+from coordinator.coordinator import Coordinator
+from tests.conftest import SERVERS
+from tests.support.builders import make_request, random_name
+from tests.support.lanes import running
+from tests.support.unwritable import CODES, Ailing, Ailment
+from tests.support.waiting import eventually
+from tokenyard.keys import Keys
+from tokenyard.program import Exit
+from tokenyard.scripts import Scripts
+from tokenyard.settings import CoordinatorSettings
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ailing]:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    started = Ailing(request.param, folder)
+    started.start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture(params=get_args(Ailment))
+def ailment(request: pytest.FixtureRequest) -> Ailment:
+    ailment: Ailment = request.param
+    return ailment
+
+
+@pytest.fixture
+def ask(server: Ailing, ailment: Ailment, invoke: Invoke) -> Invoke:
+    """Runs a command on the server when it takes no writes."""
+    yard = random_name("yard")
+    with redis.Redis.from_url(server.url) as connection:
+        scripts = Scripts(connection, Keys(yard))
+        scripts.submit("normal", [make_request("q1", client="ann")])
+    server.fall_ill(ailment)
+    return lambda *words: invoke("--redis-url", server.url, "--yard", yard, *words)
+
+
+def flat(text: str) -> str:
+    """Without the breaks of lines."""
+    return " ".join(text.split())
+
+
+COMMANDS = (
+    ("submit", "--timeout", "0.2", "1+1="),
+    ("info",),
+    ("info", "--interval", "0.1", "--count", "1"),
+    ("top", "--once", "--interval", "0.1"),
+)
+
+
+def test_it_is_told_from_a_yard_without_a_leader(ask: Invoke, ailment: Ailment) -> None:
+    for words in COMMANDS:
+        done = ask(*words)
+
+        said = flat(done.output)
+        assert done.exit_code == Exit.UNAVAILABLE, (words, said)
+        assert f"({CODES[ailment]})" in said, words
+        assert "no coordinator leads" not in said, words
+        assert "nothing is dispatched until a coordinator runs" not in said, words
+
+    view = json.loads(ask("info", "--json").stdout)
+    assert view["broker_error"].endswith(f"({CODES[ailment]})")
+    assert view["leader"] is None
+    story = flat(ask("explain", "--client", "ann", "q1").output)
+    assert f"nobody can lead the yard: the broker {view['broker_error']}" in story
+
+
+@pytest.mark.parametrize("ailment", ["disk", "replica"], indirect=True)
+def test_what_would_write_says_it(ask: Invoke, ailment: Ailment) -> None:
+    done = ask("cancel", "--client", "ann", "q1")
+
+    assert done.exit_code == Exit.UNAVAILABLE
+    assert f"({CODES[ailment]})" in flat(done.output)
+
+
+def test_the_doctor_looks_and_says_it(ask: Invoke, ailment: Ailment) -> None:
+    done = ask("doctor", "--json")
+
+    assert done.exit_code == Exit.FAILED, done.output
+    found = {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
+    assert found["writes"]["verdict"] == "fault"
+    assert f"({CODES[ailment]})" in found["writes"]["todo"]
+    assert "Mend the broker first" in found["coordinator"]["todo"]
+
+
+def test_a_coordinator_says_it_at_a_calm_rate(
+    server: Ailing, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a leader whose server falls ill
+    caplog.set_level(logging.INFO, "tokenyard.coordinator")
+    keys = Keys(random_name("yard"))
+    settings = CoordinatorSettings(redis_url=server.url, yard=keys.yard, lease_ms=500, block_ms=50)
+    coordinator = Coordinator(settings)
+    faults: list[None] = []
+    monkeypatch.setattr(coordinator, "_recover", lambda: faults.append(None))
+    with redis.Redis.from_url(server.url) as connection, running(coordinator):
+        eventually(lambda: connection.get(keys.leader))
+        server.fall_ill("disk")
+        eventually(lambda: not connection.get(keys.leader))
+        eventually(lambda: len(faults) > 5, timeout_s=60.0)
+
+        # If it is mended, I expect the lead to be taken again,
+        server.recover("disk")
+        eventually(lambda: connection.get(keys.leader))
+        eventually(lambda: "works again" in caplog.text)
+
+    # and one line for the whole of it.
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["MISCONF" in record.getMessage() for record in warnings] == [True]

@@ -1,0 +1,278 @@
+"""At 80 columns no list cuts off a state, a pid or an id, whatever names people have chosen."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from tests.support.looks import make_view, make_view_worker
+from tokenyard.admin import WorkerView, YardView
+from tokenyard.cli import batch_jobs, dead, doctor, explain, info, models_list, requests
+from tokenyard.cli.tables import Column, Listing
+from tokenyard.dead_letters import DeadLetter
+from tokenyard.listing import STATES, Listed
+from tokenyard.listing import Listing as Found
+from tokenyard.pauses import all_pauses
+from tokenyard.posture import Posture, Postures
+from tokenyard.timeline import Attempt, Timeline
+from tokenyard.worker_info import WORKER_STATES, HostInfo, ModelInfo
+
+WIDTH = 80
+MODEL = "meta-llama/Llama-3.1-405B-Instruct-quantized.w8a8"
+HOST = "gpu-node-0017.cluster-3.example-datacenter.internal"
+PAUSE = Posture(conduct="PAUSED", by=f"kim@{HOST}", why="look at its driver", since_ms=1)
+ELLIPSIS = "…"
+
+
+def drawn(*pictures: RenderableType, width: int = WIDTH) -> str:
+    console = Console(width=width, markup=False, highlight=False)
+    with console.capture() as capture:
+        for picture in pictures:
+            console.print(picture)
+    text = capture.get()
+    assert all(len(line) <= width for line in text.splitlines())
+    assert ELLIPSIS not in text
+    return text
+
+
+def workers(names: list[str]) -> list[WorkerView]:
+    """Each in another state, with a pid and a conduct of its own."""
+    found = []
+    for number, name in enumerate(names):
+        one = make_view_worker(
+            f"{name}.{number}",
+            state=WORKER_STATES[number % len(WORKER_STATES)],
+            model=MODEL,
+            host=HOST,
+            pid=4_000_000 + number,
+            lane=100 + number,
+            lane_limit=320,
+            memory_bytes=2**36,
+            conduct="SUSPENDED" if number % 2 else "RUNNING",
+            phases_s={"weights": 12.0, "profile": 3.0},
+        )
+        conduct: Any = one.info.conduct if one.info else "RUNNING"
+        found.append(WorkerView(one.worker, one.state, one.lane, one.lease_ms, one.info, conduct))
+    return found
+
+
+SHORT = [f"w-{number}" for number in range(10)]
+LONG = [f"{HOST}-{number}" for number in range(10)]
+#: As long as a name may be.
+LONGEST = [f"{number}{'x' * 90}" for number in range(3)]
+
+
+def yard(names: list[str]) -> YardView:
+    fault = "no such file: /models/a/path/that/is/so/long/that/it/has/no/room/in/one/line/of/80"
+    models = [ModelInfo(name=MODEL, fault=fault, faulted_ms=1, faults=2, load_s=3.0)]
+    postures = {"all": PAUSE, f"model:{MODEL}": PAUSE, f"worker:{names[0]}": PAUSE}
+    return make_view(
+        workers(names),
+        waiting=1_234_567,
+        models={MODEL: 3},
+        hosts=[HostInfo(name=HOST, models=models)],
+        postures=Postures(postures),
+        at_ms=90_000,
+    )
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("names", [SHORT, LONG])
+def test_info(names: list[str], is_whole: bool) -> None:
+    view = yard(names)
+    text = drawn(info._picture(view, "redis://127.0.0.1:6379", is_whole=is_whole))
+    for worker in view.workers:
+        assert worker.info
+        [at] = [n for n, line in enumerate(text.splitlines()) if line.startswith(worker.worker)]
+        about = "\n".join(text.splitlines()[at : at + 5])
+        assert info.standing(worker) in about
+        assert str(worker.info.pid) in about
+    assert "look at its driver" in " ".join(text.split())
+    assert not is_whole or "weights 12.00" in " ".join(text.split())
+
+
+def test_info_breaks_what_is_longer_than_a_line_and_loses_nothing() -> None:
+    text = drawn(info._picture(yard(LONGEST), "redis://x", is_whole=False))
+    whole = "".join(line.strip() for line in text.splitlines())
+    assert all(f"{name}.{number}" in whole for number, name in enumerate(LONGEST))
+
+
+def test_info_with_short_names_is_a_table() -> None:
+    view = make_view([make_view_worker("worker-vm-1213-0.1", state="ready", pid=1305)])
+    *_, head, row = drawn(info._picture(view, "redis://x", is_whole=False)).splitlines()
+    assert head.split()[:5] == ["Worker", "State", "Pid", "Model", "Lane"]
+    assert row.split()[:4] == ["worker-vm-1213-0.1", "ready", "1305", "adder"]
+
+
+def test_info_of_a_wide_terminal_has_all() -> None:
+    view = make_view([make_view_worker("w.1", host="gpu", phases_s={"weights": 1.5})])
+    assert "1.50 s (weights 1.50)" in drawn(
+        info._picture(view, "redis://x", is_whole=False), width=140
+    )
+
+
+BATCH = {
+    "created_at": None,
+    "rq_status": "started",
+    "request_counts": {"completed": 1_000_000, "failed": 20_000, "total": 2_000_000},
+    "errors": None,
+    "lines_per_s": 12,
+    "eta_s": 100.0,
+    "input_file_id": "/data/" + "input-" * 30 + ".jsonl",
+    "output_file_id": "/data/" + "output-" * 30 + ".jsonl",
+    "error_file_id": "/data/" + "errors-" * 30 + ".jsonl",
+    **{
+        f"{name}_at": None
+        for name in ("in_progress", "completed", "failed", "expired", "cancelled")
+    },
+}
+STATUSES = ["validating", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("name", ["batch_0123456789abcdef0123456789abcdef", "nightly-" + "x" * 60])
+def test_batch_list(name: str, is_whole: bool) -> None:
+    batches: list[dict[str, Any]] = [
+        BATCH | {"id": f"{name}{number}", "status": status, "created_at": int(time.time()) - 90}
+        for number, status in enumerate(STATUSES)
+    ]
+    text = drawn(batch_jobs._table(batches, is_whole=is_whole))
+    lines = text.splitlines()
+    for number, status in enumerate(STATUSES):
+        [at] = [n for n, line in enumerate(lines) if line.startswith(f"{name}{number}")]
+        assert status in "\n".join(lines[at : at + 5])
+    assert "1020000 of 2000000" in text
+    assert ("started" in text) >= is_whole
+
+
+def test_batch_status() -> None:
+    text = drawn(batch_jobs._sheet(BATCH | {"id": "b" * 70, "status": "in_progress"}))
+    assert "b" * 70 in "".join(text.split())
+    assert "in_progress" in text
+    assert str(BATCH["output_file_id"]) in "".join(text.split())
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(
+    ("name", "client"),
+    [
+        ("q", "ann"),
+        ("2ef771e7-3b12-4b9d-bf28-95ab80f804a4", "client-062aa7b18d5c8181"),
+        ("n" * 77, "c" * 60),
+    ],
+)
+def test_requests(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    client: str,
+    is_whole: bool,
+) -> None:
+    pauses = all_pauses(yard(LONG).postures)
+    found = [
+        Listed(
+            client=client,
+            id=f"{name}{number}",
+            state=state,
+            model=MODEL,
+            worker=f"{HOST}-{number}.7",
+            accepted_ms=1,
+            ended_ms=0 if state in {"waiting", "assigned"} else 2,
+            pauses=pauses if state == "waiting" else (),
+            error="" if state != "failed" else "MODEL_UNAVAILABLE",
+        )
+        for number, state in enumerate(STATES)
+    ]
+    console = Console(width=WIDTH, markup=False, highlight=False)
+    monkeypatch.setattr(requests, "plain_console", lambda: console)
+    requests._print(Found(found, 90_000), is_whole=is_whole)
+    text = capsys.readouterr().out
+    assert ELLIPSIS not in text
+    lines = text.splitlines()
+    for one in found:
+        [at] = [n for n, line in enumerate(lines) if line.startswith(one.id)]
+        about = " ".join(lines[at : at + 6])
+        assert one.state in about
+        assert client in about
+        if is_whole:
+            assert one.worker in about
+    assert "waiting, PAUSED" in text
+    assert "look at its driver" in text
+
+
+def test_models_list() -> None:
+    view = yard(LONG)
+    views = models_list.model_views(view, view.postures)
+    text = drawn(models_list._table(views))
+    assert MODEL in text
+    assert "PAUSED" in text
+    for worker in view.workers:
+        assert worker.info
+        assert f"{worker.worker} {worker.info.state}" in " ".join(text.split())
+
+
+def test_dead_list_and_show() -> None:
+    reason = "POISONED: " + "it killed its worker while it ran alone; " * 5
+    server_id, client = "normal/1763700000000-0", "client-062aa7b18d5c8181"
+    name = "2ef771e7-3b12-4b9d-bf28-95ab80f804a4"
+    letter = DeadLetter(
+        "1763700000000-0", 5000, reason, server_id, client, name, MODEL, {"prompt": "x" * 300}
+    )
+    listed = drawn(dead._table([letter]))
+    assert "1763700000000-0" in listed
+    assert f"{client}/{name}" in listed
+    shown = drawn(dead._sheet(letter))
+    assert server_id in shown
+    assert "x" * 300 in "".join(shown.split())
+
+
+def test_explain() -> None:
+    attempt = Attempt(
+        number=1, worker=f"{HOST}-0.12", why="round_robin, " * 9, assigned_ms=2, waited_ms=1
+    )
+    timeline = Timeline(
+        client="ann",
+        id="q",
+        state="waiting",
+        now_ms=90_000,
+        server_id="normal/1763700000000-0",
+        accepted_ms=1,
+        attempts=[attempt],
+        waits_for=all_pauses(yard(LONG).postures)[0].text(90_000),
+    )
+    text = drawn(explain._table(timeline))
+    assert f"{HOST}-0.12" in text
+    assert "normal/1763700000000-0" in text
+    assert f"kim@{HOST}: look at its driver" in " ".join(text.split())
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(width=WIDTH, markup=False, highlight=False)
+    monkeypatch.setattr(doctor, "plain_console", lambda: console)
+    found = f"{HOST}-0.12 {'has not obeyed ' * 10}"
+    doctor._print([doctor.Finding("workers", "warning", found, f"Look at {HOST}-0.12")],
+                  shows_all=False)  # fmt: skip
+    text = capsys.readouterr().out
+    assert ELLIPSIS not in text
+    assert text.count(f"{HOST}-0.12") == 2
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    table = Listing((Column("Id", is_whole=True), Column("Epoch"), Column("Fault")))
+    table.add("a", "-", "")
+    table.add("b", "3", "-")
+    assert drawn(table).split() == ["Id", "Epoch", "a", "-", "b", "3"]
+
+
+def test_details_give_way_before_it_is_no_table() -> None:
+    columns = (Column("Id", is_whole=True), *(Column(n, is_detail=True) for n in ("One", "Two")))
+    table = Listing(columns)
+    table.add("x" * 70, "first", "second")
+    text = drawn(table)
+    assert "first" in text
+    assert "second" not in text
+    table.has_details = True
+    assert drawn(table).splitlines()[1].split() == ["one", "first", "two", "second"]

@@ -1,0 +1,78 @@
+"""Clients that are asked for more at once than they have connections."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from tests.contract.conftest import WAIT_S
+from tests.contract.stand_in import StandIn
+from tests.support.builders import random_name
+from tokenyard import AsyncClient, Client
+from tokenyard.pools import DEFAULT_MAX_CONNECTIONS
+from tokenyard.scripts import Scripts
+
+TASKS, THREADS = 500, 150
+#: The pool and the connection that hears replies.
+MOST = DEFAULT_MAX_CONNECTIONS + 1
+
+
+def marked(url: str) -> tuple[str, str]:
+    """A URL whose connections bear a name, and that name."""
+    name = random_name("crowd")
+    return f"{url}?client_name={name}", name
+
+
+def connections(connection: redis.Redis, name: str) -> int:
+    return sum(one["name"] == name for one in connection.client_list())
+
+
+@pytest.mark.usefixtures("yard")
+def test_many_tasks_submit_at_once(
+    redis_url: str, connection: redis.Redis, scripts: Scripts
+) -> None:
+    url, name = marked(redis_url)
+
+    async def scenario() -> None:
+        async with AsyncClient(url, scripts.keys.yard) as client:
+            handles = await asyncio.gather(*(client.submit([1, at]) for at in range(TASKS)))
+
+            assert len({handle.id for handle in handles}) == TASKS
+            assert 1 < connections(connection, name) <= MOST
+
+    asyncio.run(scenario())
+    assert connection.xlen(scripts.keys.intake("normal")) == TASKS
+
+
+def test_many_tasks_wait_for_their_results_at_once(
+    redis_url: str, yard: StandIn, scripts: Scripts
+) -> None:
+    async def scenario() -> list[str]:
+        async with AsyncClient(redis_url, scripts.keys.yard, result_timeout_s=WAIT_S) as client:
+            handles = await asyncio.gather(*(client.submit([1, at]) for at in range(TASKS)))
+            waits = [asyncio.create_task(handle.result()) for handle in handles]
+            await asyncio.to_thread(yard.answer_all)
+            return [result.status for result in await asyncio.gather(*waits)]
+
+    assert asyncio.run(scenario()) == ["completed"] * TASKS
+
+
+@pytest.mark.usefixtures("yard")
+def test_many_threads_submit_at_once(
+    redis_url: str, connection: redis.Redis, scripts: Scripts
+) -> None:
+    url, name = marked(redis_url)
+    together = threading.Barrier(THREADS)
+
+    def submit(number: int) -> str:
+        together.wait(WAIT_S)
+        return client.submit([1, number]).id
+
+    with Client(url, scripts.keys.yard) as client, ThreadPoolExecutor(THREADS) as threads:
+        assert len(set(threads.map(submit, range(THREADS)))) == THREADS
+        assert 1 <= connections(connection, name) <= MOST
+    assert connection.xlen(scripts.keys.intake("normal")) == THREADS

@@ -1,0 +1,106 @@
+"""What a client says of a broker that answers and takes no writes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import redis
+
+from tests.conftest import SERVERS
+from tests.contract.conftest import NewClient
+from tests.contract.stand_in import StandIn
+from tests.support.unwritable import CODES, Ailing, Ailment
+from tokenyard import BrokerNotWritable, BrokerUnavailable, NoCoordinator
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+
+AILMENTS = get_args(Ailment)
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ailing]:
+    started = Ailing(request.param, tmp_path)
+    started.start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def stand_in(server: Ailing, keys: Keys) -> Iterator[StandIn]:
+    with redis.Redis.from_url(server.url, socket_timeout=30.0) as connection:
+        somebody = StandIn(connection, Scripts(connection, keys))
+        somebody.open()
+        yield somebody
+
+
+@pytest.mark.parametrize("ailment", AILMENTS)
+def test_a_yard_that_nobody_can_lead(
+    server: Ailing, new_client_at: NewClient, ailment: Ailment
+) -> None:
+    # Given a server that takes no writes, and so no leader
+    server.fall_ill(ailment)
+
+    with pytest.raises(BrokerNotWritable) as caught:
+        new_client_at(server.url, connect_timeout_s=0.2).start()
+
+    assert caught.value.code == CODES[ailment]
+    assert server.url in str(caught.value)
+
+    # If it is mended, I expect the usual word.
+    server.recover(ailment)
+    with pytest.raises(NoCoordinator):
+        new_client_at(server.url, connect_timeout_s=0.2).start()
+
+
+@pytest.mark.parametrize("ailment", AILMENTS)
+def test_a_request_is_refused_with_the_reason(
+    server: Ailing, stand_in: StandIn, new_client_at: NewClient, ailment: Ailment
+) -> None:
+    client = new_client_at(server.url)
+    client.start()
+    server.fall_ill(ailment)
+
+    with pytest.raises(BrokerNotWritable) as caught:
+        client.submit("abc", id="q1")
+
+    assert caught.value.code == CODES[ailment]
+    server.recover(ailment)
+    client.submit("abc", id="q1")
+    assert stand_in.dispatch() == 1
+
+
+@pytest.mark.parametrize("ailment", AILMENTS)
+def test_map_ends_by_its_patience_and_says_why(
+    server: Ailing, stand_in: StandIn, new_client_at: NewClient, ailment: Ailment
+) -> None:
+    client = new_client_at(server.url, result_timeout_s=0.5)
+    client.start()
+    server.fall_ill(ailment)
+
+    with pytest.raises(BrokerNotWritable) as caught:
+        list(client.map(itertools.repeat("abc"), window=3))
+
+    assert caught.value.code == CODES[ailment]
+
+
+@pytest.mark.parametrize("ailment", ["disk"])
+def test_map_says_why_what_it_has_submitted_has_no_result(
+    server: Ailing, stand_in: StandIn, new_client_at: NewClient, ailment: Ailment
+) -> None:
+    # Given requests that were accepted before the disk was full
+    client = new_client_at(server.url, result_timeout_s=1.0)
+    client.start()
+
+    def items() -> Iterator[str]:
+        yield "abc"
+        yield "def"
+        server.fall_ill(ailment)
+
+    with pytest.raises(BrokerUnavailable) as caught:
+        list(client.map(items()))
+
+    assert isinstance(caught.value, BrokerNotWritable)

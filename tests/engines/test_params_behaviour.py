@@ -1,0 +1,217 @@
+"""The same parameters give what vLLM itself gives for them: tokens, text, reasons and logprobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engines.harness import Outcome, ask, run
+from tokenyard.errors import InvalidRequest
+from tokenyard.wire import RepetitionDetection, StructuredOutputs
+from worker.engines import Engine
+from worker.engines.vllm_engine import VllmEngine
+
+pytestmark = pytest.mark.vllm
+
+LONG = {"max_tokens": 12, "ignore_eos": True}
+GREEDY = {"temperature": 0.0, **LONG}
+#: Tells how a repeated pattern ends an answer: the adder repeats itself behind its end.
+REPEATS = RepetitionDetection(max_pattern_size=2, min_pattern_size=1, min_count=2)
+BIAS = {"logit_bias": {9: 100.0}}
+
+CASES: list[dict[str, Any]] = [
+    GREEDY,
+    {"seed": 7, **LONG},
+    {**GREEDY, "seed": -1},
+    {**GREEDY, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    {"seed": 7, "top_p": 0.6, "top_k": 5, "min_p": 0.05, **LONG},
+    {**GREEDY, "stop": ["4"], "include_stop_str_in_output": True},
+    {**GREEDY, "stop_token_ids": [8]},
+    {**GREEDY, "min_tokens": 3, "ignore_eos": False},
+    {**GREEDY, "logit_bias": {9: 50.0, 10: -50.0}},
+    {**GREEDY, "allowed_token_ids": [8, 9]},
+    {**GREEDY, "bad_words": ["4"]},
+    {**GREEDY, "logprobs": 3, "prompt_logprobs": 2},
+    {**GREEDY, "logprobs": 2, "flat_logprobs": True},
+    {**GREEDY, "skip_special_tokens": False, "spaces_between_special_tokens": False},
+    {**GREEDY, "stream_interval": 4},
+    {**GREEDY, "skip_reading_prefix_cache": True, "extra_args": {"mine": [1, "two"]}},
+    {**GREEDY, "watermarking": False},
+    {**GREEDY, **BIAS, "repetition_detection": REPEATS},
+    {"temperature": 0.0, "structured_outputs": StructuredOutputs(regex="[0-9]{3}")},
+]
+
+
+def direct(engine: Engine, number: int, params: dict[str, Any]) -> Any:
+    """What vLLM gives for its own parameters, as `LLM.generate` does."""
+    import msgspec
+    import vllm
+    from vllm.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        StructuredOutputsParams,
+    )
+
+    kinds = {
+        "structured_outputs": StructuredOutputsParams,
+        "repetition_detection": RepetitionDetectionParams,
+    }
+    given = {
+        name: kinds[name](**msgspec.structs.asdict(value)) if name in kinds else value
+        for name, value in params.items()
+    }
+    assert isinstance(engine, VllmEngine)
+    inner = engine._open()
+    given["output_kind"] = RequestOutputKind.FINAL_ONLY
+    inner.add_request(f"direct-{number}", "12+34=", vllm.SamplingParams(**given))
+    while inner.has_unfinished_requests():
+        for output in inner.step():
+            if output.finished:
+                return output
+    raise AssertionError("vLLM did not finish")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
+def test_the_answer_is_vllms(vllm_engine: Engine, number: int, stream: bool) -> None:
+    params = CASES[number]
+    theirs = direct(vllm_engine, number, params)
+    part = theirs.outputs[0]
+
+    [ours] = run(vllm_engine, ask(prompt="12+34=", stream=stream, **params))
+
+    assert ours.tokens == list(part.token_ids)
+    assert (ours.choice.text, ours.choice.finish_reason) == (part.text, part.finish_reason)
+    assert ours.choice.stop_reason == part.stop_reason
+    if params.get("logprobs"):
+        _same_logprobs(ours, part)
+
+
+def _same_logprobs(ours: Outcome, part: Any) -> None:
+    found = ours.choice.logprobs
+    assert found is not None
+    for mine, theirs in zip(found, part.logprobs, strict=True):
+        assert mine["logprob"] == pytest.approx(theirs[mine["token"]].logprob, abs=1e-4)
+        assert {one["token"] for one in mine["top"]} <= set(theirs)
+
+
+def test_repetition_ends_an_answer(vllm_engine: Engine) -> None:
+    """Given a model that can say one token only, I expect the detection to have ended it."""
+    [with_it, without] = run(
+        vllm_engine,
+        ask("1-0", prompt="1+1=", **GREEDY, **BIAS, repetition_detection=REPEATS),
+        ask("2-0", prompt="1+1=", **GREEDY, **BIAS),
+    )
+
+    assert with_it.choice.finish_reason == "repetition"
+    assert len(with_it.tokens) < len(without.tokens) == 12
+
+
+def test_deltas_come_so_many_tokens_at_a_time(vllm_engine: Engine) -> None:
+    [outcome] = run(vllm_engine, ask(stream=True, stream_interval=4, **GREEDY))
+
+    sizes = [len(delta.tokens) for delta in outcome.deltas]
+    assert sizes == [1, 4, 4]
+    assert outcome.tokens[: sum(sizes)] == outcome.streamed()
+
+
+@pytest.mark.parametrize("published", [1, 3, 5, 9])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {**GREEDY, "stream_interval": 4},
+        {**GREEDY, "min_tokens": 8, "ignore_eos": False},
+        {**GREEDY, "bad_words": ["4"], "stream_interval": 3},
+        {**GREEDY, "allowed_token_ids": [8, 9], "repetition_detection": REPEATS},
+        {"seed": 7, "stream_interval": 2, **LONG},
+    ],
+    ids=str,
+)
+def test_a_stream_goes_on_behind_a_crash(
+    vllm_engine: Engine, params: dict[str, Any], published: int
+) -> None:
+    """Given some tokens that a dead worker published, I expect the rest, none twice, none less."""
+    [whole] = run(vllm_engine, ask(stream=True, **params))
+    seen = whole.tokens[:published]
+
+    [again] = run(vllm_engine, ask("2-0", stream=True, published=seen, **params))
+
+    assert (again.tokens, again.choice.finish_reason) == (whole.tokens, whole.choice.finish_reason)
+    streamed = again.streamed()
+    assert whole.tokens[len(seen) : len(seen) + len(streamed)] == streamed
+
+
+def test_no_seed_is_no_seed(vllm_engine: Engine) -> None:
+    """Given a seed of -1, which vLLM reads as none, I expect even a constraint to be served."""
+    constrained = {"structured_outputs": StructuredOutputs(regex="[0-9]{3}"), "max_tokens": 8}
+    outcomes = run(
+        vllm_engine,
+        ask("1-0", prompt="1+1=", seed=-1, **constrained),
+        ask("2-0", prompt="1+1=", seed=-1, stream=True, **constrained),
+        ask("3-0", prompt="1+1=", seed=-1, n=2, max_tokens=3),
+    )
+
+    assert [outcome.fault for outcome in outcomes] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"logprob_token_ids": [8]}, "logprob_token_ids"),
+        ({"prompt_logprob_token_ids": [[8]]}, "prompt_logprob_token_ids"),
+        ({"prompt_logprob_start": 1}, "prompt_logprob_start"),
+        ({"thinking_token_budget": 3}, "thinking_token_budget"),
+        ({"trace_decode_token_ids": [8]}, "trace_decode_token_ids"),
+        ({"trace_decode_token_ids": [10**9]}, "trace_decode_token_ids"),
+        ({"logprob_token_ids": [10**9]}, "logprob_token_ids"),
+        ({"extra_args": {"a": 2**70}}, "extra_args"),
+        ({"repetition_detection": RepetitionDetection(1, 2, 3)}, "repetition_detection"),
+    ],
+    ids=str,
+)
+def test_what_this_engine_cannot_is_refused_by_name(
+    vllm_engine: Engine, params: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        vllm_engine.add(ask(**params))
+
+    assert refused.value.field == f"params.{field}"
+    assert not vllm_engine.has_unfinished
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_logprobs_than_the_model_may_give_are_refused(vllm_engine: Engine, name: str) -> None:
+    assert isinstance(vllm_engine, VllmEngine)
+    model = vllm_engine._open().vllm_config.model_config
+    before, model.max_logprobs = model.max_logprobs, 5
+    try:
+        with pytest.raises(InvalidRequest) as refused:
+            vllm_engine.add(ask(**{name: -1}))
+    finally:
+        model.max_logprobs = before
+
+    assert refused.value.field == f"params.{name}"
+
+
+def _vocabulary(engine: Engine) -> int:
+    return engine.info.vocab_size
+
+
+def test_all_logprobs_are_ranked_by_their_size(vllm_engine: Engine) -> None:
+    """Given an engine that gives the whole vocabulary, I expect the likeliest first."""
+    assert isinstance(vllm_engine, VllmEngine)
+    model = vllm_engine._open().vllm_config.model_config
+    before, model.max_logprobs = model.max_logprobs, -1
+    try:
+        [outcome] = run(vllm_engine, ask(logprobs=-1, prompt_logprobs=-1, **GREEDY))
+    finally:
+        model.max_logprobs = before
+
+    found = [*(outcome.choice.logprobs or []), *(outcome.finished.prompt_logprobs or [])[1:]]
+    for one in found:
+        assert len(one["top"]) == _vocabulary(vllm_engine)
+        sizes = [each["logprob"] for each in one["top"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert [each["rank"] for each in one["top"]] == list(range(1, len(sizes) + 1))
+        assert one["top"][one["rank"] - 1]["token"] == one["token"]

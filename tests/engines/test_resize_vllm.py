@@ -1,0 +1,107 @@
+"""An engine of real vLLM that is handed free processes and gives them back, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import code, page, section
+from tests.engines.harness import needs_cpu
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, needs_cpu]
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "arithmetic"
+LIMIT_S = 170.0
+
+#: Writes what it saw to the file that it is given: vLLM talks on stdout.
+PROGRAM = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tokenyard.errors import LoadFailed
+from worker import WorkerController
+
+SUMS = [(a, b) for a in range(10, 100, 9) for b in range(10, 100, 9)]
+
+def wrong(engine):
+    results = engine.generate([f"{a}+{b}=" for a, b in SUMS])
+    return sum(int(one.text) != a + b for one, (a, b) in zip(results, SUMS))
+
+def look(engine):
+    return [engine.devices, wrong(engine), [one.pid for one in engine_pool.status()]]
+
+def main():
+    global engine_pool
+    with WorkerController("models.toml", slots=3, timeout_s=100.0, leak_tolerance=1.0) as pool:
+        engine_pool = pool
+        pool.wait_warm()
+        engine = pool.create("adder")
+        seen = {"one": look(engine)}
+        with ThreadPoolExecutor(9) as threads:
+            early = [threads.submit(wrong, engine) for _ in range(4)]
+            resized = threads.submit(engine.resize, tensor_parallel_size=2)
+            late = [threads.submit(wrong, engine) for _ in range(4)]
+            resized.result()
+            seen["meanwhile"] = [one.result() for one in early + late]
+        seen["two"] = look(engine)
+        try:
+            engine.resize(tensor_parallel_size=3)
+        except LoadFailed as fault:
+            seen["fault"] = str(fault)
+        seen["back"] = look(engine)
+        engine.resize(tensor_parallel_size=1)
+        seen["one again"] = look(engine)
+        seen["states"] = [one.state for one in pool.status()]
+    Path(sys.argv[1]).write_text(json.dumps(seen))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def run(program: Path, *arguments: str) -> str:
+    """What a program prints, in the folder of the models."""
+    ended = subprocess.run(
+        [sys.executable, str(program), *arguments],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return ended.stdout
+
+
+def test_it_grows_and_shrinks_and_stays_right(tmp_path: Path) -> None:
+    program, report = tmp_path / "program.py", tmp_path / "report.json"
+    program.write_text(PROGRAM)
+    run(program, str(report))
+    seen = json.loads(report.read_text())
+
+    # I expect right answers at every size and meanwhile,
+    assert seen["meanwhile"] == [0] * 8
+    for name, devices in (("one", [0]), ("two", [0, 1]), ("back", [0, 1]), ("one again", [0])):
+        assert seen[name][:2] == [devices, 0], name
+    # vLLM's own reason where it cannot be split so,
+    assert "divisible" in seen["fault"]
+    # and the same process to lead it all the time; others are free again.
+    assert len({seen[name][2][0] for name in ("one", "two", "back", "one again")}) == 1
+    assert seen["states"][0] == "ready"
+    assert "attached" not in seen["states"]
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    [example] = code(section(page("docs/warm-workers.md"), "### Another size"), "python")
+    program = tmp_path / "example.py"
+    program.write_text(example)
+
+    printed = run(program)
+
+    lines = [line for line in printed.splitlines() if line.startswith("(0,")]
+    assert lines == ["(0,) 46", "(0, 1) 46", "(0,) 46"]

@@ -1,0 +1,297 @@
+"""Requests that are found wherever they are, with work that is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError
+
+from tests.support.builders import make_request, make_result, random_name, worker_json
+from tests.support.yard import LONG_MS, Yard
+from tokenyard.errors import Code
+from tokenyard.keys import Keys
+from tokenyard.listing import STATES, Listing, Query, list_requests
+from tokenyard.owners import Owners, find_owners
+from tokenyard.posture import Order
+from tokenyard.replies import Provenance, Usage, json_text, refusal
+from tokenyard.scripts import Publication, Scripts
+from tokenyard.signals import Signals
+from tokenyard.wire import Request, request_fields
+
+IN_FLIGHT = frozenset({"waiting", "assigned"})
+#: Commands of a look at twenty requests, however many there are: the yard's view, a page of each
+#: intake, and what is asked of each that is shown.
+FEW = 50
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    return Yard(connection, keys, scripts)
+
+
+def listed(yard: Yard, **query: Any) -> Listing:
+    return list_requests(yard.connection, yard.keys, Query(**query))
+
+
+def ids(yard: Yard, **query: Any) -> list[str]:
+    return [one.id for one in listed(yard, **query).requests]
+
+
+def complete(yard: Yard, worker: str, request: Request, model: str = "adder") -> None:
+    assignment = yard.assign(worker, request)
+    said = {
+        "provenance": json_text(Provenance(model, "", "vllm", "1", worker, 1)),
+        "usage": json_text(Usage(3, 5, 8)),
+    }
+    result = make_result(request.id, [1, 2], **said)
+    yard.scripts.finish(worker, [Publication(assignment, result)])
+
+
+def one_of_each_state(yard: Yard) -> None:
+    """Six requests, each called like its state."""
+    worker = yard.worker("w")
+    complete(yard, worker, make_request("completed", client="ann", model="adder"))
+    for name, code in (("failed", Code.MODEL_UNAVAILABLE), ("expired", Code.DEADLINE_EXCEEDED)):
+        request = make_request(name, client="bob")
+        entry = yard.submit(request).entry
+        reply = refusal(request, code, "for a test")
+        yard.scripts.answer(yard.token, "normal", entry, request, reply)
+    yard.scripts.cancel("ann", "cancelled", "for a test")
+    yard.assign(worker, make_request("assigned", client="ann", model="adder"))
+    yard.submit(make_request("waiting", client="bob", model="other"))
+
+
+def test_an_empty_yard_has_no_requests(yard: Yard) -> None:
+    assert listed(yard).requests == []
+    assert listed(yard).is_whole
+
+
+def test_every_state_is_found_and_can_be_asked_for(yard: Yard) -> None:
+    one_of_each_state(yard)
+    assert sorted(ids(yard)) == sorted(STATES)
+    for state in STATES:
+        assert ids(yard, states=frozenset({state})) == [state]
+
+
+def test_what_is_said_of_each(yard: Yard) -> None:
+    one_of_each_state(yard)
+    found = {one.id: one for one in listed(yard).requests}
+    completed, assigned, waiting = found["completed"], found["assigned"], found["waiting"]
+    worker = completed.worker
+    assert worker.startswith("w.")
+    assert (completed.client, completed.model, completed.tokens) == ("ann", "adder", 5)
+    assert (assigned.worker, assigned.model, assigned.attempt) == (worker, "adder", 1)
+    assert (waiting.client, waiting.model, waiting.worker) == ("bob", "other", "")
+    assert found["failed"].error == "MODEL_UNAVAILABLE"
+    assert found["cancelled"].accepted_ms == 0 < found["cancelled"].ended_ms
+    ledger = yard.ledger(make_request("waiting", client="bob"))
+    assert waiting.server_id == ledger["sid"]
+
+
+def test_clients_and_models(yard: Yard) -> None:
+    one_of_each_state(yard)
+    assert sorted(ids(yard, client="bob")) == ["expired", "failed", "waiting"]
+    assert sorted(ids(yard, model="adder")) == ["assigned", "completed"]
+    assert ids(yard, model="other") == ["waiting"]
+
+
+def test_a_client_is_no_pattern(yard: Yard) -> None:
+    """What SCAN takes for a pattern is a name here."""
+    yard.scripts.cancel("ann", "q", "for a test")
+    for client in ("a*", "*", "a?n", "[a]nn", "ann\\"):
+        assert ids(yard, client=client) == []
+
+
+def test_order_and_limit(yard: Yard) -> None:
+    names = [f"q{number}" for number in range(7)]
+    for name in names:
+        yard.push(request_fields(make_request(name)), entry=f"{1000 + int(name[1:])}-0")
+    assert ids(yard, limit=3) == ["q6", "q5", "q4"]
+    assert ids(yard, limit=3, oldest_first=True) == ["q0", "q1", "q2"]
+    assert len(ids(yard)) == 7
+
+
+def test_order_within_a_millisecond(yard: Yard) -> None:
+    for number in range(12):
+        yard.push(request_fields(make_request(f"q{number}")), entry=f"1000-{number}")
+    names = [f"q{number}" for number in range(12)]
+    assert ids(yard, oldest_first=True) == names
+    assert ids(yard, limit=3) == names[:-4:-1]
+
+
+def test_ages(yard: Yard) -> None:
+    seconds, _ = yard.connection.time()
+    for name, ago_s in (("old", 600), ("young", 60), ("new", 0)):
+        made = request_fields(make_request(name))
+        yard.push(made, entry=f"{(seconds - ago_s) * 1000}-{len(name)}")
+    for oldest_first in (False, True):
+        order: Callable[[list[str]], list[str]] = sorted if oldest_first else list
+        assert set(ids(yard, older_ms=30_000, oldest_first=oldest_first)) == {"old", "young"}
+        assert set(ids(yard, newer_ms=90_000, oldest_first=oldest_first)) == {"young", "new"}
+        both = ids(yard, older_ms=30_000, newer_ms=90_000, oldest_first=oldest_first)
+        assert order(both) == ["young"]
+
+
+def test_what_waits_again_has_its_first_age(yard: Yard) -> None:
+    worker = yard.worker("w")
+    assignment = yard.assign(worker, make_request("again"))
+    yard.submit(make_request("later"))
+    yard.scripts.hand_back(worker, assignment, 0, "for a test")
+    again = next(one for one in listed(yard).requests if one.id == "again")
+    assert (again.state, again.server_id) == ("waiting", assignment.sid)
+    assert ids(yard) == ["later", "again"]
+    assert ids(yard, oldest_first=True, limit=1) == ["again"]
+
+
+def test_what_only_tells_a_worker_something_is_no_request(yard: Yard) -> None:
+    worker = yard.worker("w")
+    yard.connection.xadd(yard.keys.lane(worker), {"cancel": "1-0"})
+    yard.push({"prompt": "from nobody"})
+    assert listed(yard).requests == []
+
+
+def test_what_waits_because_of_a_pause_says_so(yard: Yard) -> None:
+    yard.worker("w")
+    yard.scripts.register("x", LONG_MS, worker_json("x", model="other"))
+    yard.submit(make_request("held", model="adder"))
+    yard.submit(make_request("free", model="other"))
+    Signals(yard.connection, yard.keys).give(
+        Order(signal="PAUSE", scope="model:adder", by="kim@north", why="its driver")
+    )
+    found = {one.id: one for one in listed(yard).requests}
+    [pause] = found["held"].pauses
+    assert (pause.scope, pause.by, pause.why) == ("model:adder", "kim@north", "its driver")
+    assert found["free"].pauses == []
+
+
+class Counting(redis.Connection):
+    """A connection that knows which commands it has sent."""
+
+    sent: ClassVar[list[str]] = []
+
+    def send_command(self, *args: Any, **options: Any) -> Any:
+        self.sent.append(str(args[0]))
+        return super().send_command(*args, **options)
+
+    def pack_commands(self, commands: Any) -> Any:
+        self.sent.extend(str(one[0]) for one in commands)
+        return super().pack_commands(commands)
+
+
+@pytest.fixture
+def counting(redis_url: str) -> Iterator[redis.Redis]:
+    """A connection whose commands are in `Counting.sent`."""
+    pool = redis.ConnectionPool.from_url(redis_url, connection_class=Counting)
+    with redis.Redis(connection_pool=pool) as connection:
+        connection.ping()
+        Counting.sent.clear()
+        yield connection
+    pool.disconnect()
+
+
+def fill(yard: Yard, count: int, **fields: Any) -> None:
+    pipeline = yard.connection.pipeline(transaction=False)
+    for number in range(count):
+        made: Any = request_fields(make_request(f"many-{number}", **fields))
+        pipeline.xadd(yard.keys.intake("normal"), made)
+    pipeline.execute()
+
+
+def test_thousands_that_wait_cost_no_more_than_a_few(yard: Yard, counting: redis.Redis) -> None:
+    fill(yard, 5000)
+    found = list_requests(counting, yard.keys, Query(limit=20, states=IN_FLIGHT))
+    assert [one.id for one in found.requests] == [f"many-{4999 - at}" for at in range(20)]
+    sent = Counting.sent
+    assert 3 <= sent.count("XREVRANGE") + sent.count("XRANGE") <= 5, sent
+    assert sent.count("STRLEN") == 20
+    assert len(sent) <= FEW, sent
+    assert not {"KEYS", "SCAN"} & set(sent)
+
+
+def test_the_look_ends_at_its_bound_and_says_so(yard: Yard, counting: redis.Redis) -> None:
+    fill(yard, 3000, client="ann")
+    waiting = frozenset({"waiting"})
+    found = list_requests(counting, yard.keys, Query(client="nobody", states=waiting, most=1000))
+    assert (found.requests, found.is_whole) == ([], False)
+    assert 10 <= Counting.sent.count("XREVRANGE") + Counting.sent.count("XRANGE") <= 14
+    whole = list_requests(yard.connection, yard.keys, Query(client="nobody", states=waiting))
+    assert (whole.requests, whole.is_whole) == ([], True)
+
+
+def test_many_keys_end_the_look_too(yard: Yard) -> None:
+    pipeline = yard.connection.pipeline(transaction=False)
+    for number in range(4000):
+        pipeline.hset(yard.keys.ledger("ann", str(number)), mapping={"state": "waiting"})
+    pipeline.execute()
+    over = frozenset({"completed"})
+    assert not listed(yard, states=over, most=1000).is_whole
+    assert find_owners(yard.connection, yard.keys, "nobodys", most_keys=1000) == Owners(
+        [], is_whole=False
+    )
+
+
+def test_a_user_without_scan_sees_what_is_in_flight(yard: Yard, redis_url: str) -> None:
+    one_of_each_state(yard)
+    name = random_name("user")
+    yard.connection.execute_command(
+        "ACL", "SETUSER", name, "on", ">secret", "~*", "+@all", "-scan"
+    )  # fmt: skip
+    try:
+        with redis.Redis.from_url(redis_url, username=name, password="secret") as connection:
+            found = list_requests(connection, yard.keys, Query())
+            assert not found.may_scan
+            assert sorted(one.id for one in found.requests) == ["assigned", "waiting"]
+            with pytest.raises(NoPermissionError):
+                find_owners(connection, yard.keys, "completed")
+    finally:
+        yard.connection.execute_command("ACL", "DELUSER", name)
+
+
+# Whose an id is
+
+
+def test_the_only_client_that_has_an_id(yard: Yard) -> None:
+    one_of_each_state(yard)
+    assert find_owners(yard.connection, yard.keys, "completed") == Owners(["ann"])
+    assert find_owners(yard.connection, yard.keys, "waiting") == Owners(["bob"])
+    assert find_owners(yard.connection, yard.keys, "unheard-of") == Owners([])
+
+
+def test_several_clients_that_have_an_id(yard: Yard) -> None:
+    for client in ("bob", "ann"):
+        yard.scripts.cancel(client, "q1", "for a test")
+    assert find_owners(yard.connection, yard.keys, "q1") == Owners(["ann", "bob"])
+    # anon is who is meant where nobody is named
+    yard.scripts.cancel("anon", "q1", "for a test")
+    assert find_owners(yard.connection, yard.keys, "q1") == Owners(["anon"])
+
+
+@pytest.mark.parametrize("name", ["q*", "q?", "[q]1", "q\\", "a/q1", "^q", "é"])
+def test_an_id_is_no_pattern(yard: Yard, name: str) -> None:
+    for other in ("q1", "qq", "q", "b/a/q1"):
+        yard.scripts.cancel("bob", other, "for a test")
+    assert find_owners(yard.connection, yard.keys, name) == Owners([])
+    yard.scripts.cancel("ann", name, "for a test")
+    assert find_owners(yard.connection, yard.keys, name) == Owners(["ann"])
+
+
+def test_the_client_of_a_plain_request_that_waits(yard: Yard) -> None:
+    yard.push(request_fields(make_request("plain", client="ann")))
+    assert find_owners(yard.connection, yard.keys, "plain") == Owners(["ann"])
+
+
+def test_other_yards_are_others(yard: Yard) -> None:
+    other = Keys(random_name("other"))
+    yard.connection.hset(other.ledger("ann", "q1"), mapping={"state": "completed"})
+    assert find_owners(yard.connection, yard.keys, "q1") == Owners([])
+    assert ids(yard) == []
+
+
+def test_a_worker_that_is_paused_holds_what_is_on_its_lane(yard: Yard) -> None:
+    worker = yard.scripts.register("w", LONG_MS, worker_json("w", conduct="PAUSED"))
+    yard.assign(worker, make_request("kept"))
+    [kept] = listed(yard).requests
+    assert [pause.scope for pause in kept.pauses] == ["worker:w"]

@@ -1,0 +1,69 @@
+"""Faults of Redis in logs: named, without the password, and seldom."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import redis
+
+from tests.support.builders import random_name
+from tokenyard.calm import CalmFaults
+
+URL = "redis://ann:secret@broker:6379/0"
+REFUSED = redis.ConnectionError("Error 111 connecting to broker:6379. Connection refused.")
+
+
+class Log:
+    """A logger of the test's own, with what it has let pass."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.calm = CalmFaults(URL, repeat_s=1000.0)
+        handler = logging.Handler()
+        handler.emit = lambda record: self.messages.append(record.getMessage())
+        handler.addFilter(self.calm)
+        logger = logging.getLogger(random_name("tokenyard.test"))
+        logger.addHandler(handler)
+        self.warning, self.error = logger.warning, logger.error
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def test_a_fault_is_told_with_url_and_user_but_no_password(log: Log) -> None:
+    log.warning("%s; again in %.1f s", REFUSED, 0.5)
+    wrong = redis.AuthenticationError("invalid username-password pair")
+    log.warning("renewing leases: %s; again in %.1f s", wrong, 0.5)
+    first, second = log.messages
+    assert first.startswith("Redis at redis://ann@broker:6379/0 does not answer: Error 111")
+    assert first.endswith("; again in 0.5 s")
+    assert "Redis at redis://ann@broker:6379/0 refuses the user or password" in second
+    assert "secret" not in " ".join(log.messages)
+
+
+def test_the_same_fault_is_told_once_in_a_while(log: Log) -> None:
+    for pause in range(20):
+        log.warning("%s; again in %.1f s", REFUSED, pause)
+        log.warning("renewing leases: %s", REFUSED)
+    assert len(log.messages) == 1
+    log.warning("%s", redis.TimeoutError("another one"))
+    assert len(log.messages) == 2
+
+
+def test_how_often_it_was_left_out_is_told(log: Log) -> None:
+    calm = log.calm
+    for _ in range(4):
+        log.warning("%s", REFUSED)
+    calm._told = {fault: (told[0] - 1000.0, told[1]) for fault, told in calm._told.items()}
+    log.warning("%s", REFUSED)
+    assert log.messages[-1].endswith("(and 3 times more since it was last told)")
+
+
+def test_other_records_and_graver_ones_always_pass(log: Log) -> None:
+    for _ in range(3):
+        log.warning("w-0.2: lost, %d entries go back: %s", 2, "ended by SIGKILL")
+        log.error("%s", REFUSED)
+    assert len(log.messages) == 6

@@ -1,0 +1,273 @@
+"""Why a process could not be started: told by what it says, or by how it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.diagnosis import MOST_CHARACTERS, Death, Phase, diagnose, last_lines, paragraph
+
+WARMING: Phase = "warming up"
+LOADING: Phase = "loading the model"
+
+
+def said(text: str, phase: Phase = WARMING) -> Death:
+    return Death(phase, status=1, said=text, model="org/adder")
+
+
+#: A death, what its cause is called, whether trying again is useless, a word of what to do.
+CAUSES = {
+    "SIGILL": (Death(WARMING, "SIGILL"), "illegal instruction", False, "avx512f"),
+    "no AVX2": (
+        said("DeviceUnusable: this CPU does not have avx2, which vLLM's CPU build needs"),
+        "this CPU or GPU cannot be used",
+        True,
+        "--device cpu does not help",
+    ),
+    "SIGBUS": (Death(WARMING, "SIGBUS"), "shared memory is full", False, "/dev/shm"),
+    "SIGKILL": (Death(WARMING, "SIGKILL"), "killed", False, "dmesg"),
+    "SIGKILL in a load": (Death(LOADING, "SIGKILL"), "killed", False, "kv_cache_gib"),
+    "no vLLM": (
+        said("ModuleNotFoundError: No module named 'vllm'"),
+        "vLLM is not installed",
+        True,
+        "pip install 'tokenyard[cli,worker]'",
+    ),
+    "no torch": (
+        said("ModuleNotFoundError: No module named 'torch'"),
+        "vLLM is not installed",
+        True,
+        "pip install --no-deps -r requirements.txt",
+    ),
+    "another package": (
+        said("ModuleNotFoundError: No module named 'psutil'"),
+        "a Python package is missing",
+        True,
+        "pip install psutil",
+    ),
+    "an old vLLM": (
+        said("ModuleNotFoundError: No module named 'vllm.v1.worker.cpu_worker'"),
+        "the versions do not fit",
+        True,
+        "0.26",
+    ),
+    "a renamed class": (
+        said("ImportError: cannot import name 'LLMEngine' from 'vllm.v1' (/x/vllm/v1/__init__.py)"),
+        "the versions do not fit",
+        True,
+        "pip list",
+    ),
+    "torch of another build": (
+        said("ImportError: /x/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"),
+        "the versions do not fit",
+        True,
+        "requirements.txt",
+    ),
+    "libnuma": (
+        said("ImportError: libnuma.so.1: cannot open shared object file: No such file"),
+        "libnuma is missing",
+        True,
+        "apt install libnuma1",
+    ),
+    "libcuda": (
+        said("OSError: libcudart.so.12: cannot open shared object file: No such file"),
+        "CUDA is missing",
+        True,
+        "libcudart.so.12",
+    ),
+    "some library": (
+        said("OSError: libGL.so.1: cannot open shared object file: No such file"),
+        "a library is missing",
+        True,
+        "libGL.so.1",
+    ),
+    "no GPU": (
+        said("RuntimeError: No CUDA GPUs are available"),
+        "CUDA cannot be used",
+        False,
+        "--device cpu",
+    ),
+    "an old driver": (
+        said("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."),
+        "CUDA cannot be used",
+        False,
+        "--device cpu",
+    ),
+    "torch for a CPU": (
+        said("AssertionError: Torch not compiled with CUDA enabled"),
+        "CUDA cannot be used",
+        False,
+        "--device cpu",
+    ),
+    "GPU memory": (
+        said("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", LOADING),
+        "GPU memory",
+        False,
+        "gpu_memory_utilization",
+    ),
+    "host memory": (
+        said("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", LOADING),
+        "memory",
+        False,
+        "VLLM_CPU_KVCACHE_SPACE",
+    ),
+    "C++ without memory": (
+        Death(LOADING, "SIGABRT", output=["terminate called after 'std::bad_alloc'"]),
+        "memory",
+        False,
+        "--slots",
+    ),
+    "a full disk": (
+        said("OSError: [Errno 28] No space left on device: '/tmp/x'"),
+        "no disk space",
+        False,
+        "df -h",
+    ),
+    "a path of nothing": (
+        said("OSError: /nope is not a local folder and is not a valid model identifier", LOADING),
+        "no such model",
+        True,
+        "'org/adder'",
+    ),
+    "an empty folder": (
+        said("ValueError: Invalid repository ID or local directory specified: '/x'", LOADING),
+        "no such model",
+        True,
+        "config.json",
+    ),
+    "no network": (
+        said("LocalEntryNotFoundError: outgoing traffic has been disabled", LOADING),
+        "the hub cannot be reached",
+        False,
+        "HF_HUB_OFFLINE",
+    ),
+    "an architecture": (
+        said("ValidationError: Model architectures ['Foo'] are not supported for now.", LOADING),
+        "unknown architecture",
+        True,
+        "newer vLLM",
+    ),
+    "a truncated file": (
+        said("SafetensorError: Error while deserializing header: invalid header length", LOADING),
+        "broken files",
+        True,
+        "checksums",
+    ),
+    "an unknown argument": (
+        said("TypeError: EngineArgs.__init__() got an unexpected keyword argument 'x'", LOADING),
+        "a setting is refused",
+        True,
+        "option",
+    ),
+    "a time-out": (
+        Death(WARMING, said="still warming after 601 s"),
+        "too slow",
+        False,
+        "--start-timeout-s",
+    ),
+    "another exception": (said("ZeroDivisionError: by zero"), "ZeroDivisionError", False, "log"),
+    "another signal": (Death(WARMING, "SIGSEGV"), "SIGSEGV", False, "log"),
+    "another status": (Death(WARMING, status=7), "exit status 7", False, "log"),
+}
+
+
+@pytest.mark.parametrize(("death", "cause", "is_final", "todo"), CAUSES.values(), ids=CAUSES.keys())
+def test_each_cause_has_its_name_and_remedy(
+    death: Death, cause: str, is_final: bool, todo: str
+) -> None:
+    found = diagnose(death)
+    assert (found.cause, found.is_final) == (cause, is_final)
+    assert todo in found.remedy
+
+
+def test_what_a_request_of_the_user_says_is_no_model() -> None:
+    # A file that is missing while the process warms up has nothing to do with the model.
+    death = said("FileNotFoundError: [Errno 2] No such file or directory: '/x/config.json'")
+    assert diagnose(death).cause == "FileNotFoundError"
+
+
+OUTPUT = """\
+2026-11-22 08:21:54,647 INFO tokenyard.worker.process: starts
+(w-0 pid=28142) WARNING 11-22 08:31:15 [cpu.py:224] Triton is not installed.
+/x/vllm/dispatcher.py:138: FutureWarning: `reduce_op` is deprecated
+  if hasattr(value, "__dict__"):
+[W1122 08:31:16.532890809 utils.cpp:68] Warning: NUMA binding
+W1122 08:31:11.469000 27796 torch/_library/triton.py:53] Triton not available
+
+Traceback (most recent call last):
+  File "/x/a.py", line 3, in run
+    do()
+RuntimeError: the first reason
+terminate called after throwing an instance of 'std::runtime_error'
+  what():  the last word
+"""
+
+
+def test_of_what_it_wrote_the_lines_that_matter_are_shown() -> None:
+    death = Death(WARMING, "SIGABRT", output=OUTPUT.splitlines())
+    assert last_lines(death) == [
+        "RuntimeError: the first reason",
+        "terminate called after throwing an instance of 'std::runtime_error'",
+        "what():  the last word",
+    ]
+
+
+def test_of_a_crash_the_innermost_place_is_shown() -> None:
+    crash = [
+        "Fatal Python error: Illegal instruction",
+        "",
+        "Current thread 0x00007f (most recent call first):",
+        '  File "/v/lib/python3.11/site-packages/vllm/attention.py", line 612 in forward',
+        '  File "/v/lib/python3.11/site-packages/torch/nn/module.py", line 5 in __call__',
+    ]
+    lines = last_lines(Death(WARMING, "SIGILL", crash=crash))
+    assert lines == ["It was in forward (vllm/attention.py, line 612)."]
+
+
+def test_of_an_exception_the_beginning_is_shown_and_not_the_input() -> None:
+    text = (
+        "ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, max_model_len (9) is too long [type=value_error, input_value=Args(), x]\n"
+        "    For further information visit https://errors.pydantic.dev/2.13/v/value_error\n"
+        f"{'x' * 1000}\n"
+    )
+    lines = last_lines(said(text, LOADING))
+    assert lines[1] == "Value error, max_model_len (9) is too long"
+    assert len(lines) == 3
+    assert lines[2] == f"{'x' * MOST_CHARACTERS} ..."
+
+
+def test_the_paragraph_says_how_what_to_do_and_where_the_log_is() -> None:
+    death = Death(WARMING, "SIGILL")
+    told = paragraph(death, diagnose(death), 3, "/logs/worker.log").splitlines()
+    assert "SIGILL (Illegal instruction) 3 times while warming up" in told[0]
+    assert "--device cpu does not help" in told[1]
+    assert "/logs/worker.log" in told[-1]
+    assert len(told) == 3
+    assert all(line.strip() for line in told)
+
+
+def test_a_model_is_named() -> None:
+    death = said("SafetensorError: no", LOADING)
+    told = paragraph(death, diagnose(death), 1, "above")
+    assert told.startswith("The model 'org/adder' cannot be loaded: a process failed once")
+
+
+@pytest.mark.parametrize(
+    ("text", "output"),
+    [
+        ("RuntimeError: Address already in use", "No module named 'vllm._C'"),
+        ("RuntimeError: x", "json.decoder.JSONDecodeError: Expecting value"),
+        ("OSError: Invalid repository ID or local directory", "MaxRetryError(host='hub')"),
+        ("", "No module named 'flash_attn', falling back"),
+    ],
+)
+def test_what_is_only_warned_of_ends_no_host(text: str, output: str) -> None:
+    # Given an exception that says nothing of it, or none, beside a library's warning
+    death = Death(LOADING, status=1, said=text, output=(f"WARNING {output}",), model="org/adder")
+    # I expect that it is tried again.
+    assert not diagnose(death).is_final
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    death = Death(WARMING, "signal 40", status=-40)
+    assert "ended by signal 40" in paragraph(death, diagnose(death), 3, "above")

@@ -1,0 +1,211 @@
+"""Which requests are the same, and that clients and coordinator agree on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenyard.digest import DEFINING, UNREADABLE, entry_digest, request_digest
+from tokenyard.drafting import Drafter
+from tokenyard.wire import Request, mould_of, prompt_value, request_fields
+
+#: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
+INCIDENTAL = {
+    "id",
+    "client",
+    "stream",
+    "reply_to",
+    "priority",
+    "deadline_ms",
+    "result_ttl_s",
+    "tenant",
+    "session",
+    "metadata",
+}
+
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": TEXTS,
+        "temperature": st.floats(0, 2) | st.just(1),
+        "max_tokens": st.integers(1, 100) | st.none(),
+        "seed": st.none() | st.integers(0, 5),
+        "stop": st.lists(TEXTS, max_size=2),
+        "logit_bias": st.dictionaries(st.integers(0, 200), st.floats(-1, 1), max_size=4),
+        "structured_outputs": st.fixed_dictionaries({"json": st.dictionaries(TEXTS, TEXTS)}),
+        "detokenize": st.booleans(),
+        "stream": st.booleans(),
+        "metadata": st.dictionaries(TEXTS, TEXTS, max_size=1),
+    },
+)
+PROMPTS = (
+    TEXTS
+    | st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5)
+    | st.lists(
+        st.fixed_dictionaries({"role": TEXTS, "content": TEXTS, "n": st.floats(0, 1)}),
+        min_size=1,
+        max_size=2,
+    )
+)
+CHATS = st.fixed_dictionaries(
+    {},
+    optional={
+        "tools": st.just([{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        "documents": st.just([{"title": "t", "text": "x"}]),
+        "chat_template_kwargs": st.fixed_dictionaries({"enable_thinking": st.booleans()}),
+        "add_generation_prompt": st.booleans(),
+    },
+)
+
+
+class Numbers:
+    """A tokenizer, for drafts whose text becomes tokens at the client."""
+
+    def encode(self, texts: Any) -> list[list[int]]:
+        return [[len(text)] for text in texts]
+
+    def decode(self, tokens: Any, *, skip_special_tokens: bool) -> str:
+        return "x" * len(tokens)
+
+
+def wire(request: Request) -> dict[bytes, bytes]:
+    """The fields of a plain entry."""
+    return {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in request_fields(request).items()
+    }
+
+
+def test_it_is_decided_for_each_field_of_a_request_whether_it_defines_the_request() -> None:
+    """A new field of `Request` fails here until it is in one of the two."""
+    assert set(Request.__struct_fields__) == DEFINING | INCIDENTAL
+    assert not DEFINING & INCIDENTAL
+
+
+@given(PROMPTS, OPTIONS, CHATS)
+def test_clients_and_coordinator_agree(
+    prompt: Any, options: dict[str, Any], chat: dict[str, Any]
+) -> None:
+    if isinstance(prompt, list) and isinstance(prompt[0], dict):
+        options = {**options, **chat}
+    draft = Drafter("me", None).draft(prompt, options)
+    request, mould = draft.request, mould_of(draft.request)
+    content = prompt_value(request)
+    shared = {
+        b"id": request.id.encode(),
+        mould.field.encode(): content if isinstance(content, bytes) else content.encode(),
+        b"shared": mould.shared.encode(),
+    }
+
+    assert draft.digest == request_digest(request)
+    assert draft.digest == entry_digest(wire(request))
+    assert draft.digest == entry_digest(shared)
+
+
+@given(TEXTS, OPTIONS)
+def test_who_makes_tokens_of_the_text_does_not_matter(prompt: str, options: dict[str, Any]) -> None:
+    with_tokenizer = Drafter("me", Numbers()).draft(prompt, options)
+
+    assert with_tokenizer.request.tokens is not None
+    assert with_tokenizer.digest == Drafter("me", None).draft(prompt, options).digest
+
+
+PLAIN = {b"id": b"q1", b"prompt": b"Hello", b"params": b'{"max_tokens":8,"seed":1}'}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {b"params": b'{"seed": 1, "max_tokens": 8}'},
+        {b"stream": b"1", b"deadline": b"5", b"result_ttl": b"7", b"metadata": b'{"a":1}'},
+        {b"priority": b"-3", b"tenant": b"t", b"session": b"s", b"reply_to": b"replies:anon"},
+        {b"client": b"other", b"unknown": b"field", b"sid": b"fancy", b"v": b"1"},
+    ],
+)
+def test_what_is_the_same_request(same: dict[bytes, bytes]) -> None:
+    assert entry_digest({**PLAIN, **same}) == entry_digest(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {b"prompt": b"hello"},
+        {b"model": b"m"},
+        {b"params": b'{"max_tokens":9,"seed":1}'},
+        # A value that is said is not the model's default, which may be another.
+        {b"params": b'{"max_tokens":8,"seed":1,"temperature":1.0}'},
+        {b"shared": b'{"model":"m"}'},
+    ],
+)
+def test_what_is_another_request(other: dict[bytes, bytes]) -> None:
+    assert entry_digest({**PLAIN, **other}) != entry_digest(PLAIN)
+
+
+def test_what_is_another_chat() -> None:
+    chat = {b"messages": b'[{"role":"user","content":"x"}]'}
+    tool = b'[{"type":"function","function":{"name":"%b"}}]'
+    others = [
+        chat,
+        {**chat, b"tools": tool % b"f"},
+        {**chat, b"tools": tool % b"g"},
+        {**chat, b"documents": b'[{"text":"x"}]'},
+        {**chat, b"chat_template_kwargs": b'{"enable_thinking":false}'},
+        {**chat, b"add_generation_prompt": b"0"},
+    ]
+    digests = {entry_digest(one) for one in others}
+    assert UNREADABLE not in digests
+    assert len(digests) == len(others)
+    # What is said as it would be without is the same.
+    assert entry_digest({**chat, b"add_generation_prompt": b"1"}) == entry_digest(chat)
+
+
+def test_packed_tokens_are_the_array_of_the_same_ids() -> None:
+    assert entry_digest({b"tokens": b"[1, 2]"}) == entry_digest({b"tokens": b"\1\0\0\0\2\0\0\0"})
+
+
+def test_a_prompt_may_stand_in_the_shared_fields() -> None:
+    assert entry_digest({b"shared": b'{"prompt":"Hello"}'}) == entry_digest({b"prompt": b"Hello"})
+
+
+def test_tokens_are_not_text_of_the_same_bytes() -> None:
+    assert entry_digest({b"tokens": b"abcd"}) != entry_digest({b"prompt": b"abcd"})
+
+
+def test_long_parameters_are_read_as_short_ones_are() -> None:
+    words = msgspec.json.encode({"bad_words": ["x" * 5000]})
+    assert entry_digest({**PLAIN, b"params": words}) == entry_digest({**PLAIN, b"params": words})
+    assert entry_digest({**PLAIN, b"params": words}) != entry_digest(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {b"prompt": b"x", b"params": b"{"},
+        {b"prompt": b"x", b"params": b'{"no_such": 1}'},
+        {b"prompt": b"x", b"model": b"\xff"},
+        {b"prompt": b"x", b"shared": b"[]"},
+        {b"tokens": b"abc"},
+        {b"messages": b"{"},
+        {b"messages": b"\xff"},
+        {b"messages": b"[" * 5000 + b"]" * 5000},
+        {b"prompt": b"x", b"params": b'{"extra_args":' + b"[" * 5000 + b"]" * 5000 + b"}"},
+        {b"messages": b"[]", b"tools": b"[" * 5000 + b"]" * 5000},
+    ],
+)
+def test_what_cannot_be_read_is_the_same_as_nothing_that_can(fields: dict[bytes, bytes]) -> None:
+    assert entry_digest(fields) == UNREADABLE
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([b"tokens", b"prompt", b"messages", b"params", b"shared"]), st.binary()
+    )
+)
+def test_it_never_raises(fields: dict[bytes, bytes]) -> None:
+    assert entry_digest(fields)

@@ -1,0 +1,86 @@
+"""When failures to start are enough: of one kind, over the host, and only while nothing works."""
+
+from __future__ import annotations
+
+from worker.diagnosis import Death
+from worker.start_failures import StartFailures
+
+KILLED = Death("warming up", "SIGKILL")
+ILLEGAL = Death("warming up", "SIGILL")
+NO_VLLM = Death("warming up", said="ModuleNotFoundError: No module named 'vllm'")
+TOO_LARGE = Death("loading the model", "SIGKILL", model="org/large")
+
+
+def noted(*deaths: tuple[str, Death], limit: int = 3) -> StartFailures:
+    failures = StartFailures(limit)
+    for name, death in deaths:
+        failures.note(name, death)
+    return failures
+
+
+def test_three_deaths_of_the_same_kind_are_enough() -> None:
+    failures = noted(("w", KILLED), ("w", KILLED))
+    assert failures.enough(is_pending=False) is None
+
+    failures.note("w", KILLED)
+    found = failures.enough(is_pending=False)
+    assert found
+    assert found.is_hopeless
+    assert "SIGKILL" in found.paragraph("above")
+
+
+def test_they_are_counted_over_all_processes() -> None:
+    failures = noted(("w-0", KILLED), ("w-1", KILLED), ("w-2", KILLED))
+    assert failures.enough(is_pending=False)
+
+
+def test_a_process_in_its_first_try_is_waited_for() -> None:
+    failures = noted(("w-0", KILLED), ("w-0", KILLED), ("w-0", KILLED))
+    assert failures.enough(is_pending=True) is None
+    assert failures.failed == {"w-0"}
+    assert failures.enough(is_pending=False)
+
+
+def test_deaths_of_several_kinds_are_counted_apart() -> None:
+    failures = noted(("w", KILLED), ("w", ILLEGAL), ("w", KILLED), ("w", ILLEGAL))
+    assert failures.enough(is_pending=False) is None
+
+
+def test_what_cannot_get_better_is_enough_once() -> None:
+    found = noted(("w", NO_VLLM)).enough(is_pending=True)
+    assert found
+    assert found.is_hopeless
+
+
+def test_each_kind_is_told_once() -> None:
+    failures = noted(("w", KILLED), ("w", KILLED), ("w", KILLED))
+    assert failures.enough(is_pending=False)
+    failures.note("w", KILLED)
+    assert failures.enough(is_pending=False) is None
+    for _ in range(3):
+        failures.note("w", ILLEGAL)
+    assert failures.enough(is_pending=False)
+
+
+def test_a_host_on_which_something_works_goes_on() -> None:
+    failures = noted(("w-0", KILLED), ("w-0", KILLED))
+    failures.worked("warming up")
+    failures.note("w-0", KILLED)
+    found = failures.enough(is_pending=False)
+    assert found
+    assert not found.is_hopeless
+
+
+def test_a_warm_process_does_not_make_a_model_fit() -> None:
+    failures = noted(*[("w", TOO_LARGE)] * 3)
+    failures.worked("warming up")
+    found = failures.enough(is_pending=False)
+    assert found
+    assert found.is_hopeless
+    assert "'org/large'" in found.paragraph("above")
+
+    failures = noted(*[("w", TOO_LARGE)] * 3)
+    failures.worked("loading the model")
+    found = failures.enough(is_pending=False)
+    assert found
+    assert not found.is_hopeless

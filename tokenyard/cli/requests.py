@@ -1,0 +1,183 @@
+"""`tokenyard requests`: the requests of a yard, whoever submitted them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import click
+
+from tokenyard.cli.as_json import print_list
+from tokenyard.cli.console import plain_console
+from tokenyard.cli.reach import opened
+from tokenyard.cli.tables import Column, Listing
+from tokenyard.cli.whose import client_name
+from tokenyard.listing import STATES, Listed, Query, list_requests
+from tokenyard.listing import Listing as Found
+from tokenyard.pauses import Pause
+from tokenyard.program import Exit, PlainCommand
+from tokenyard.texts import printable, span
+
+ABOUT: Final = """List requests: what waits, what is assigned to a worker, and what is over.
+
+A request is listed until its result expires. Its model is known while it waits or is assigned, and
+from its result if a worker has answered it; without a name it takes the yard's only one. What
+waits because of a pause says so, and under the list stands whose pause that is. Columns that have
+no room in the terminal are left out, but with --verbose.
+
+Intakes and lanes are read page by page, and results are found with SCAN, each up to
+--scan-limit; if there may be more, the last line says so.
+
+\b
+Examples:
+  tokenyard requests
+  tokenyard requests --state waiting --older-than 5m --oldest
+  tokenyard requests --state failed --client ann
+  tokenyard requests --model adder --limit 1000 --json | jq -r .id
+
+\b
+Exit statuses:
+  0  listed, perhaps none      3  no broker, or its user may not see requests
+  2  wrong usage
+"""
+_UNITS_MS: Final = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s?(ms|s|m|h|d|)")
+_COLUMNS: Final = (
+    Column("Id", is_whole=True),
+    Column("Client", is_whole=True),
+    Column("State", is_whole=True),
+    Column("Model"),
+    Column("Age", is_number=True),
+    Column("Tokens", is_number=True, is_detail=True),
+    Column("Worker", is_whole=True, is_detail=True),
+    Column("Error", is_whole=True, is_detail=True),
+)
+_NO_SCAN: Final = (
+    "this user of Redis may not run SCAN, so no request that is over can be listed"
+    " (in deploy/users.acl, `admin` may)"
+)
+
+
+def _ms(_: click.Context, __: click.Parameter, value: str | None) -> int:
+    """A span of time in ms; 0 where none is given."""
+    if value is None:
+        return 0
+    found = _SPAN.fullmatch(value.strip())
+    if not found:
+        raise click.BadParameter(f"{value!r}: give a time like 90, 90s, 5m, 2h or 1d")
+    return round(float(found[1]) * _UNITS_MS[found[2]])
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="List requests, by state, model, age.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    multiple=True,
+    help="Only those in this state; can be given often.",
+)
+@click.option("--model", default="", help="Only those for this model.")
+@click.option("--client", callback=client_name, help="Only those of this client.")
+@click.option(
+    "--older-than",
+    metavar="TIME",
+    callback=_ms,
+    help="Only those that came at least so long ago: 90s, 5m, 2h, 1d.",
+)
+@click.option(
+    "--newer-than",
+    metavar="TIME",
+    callback=_ms,
+    help="Only those that came since: 90s, 5m, 2h, 1d.",
+)
+@click.option("--oldest", is_flag=True, help="The oldest first, in the place of the newest.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most."
+)
+@click.option(
+    "--scan-limit",
+    type=click.IntRange(1000),
+    default=100_000,
+    show_default=True,
+    help="Most entries of queues, and as many keys, to look at.",
+)
+@click.option("--verbose", is_flag=True, help="All columns, however narrow the terminal.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON array, a request on each line."
+)
+@click.pass_context
+def requests(
+    ctx: click.Context,
+    states: tuple[str, ...],
+    model: str,
+    client: str | None,
+    older_than: int,
+    newer_than: int,
+    oldest: bool,
+    limit: int,
+    scan_limit: int,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Look for them, and print them."""
+    if newer_than and newer_than <= older_than:
+        raise click.UsageError("--newer-than must be longer ago than --older-than")
+    query = Query(
+        states=frozenset(states or STATES),
+        model=model,
+        client=client or "",
+        older_ms=older_than,
+        newer_ms=newer_than,
+        oldest_first=oldest,
+        limit=limit,
+        most=scan_limit,
+    )
+    with opened(ctx.obj) as (connection, keys):
+        found = list_requests(connection, keys, query)
+    if as_json:
+        print_list(found.requests)
+    else:
+        _print(found, is_whole=verbose)
+    _say_what_is_missing(found, query)
+    ctx.exit(Exit.UNAVAILABLE if query.ended_only and not found.may_scan else Exit.OK)
+
+
+def _print(found: Found, *, is_whole: bool) -> None:
+    table = Listing(_COLUMNS, has_details=is_whole)
+    pauses: dict[str, Pause] = {}
+    for one in found.requests:
+        table.add(*_row(one, found.now_ms), style="" if one.ended_ms else "bold")
+        pauses |= {pause.scope: pause for pause in one.pauses}
+    if found.requests:
+        plain_console().print(table)
+    for pause in pauses.values():
+        click.echo(f"They wait: {pause.text(found.now_ms)}")
+    count = len(found.requests)
+    click.echo("1 request" if count == 1 else f"{count} requests")
+
+
+def _row(one: Listed, now_ms: int) -> tuple[str, ...]:
+    held = {pause.conduct for pause in one.pauses}
+    return (
+        printable(one.id),
+        one.client,
+        ", ".join([one.state, *sorted(held)]),
+        printable(one.model) or "-",
+        span(now_ms - one.age_from_ms) if one.age_from_ms else "-",
+        str(one.tokens),
+        one.worker or "-",
+        one.error or "-",
+    )
+
+
+def _say_what_is_missing(found: Found, query: Query) -> None:
+    if not found.may_scan:
+        click.echo(f"Error: {_NO_SCAN}" if query.ended_only else f"Note: {_NO_SCAN}", err=True)
+    if len(found.requests) == query.limit:
+        click.echo(f"Note: there may be more than --limit {query.limit}", err=True)
+    elif not found.is_whole:
+        click.echo(
+            f"Note: there may be more: only --scan-limit {query.most:,} entries and keys were"
+            " looked at",
+            err=True,
+        )

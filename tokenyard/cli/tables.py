@@ -1,0 +1,123 @@
+"""Lists and sheets for people, which cut nothing off, however narrow the terminal is."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+_GAP: Final = 2
+_INDENT: Final = 2
+#: A column of text is never narrower; where there is no room for that, each row is a paragraph.
+_LEAST_TEXT: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a list."""
+
+    name: str
+    is_whole: bool = False  # ids, states, pids: a cell stands on one line, or nothing is a table
+    is_number: bool = False  # to the right, and whole
+    is_detail: bool = False  # left out where there is no room for it, the last one first
+
+
+@dataclass(slots=True)
+class Listing:
+    """Rows under their columns; where these do not fit, a paragraph for each row.
+
+    Columns in which no row says anything ("" or "-") are left out, but the first. With
+    ``has_details`` no detail is left out.
+    """
+
+    columns: Sequence[Column]
+    has_details: bool = False
+    rows: list[tuple[Sequence[str], str]] = field(default_factory=list)  # with their styles
+
+    def add(self, *cells: str, style: str = "") -> None:
+        """One more row."""
+        self.rows.append((cells, style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        said = [
+            at
+            for at in range(len(self.columns))
+            if at == 0 or any(cells[at] not in {"", "-"} for cells, _ in self.rows)
+        ]
+        shown = said.copy()
+        while self._least_width(shown) > options.max_width:
+            details = [at for at in shown if self.columns[at].is_detail]
+            if self.has_details or not details:
+                yield from self._paragraphs(said, options.max_width)
+                return
+            shown.remove(details[-1])
+        yield self._table(shown)
+
+    def _least_width(self, shown: Sequence[int]) -> int:
+        widths = (self._width(at) for at in shown)
+        return sum(widths) + _GAP * (len(shown) - 1)
+
+    def _width(self, at: int) -> int:
+        """What a column needs."""
+        lines = [line for cells, _ in self.rows for line in cells[at].splitlines()]
+        widest = max((cell_len(line) for line in (*lines, self.columns[at].name)), default=0)
+        column = self.columns[at]
+        return widest if column.is_whole or column.is_number else min(widest, _LEAST_TEXT)
+
+    def _table(self, shown: Sequence[int]) -> Table:
+        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+        for at in shown:
+            column = self.columns[at]
+            table.add_column(
+                column.name,
+                justify="right" if column.is_number else "left",
+                no_wrap=column.is_whole or column.is_number,
+                overflow="fold",
+            )
+        for cells, style in self.rows:
+            table.add_row(*(Text(cells[at]) for at in shown), style=style)
+        return table
+
+    def _paragraphs(self, shown: Sequence[int], width: int) -> Iterator[Text]:
+        """The first cell, and under it the others with the names of their columns."""
+        for cells, style in self.rows:
+            for line in _folded([cells[shown[0]]], width, 0):
+                yield Text(line, style=f"bold {style}".strip())
+            items = [
+                f"{self.columns[at].name.lower()} {line}"
+                for at in shown[1:]
+                if cells[at] not in {"", "-"}
+                for line in cells[at].splitlines()
+            ]
+            for line in _folded(items, width, _INDENT):
+                yield Text(line, style=style)
+
+
+def _folded(items: Sequence[str], width: int, indent: int) -> Iterator[str]:
+    """Items side by side as far as they fit; one that is longer than a line is broken."""
+    line = ""
+    for item in items:
+        joined = f"{line}{' ' * _GAP}{item}" if line else item
+        if cell_len(joined) <= width - indent:
+            line = joined
+            continue
+        if line:
+            yield " " * indent + line
+        *full, line = textwrap.wrap(item, max(1, width - indent), break_on_hyphens=False) or [""]
+        yield from (" " * indent + one for one in full)
+    if line:
+        yield " " * indent + line
+
+
+def sheet() -> Table:
+    """Names, and what is to be said of each."""
+    table = Table.grid(padding=(0, _GAP))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

@@ -1,0 +1,84 @@
+"""Whose request is meant by an id on a command line."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+import click
+import redis
+from redis.exceptions import NoPermissionError
+
+from tokenyard.keys import Keys, is_name
+from tokenyard.owners import MOST_KEYS, find_owners
+from tokenyard.texts import printable
+from tokenyard.wire import DEFAULT_CLIENT, MAX_ID_BYTES
+
+_MOST_NAMED: Final = 10
+_SAY: Final = "say whose it is: --client NAME"
+
+
+def request_id(_: click.Context, __: click.Parameter, value: str) -> str:
+    """Refuse what no request can be called."""
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{value!a} is not UTF-8") from None
+    if not 0 < size <= MAX_ID_BYTES:
+        raise click.BadParameter(f"an id has 1 to {MAX_ID_BYTES} bytes, not {size}")
+    return value
+
+
+def request_ids(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The same of several."""
+    return tuple(request_id(ctx, param, value) for value in values)
+
+
+def client_name(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Refuse what no client can be called."""
+    if value is not None and not is_name(value):
+        raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+    return value
+
+
+#: For commands that are about requests that are there.
+client_option = click.option(
+    "--client",
+    callback=client_name,
+    help=f"Name that it was asked under.  [default: {DEFAULT_CLIENT}, else whoever has the id]",
+)
+
+
+def owner_of(connection: redis.Redis, keys: Keys, name: str, client: str | None) -> str:
+    """The client that is given, or the only one that has the id; `anon` where nobody has.
+
+    Raises `click.UsageError` where that cannot be told.
+    """
+    if client is not None:
+        return client
+    shown = repr(name)
+    try:
+        owners = find_owners(connection, keys, name)
+    except NoPermissionError as fault:
+        raise click.UsageError(
+            f"request {shown}: this user of Redis may not look for its client (SCAN); {_SAY}"
+        ) from fault
+    named = ", ".join(map(printable, owners.clients[:_MOST_NAMED]))
+    if len(owners.clients) > _MOST_NAMED:
+        named += f" and {len(owners.clients) - _MOST_NAMED} more"
+    if not owners.is_whole:
+        found = f"; until there {named} had it" if named else ""
+        raise click.UsageError(
+            f"request {shown}: its client was not found among the first {MOST_KEYS:,} keys of the"
+            f" server{found}; {_SAY}"
+        )
+    if len(owners.clients) > 1:
+        raise click.UsageError(f"request {shown}: several clients have one: {named}; {_SAY}")
+    return owners.clients[0] if owners.clients else DEFAULT_CLIENT
+
+
+def named(client: str, name: str) -> str:
+    """The words that name a request on a command line."""
+    return f"{shlex.quote(printable(name))} --client {shlex.quote(client)}"

