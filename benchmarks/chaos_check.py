@@ -28,6 +28,7 @@ from benchmarks.chaos_history import (
     Fault,
     Joined,
     Key,
+    Missed,
     Moved,
     Published,
     Seen,
@@ -91,6 +92,7 @@ class History:
 
     stories: dict[Key, Story] = field(default_factory=lambda: defaultdict(Story))
     faults: list[Fault] = field(default_factory=list)
+    missed: list[Missed] = field(default_factory=list)
     workers: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # by pid
 
 
@@ -101,6 +103,8 @@ def gather(events: Iterable[Event]) -> History:
         match event:
             case Fault():
                 history.faults.append(event)
+            case Missed():
+                history.missed.append(event)
             case Born():
                 continue
             case Joined():

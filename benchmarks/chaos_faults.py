@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
-Act = Literal["kill", "stop", "term", "cut", "flush"]
-#: What is broken, and how: SIGKILL, SIGSTOP and later SIGCONT, or SIGTERM; and at the broker, all
-#: connections cut, or the script cache flushed.
+Act = Literal["kill", "crash", "stop", "term", "cut", "flush"]
+#: What is broken, and how: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; and at the
+#: broker, all connections cut, or the script cache flushed.
 Kind = tuple[Part, Act]
 
 #: How often each kind comes, against the others. A worker is one process with an engine, a host
@@ -18,6 +18,7 @@ Kind = tuple[Part, Act]
 #: their controller.
 WEIGHTS: Final[Mapping[Kind, int]] = {
     ("worker", "kill"): 30,
+    ("worker", "crash"): 6,
     ("worker", "stop"): 6,
     ("worker", "term"): 2,
     ("controller", "kill"): 6,
@@ -35,6 +36,8 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     ("broker", "flush"): 2,
     ("client", "kill"): 4,
 }
+#: Each is killed once before chance decides, workers first: the shortest run has one of these.
+KILLED: Final[tuple[Part, ...]] = ("worker", "coordinator", "broker", "controller")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,11 @@ def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()
     draw = random.Random(f"faults {seed}")
     kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
     weights = [WEIGHTS[kind] for kind in kinds]
+    due: list[Kind] = [(part, "kill") for part in KILLED if not parts or part in parts]
     faults = []
     at_s = draw.uniform(*pace.gap_s)
     while at_s < seconds:
-        [kind] = draw.choices(kinds, weights)
+        [kind] = [due.pop(0)] if due else draw.choices(kinds, weights)
         part, act = kind
         bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
         faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))

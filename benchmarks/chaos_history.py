@@ -103,6 +103,14 @@ class Fault(Struct, frozen=True, tag=True):
     kind: str
     target: str
     pids: list[int]
+    orphans: list[int] = []  # workers whose controller it was
+
+
+class Missed(Struct, frozen=True, tag=True):
+    """A fault of the schedule found nothing that it could hit."""
+
+    at: float
+    kind: str
 
 
 class Joined(Struct, frozen=True, tag=True):
@@ -143,6 +151,7 @@ Event = (
     | Ended
     | Trouble
     | Fault
+    | Missed
     | Joined
     | Moved
     | Published
