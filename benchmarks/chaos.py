@@ -73,12 +73,13 @@ class Run:
     seed: int
     timing: Timing
     parts: Sequence[Part]
+    trims: bool
     folder: Path
 
     def schedule(self) -> list[Planned]:
         """The faults, which follow from the seed."""
         pace = FAST if self.engine == "simulated" else SLOW
-        return schedule(self.seed, self.seconds, pace, self.parts)
+        return schedule(self.seed, self.seconds, pace, self.parts, trims=self.trims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Outcome:
             "stale_refused": self.stale_refused,
             "kills": found.kills.total(),
             "missed": len(self.history.missed),
+            "entries_lost": found.entries_lost,
             "recovery_p50_s": round(statistics.median(recovery), 3) if recovery else None,
             "recovery_max_s": round(max(recovery), 3) if recovery else None,
             "kills_by_kind": dict(sorted(found.kills.items())),
@@ -202,6 +204,7 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
         ("accepted", found.accepted),
         ("results", found.results),
         ("  cancelled among them", found.cancelled),
+        ("  of deleted entries", found.entries_lost),
         ("lost", found.count("lost")),
         ("answered twice", found.count("twice")),
         ("wrong answers", found.count("wrong")),
@@ -245,6 +248,7 @@ def print_violations(outcome: Outcome) -> None:
     multiple=True,
     help="Break only these.",
 )
+@click.option("--trim-intakes", "trims", is_flag=True, help="Delete waiting requests, too.")
 @click.option("--default-timing", is_flag=True, help="Leases as by default, not short ones.")
 @click.option("--keep", is_flag=True, help="Keep history and logs of a clean run, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
@@ -256,6 +260,7 @@ def main(
     seed: int | None,
     parts: tuple[Part, ...],
     *,
+    trims: bool,
     default_timing: bool,
     keep: bool,
     as_json: bool,
@@ -269,6 +274,7 @@ def main(
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timing=DEFAULTS if default_timing else Timing(),
         parts=parts,
+        trims=trims,
         folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),
     )
     # Workers that crash on purpose would each leave a core file.

@@ -113,6 +113,14 @@ class Missed(Struct, frozen=True, tag=True):
     kind: str
 
 
+class Trimmed(Struct, frozen=True, tag=True):
+    """The injector has deleted an entry of a request from an intake."""
+
+    at: float
+    client: str
+    id: str
+
+
 class Joined(Struct, frozen=True, tag=True):
     """The roster shows a worker, which runs in this process (broker's record)."""
 
@@ -152,6 +160,7 @@ Event = (
     | Trouble
     | Fault
     | Missed
+    | Trimmed
     | Joined
     | Moved
     | Published

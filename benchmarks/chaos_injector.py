@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+import redis
+
 from benchmarks.chaos_faults import Act, Part, Planned
-from benchmarks.chaos_history import Fault, HistoryWriter, Missed, now
+from benchmarks.chaos_history import Fault, HistoryWriter, Key, Missed, Trimmed, now
 from benchmarks.chaos_plant import Plant, Program
 
 T = TypeVar("T")
@@ -29,6 +31,8 @@ _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
 _POLL_S: Final = 0.05
 #: A program that was told to end and did not within this time is broken.
 _TERM_TIMEOUT_S: Final = 60.0
+#: Something comes to wait within this time, for clients that never rest.
+_TRIM_TIMEOUT_S: Final = 3.0
 
 
 class Injector:
@@ -136,6 +140,8 @@ class Injector:
             return False
         if fault.kind[1] == "stop":
             return self._hit(fault, "broker", [broker.pid])
+        if fault.kind[1] == "trim":
+            return self._trim(fault)
         self._log(fault, "broker", [broker.pid])
         match fault.kind[1]:
             case "kill":
@@ -149,6 +155,24 @@ class Injector:
             case "flush":
                 broker.flush_scripts()
         return True
+
+    def _trim(self, fault: Planned) -> bool:
+        """Delete what waits, which is only something while nobody leads."""
+        leaders = [one.pid for one in self._plant.coordinators if one.pid]
+        for pid in leaders:
+            _send(pid, signal.SIGSTOP)
+        self._holds.update(leaders)
+        at, until = now(), time.monotonic() + _TRIM_TIMEOUT_S
+        trimmed: list[Key] = []
+        while not trimmed and time.monotonic() < until:
+            with contextlib.suppress(redis.RedisError):
+                trimmed = self._plant.trim_intakes()
+            time.sleep(_POLL_S)
+        self._resume(leaders)
+        if trimmed:
+            self._log(fault, "broker", [], at=at)
+            self._history.write(*(Trimmed(now(), *key) for key in trimmed))
+        return bool(trimmed)
 
     def _heal(self) -> None:
         """Nothing is planned any more, so nothing is stopped; start what is down."""

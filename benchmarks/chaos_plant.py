@@ -17,12 +17,14 @@ import psutil
 import redis
 
 from benchmarks.chaos_faults import Part
+from benchmarks.chaos_history import Key
+from benchmarks.chaos_record import request_of
 from benchmarks.chaos_targets import NOBODY, WorkerProcess, find_workers
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
 from tokenyard.errors import TransientError
-from tokenyard.keys import Keys
+from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.settings import EngineName
 from tokenyard.tether import start_tethered, stop_tethered
 from tokenyard.worker_info import WorkerInfo
@@ -282,6 +284,21 @@ class Plant:
                     return
                 time.sleep(_POLL_S)
         raise TimeoutError(f"{count} of {self.workers_wanted} workers in {START_TIMEOUT_S:g} s")
+
+    def trim_intakes(self) -> list[Key]:
+        """Delete what waits in the intakes and has a ledger; of which requests that was.
+
+        An entry from a plain XADD that the coordinator has not seen has none: only its client
+        knows of it, and must send it again.
+        """
+        keys, found = Keys(self.yard), []
+        with self._connection(socket_timeout=10.0) as broker:
+            for name in INTAKE_CLASSES:
+                for entry, fields in broker.xrange(keys.intake(name)):
+                    key = request_of(fields)
+                    if broker.exists(keys.ledger(*key)) and broker.xdel(keys.intake(name), entry):
+                        found.append(key)
+        return found
 
     def left_over(self) -> int:
         """Entries in the intakes and on the lanes: none, once all is answered."""
