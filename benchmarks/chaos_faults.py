@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
-Act = Literal["kill", "stop", "term", "cut", "flush"]
-#: What is broken, and how: SIGKILL, SIGSTOP and later SIGCONT, or SIGTERM; and at the broker, all
-#: connections cut, or the script cache flushed.
+Act = Literal["kill", "crash", "stop", "term", "cut", "flush", "trim"]
+#: What is broken, and how: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; and at the
+#: broker, all connections cut, the script cache flushed, or what waits in the intakes deleted.
 Kind = tuple[Part, Act]
 
 #: How often each kind comes, against the others. A worker is one process with an engine, a host
 #: is a controller with all its workers. What was ended is started again; worker processes by
 #: their controller.
-WEIGHTS: Final[Mapping[Kind, int]] = {
+WEIGHTS: Final[dict[Kind, int]] = {
     ("worker", "kill"): 30,
+    ("worker", "crash"): 6,
     ("worker", "stop"): 6,
     ("worker", "term"): 2,
     ("controller", "kill"): 6,
@@ -35,6 +36,10 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     ("broker", "flush"): 2,
     ("client", "kill"): 4,
 }
+#: Only where it is asked for.
+TRIM: Final[dict[Kind, int]] = {("broker", "trim"): 4}
+#: Each is killed once before chance decides, workers first: the shortest run has one of these.
+KILLED: Final[tuple[Part, ...]] = ("worker", "coordinator", "broker", "controller")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +80,20 @@ class Planned:
     lasts_s: float  # until SIGCONT, or until it is started again
 
 
-def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()) -> list[Planned]:
+def schedule(
+    seed: int, seconds: float, pace: Pace, parts: Collection[Part] = (), *, trims: bool = False
+) -> list[Planned]:
     """The faults of a run of so many seconds; only those of ``parts`` where given."""
     draw = random.Random(f"faults {seed}")
-    kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
-    weights = [WEIGHTS[kind] for kind in kinds]
+    all_weights = WEIGHTS | TRIM if trims else WEIGHTS
+    kinds = [kind for kind in all_weights if not parts or kind[0] in parts]
+    weights = [all_weights[kind] for kind in kinds]
+    first: list[Kind] = [(part, "kill") for part in KILLED]
+    due = [kind for kind in [*first, *TRIM] if kind in kinds]
     faults = []
     at_s = draw.uniform(*pace.gap_s)
     while at_s < seconds:
-        [kind] = draw.choices(kinds, weights)
+        [kind] = [due.pop(0)] if due else draw.choices(kinds, weights)
         part, act = kind
         bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
         faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,14 +17,17 @@ import psutil
 import redis
 
 from benchmarks.chaos_faults import Part
+from benchmarks.chaos_history import Key
+from benchmarks.chaos_record import request_of
+from benchmarks.chaos_targets import NOBODY, WorkerProcess, find_workers
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
 from tokenyard.errors import TransientError
-from tokenyard.keys import Keys
+from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.settings import EngineName
 from tokenyard.tether import start_tethered, stop_tethered
-from tokenyard.worker_info import decode_worker
+from tokenyard.worker_info import WorkerInfo
 
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2
@@ -149,14 +152,23 @@ class Program:
             os.sched_setaffinity(self._process.pid, {self._core})
         self._groups.append(self._process)
 
-    def workers(self) -> list[int]:
-        """The worker processes of a controller, also those that have only begun to start."""
-        if not self.is_running:
-            return []
+    def descendants(self) -> list[int]:
+        """All processes that it has started, and those that these have."""
         with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.pid).children()
-            return [child.pid for child in children if _is_worker(child)]
+            if self.is_running:
+                return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
         return []
+
+    def has_started(self, pid: int) -> bool:
+        """Whether a process lives that it, or a forerunner of it, has started."""
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            group = os.getpgid(pid)
+            return (
+                pid != group
+                and group in [process.pid for process in self._groups]
+                and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+            )
+        return False
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it has ended by itself, at most so long."""
@@ -170,13 +182,6 @@ class Program:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGCONT)
             stop_tethered(process, _TERM_TIMEOUT_S)
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        line = " ".join(process.cmdline())
-        return " slot " in line or "spawn_main" in line
-    return False
 
 
 class Plant:
@@ -194,6 +199,7 @@ class Plant:
         self.clients: list[Program] = []
         self._engine: EngineName = engine
         self._timing = timing
+        self._roster: dict[bytes, bytes] = {}
 
     @property
     def workers_wanted(self) -> int:
@@ -247,29 +253,52 @@ class Plant:
             return self.clients
         return self.coordinators if part == "coordinator" else self.controllers
 
-    def serving_workers(self) -> list[tuple[Program, int]]:
-        """Controllers with the worker processes that the roster shows, or all if it cannot say."""
-        workers = [(one, pid) for one in self.controllers for pid in one.workers()]
-        try:
-            with redis.Redis.from_url(
-                self.broker.url, socket_timeout=0.5, retry=None
-            ) as connection:
-                roster = connection.hvals(Keys(self.yard).workers)
-        except redis.RedisError:
-            return workers
-        pids = {decode_worker(packed).pid for packed in roster}
-        return [worker for worker in workers if worker[1] in pids] or workers
+    def workers(self) -> list[WorkerProcess]:
+        """The worker processes that live, as the roster shows them, or last did."""
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            self._roster = broker.hgetall(Keys(self.yard).workers)
+        return find_workers(self._roster, self._host_of)
+
+    def _host_of(self, pid: int) -> str:
+        return next((one.name for one in self.controllers if one.has_started(pid)), NOBODY)
+
+    def _connection(self, socket_timeout: float) -> redis.Redis:
+        return redis.Redis.from_url(self.broker.url, socket_timeout=socket_timeout, retry=None)
 
     def wait_for_workers(self) -> None:
         """Wait until all workers serve; raises `TimeoutError`."""
+        self._wait(lambda _: True)
+
+    def wait_for_tokens(self) -> None:
+        """Wait until all workers have streamed something; raises `TimeoutError`."""
+        self._wait(lambda worker: worker.tally.tokens > 0)
+
+    def _wait(self, is_so: Callable[[WorkerInfo], bool]) -> None:
         until = time.monotonic() + START_TIMEOUT_S
+        count = 0
         with Client(self.broker.url, yard=self.yard, connect_timeout_s=START_TIMEOUT_S) as client:
             while time.monotonic() < until:
                 with contextlib.suppress(TransientError):
-                    if len(client.info().workers) >= self.workers_wanted:
-                        return
+                    count = sum(map(is_so, client.info().workers.values()))
+                if count >= self.workers_wanted:
+                    return
                 time.sleep(_POLL_S)
-        raise TimeoutError(f"not all workers came up in {START_TIMEOUT_S:g} s")
+        raise TimeoutError(f"{count} of {self.workers_wanted} workers in {START_TIMEOUT_S:g} s")
+
+    def trim_intakes(self) -> list[Key]:
+        """Delete what waits in the intakes and has a ledger; of which requests that was.
+
+        An entry from a plain XADD that the coordinator has not seen has none: only its client
+        knows of it, and must send it again.
+        """
+        keys, found = Keys(self.yard), []
+        with self._connection(socket_timeout=10.0) as broker:
+            for name in INTAKE_CLASSES:
+                for entry, fields in broker.xrange(keys.intake(name)):
+                    key = request_of(fields)
+                    if broker.exists(keys.ledger(*key)) and broker.xdel(keys.intake(name), entry):
+                        found.append(key)
+        return found
 
     def left_over(self) -> int:
         """Entries in the intakes and on the lanes: none, once all is answered."""

@@ -21,6 +21,7 @@ from benchmarks.chaos_history import (
     Moved,
     Published,
     Seen,
+    Trimmed,
     Trouble,
     read_history,
 )
@@ -150,6 +151,25 @@ def test_cancelled() -> None:
     # nor is it where nobody asked.
     unasked = [one for one in cancelled(TOKENS[:3]) if not isinstance(one, CancelAsked)]
     assert found(unasked) == {"wrong"}
+
+
+def test_deleted_entry() -> None:
+    def lost(tokens: list[int]) -> list[Event]:
+        return [
+            Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
+            Accepted(100.1, C, ID),
+            Trimmed(100.2, C, ID),
+            Published(100.5, C, ID, "result", 0, tokens, "failed"),
+            Ended(100.5, "plain", C, ID, "failed", tokens, seq=0, code="ENTRY_LOST"),
+        ]
+
+    # Where the injector has deleted an entry, the request may end for that,
+    assert found(lost(TOKENS[:2])) == set()
+    assert report(gather(lost([])), []).entries_lost == 1
+    assert found(lost([99])) == {"wrong"}
+    # but it must end, and no other may.
+    assert found(lost([])[:3]) == {"lost"}
+    assert found([one for one in lost([]) if not isinstance(one, Trimmed)]) == {"wrong"}
 
 
 @pytest.mark.parametrize("reader", ["client", "plain"])
@@ -286,3 +306,4 @@ def test_schedule_follows_from_the_seed() -> None:
     assert schedule(7, 60, FAST) != schedule(8, 60, FAST)
     assert {fault.kind[0] for fault in schedule(7, 60, FAST, ["broker"])} == {"broker"}
     assert all(0 < fault.at_s < 60 for fault in schedule(7, 60, FAST))
+    assert ("broker", "trim") in {fault.kind for fault in schedule(7, 60, FAST, trims=True)}
