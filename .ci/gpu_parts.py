@@ -71,11 +71,14 @@ def run_part(
     arguments, shorter = PARTS[part]
     command = [str(python_of(state)), *arguments, *(shorter if quick else []), *more]
     figures = state / "figures" / f"{part}.json"
+    figures.parent.mkdir(parents=True, exist_ok=True)
     figures.unlink(missing_ok=True)
-    result = bounded(part, command, state, environment(state, gpu), timeout_s=timeout_s)
+    variables = environment(state, gpu) | {"TOKENYARD_BENCH_OUT": str(figures)}
+    result = bounded(part, command, state, variables, timeout_s=timeout_s)
     # Only what there is a shorter form of was shortened.
     result.quick = quick and bool(shorter)
     if figures.is_file():
+        # Also there if the part was ended: both tests and benchmarks write it as they go on.
         result.figures = json.loads(figures.read_text(encoding="utf-8"))
     return result
 

@@ -39,6 +39,11 @@ class Sum:
     bytes: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        """It names a file in a folder that is named elsewhere."""
+        if Path(self.name).name != self.name:
+            raise ValueError(self.name)
+
 
 @dataclass(frozen=True)
 class Manifest:
