@@ -88,13 +88,17 @@ def test_a_missing_piece_is_named(wheels, tmp_path):
     split(wheels, tmp_path / "pieces", mib=1)
     (tmp_path / "pieces" / "wheels.002").unlink()
 
-    with pytest.raises(BadPieces, match=r"^The piece wheels\.002 is missing from .*: copy it there"):
+    with pytest.raises(
+        BadPieces, match=r"^The piece wheels\.002 is missing from .*: copy it there"
+    ):
         join(tmp_path / "pieces", tmp_path / "back")
 
     assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:9] + b"?" + data[10:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: data[:9] + b"?" + data[10:]]
+)
 def test_a_damaged_piece_is_named(wheels, tmp_path, damage):
     split(wheels, tmp_path / "pieces", mib=1)
     piece = tmp_path / "pieces" / "wheels.001"
