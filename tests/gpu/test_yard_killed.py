@@ -78,7 +78,7 @@ def test_loading(yard: GpuYard) -> None:
 
 
 def test_ready_and_idle(yard: GpuYard) -> None:
-    yard.ask("red")
+    before = yard.ask("red")
     yard.check_all()
     ready = yard.pid_of("ready", "red")
 
@@ -86,7 +86,7 @@ def test_ready_and_idle(yard: GpuYard) -> None:
     yard.ask("red")
 
     assert yard.seen("ready", "red", but={ready})
-    assert attempts_of(yard, yard.asked) == {1}
+    assert attempts_of(yard, before) == {1}
     yard.check_well()
 
 
