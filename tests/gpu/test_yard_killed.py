@@ -195,3 +195,10 @@ def test_a_stream_goes_on_as_if_nothing_had_been(
     yard.check_whole(yard.host_program, PROCESSES)
     yard.clear()
     yard.check_empty()
+
+
+def test_every_warm_up_ran_its_model(yard: GpuYard) -> None:
+    """All those above, too: they warm up while others load, serve and die on the same device."""
+    said = "".join(program.log for program in yard.programs)
+
+    assert "no model runs in the warm-up" not in said
