@@ -38,6 +38,11 @@ class Device:
         return 4.0 if self.is_gpu else 0.25
 
     @property
+    def once(self) -> int:
+        """Bytes that first models may leave in a process for good: kernels, workspaces, caches."""
+        return (1024 if self.is_gpu else 192) * MIB
+
+    @property
     def slack(self) -> int:
         """Bytes that come and go with allocators and contexts; no model is as small."""
         return (256 if self.is_gpu else 96) * MIB

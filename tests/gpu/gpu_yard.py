@@ -22,6 +22,8 @@ from tokenyard.wire import Request, SamplingParams, unpack_tokens
 PROCESSES = 2
 #: A busy engine that has to go goes after so long.
 DRAIN_S = 2.0
+#: So soon the processes of a host that is gone are no longer shown.
+LEASE_MS = 6_000
 
 MODELS = """
 [defaults]
@@ -77,6 +79,7 @@ class GpuYard(LifeYard):
             "engine": "vllm",
             "device": self.device.name,
             "drain_timeout_s": DRAIN_S,
+            "lease_ms": LEASE_MS,
             "leak_tolerance": 1.0,
             "leak_floor_mib": 2048.0,
         }

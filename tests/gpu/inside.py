@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,28 @@ def warm_backend(device: Device) -> Backend:
     settings = WorkerSettings(redis_url="", device=device.name)
     prepare_environment(settings)
     backend = make_backend(settings, 0)
-    backend.warm_up()
+    with _heard() as said:
+        backend.warm_up()
+    if said:
+        raise RuntimeError("; ".join(said))
     return backend
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What the backend warns of meanwhile: its warm-up goes on where its model does not run."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(_in_words(record))  # type: ignore[method-assign]
+    log = logging.getLogger("tokenyard.worker.engines")
+    log.addHandler(handler)
+    yield said
+    log.removeHandler(handler)
+
+
+def _in_words(record: logging.LogRecord) -> str:
+    fault = record.exc_info[1] if record.exc_info else None
+    return f"{record.getMessage()}: {fault!r}"
 
 
 def graphs(device: Device, models: Path) -> dict[str, Any]:

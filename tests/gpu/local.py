@@ -12,7 +12,7 @@ from worker import EngineHandle, ProcessStatus, WorkerController
 
 SLEEPERS = 2
 PROCESSES = 1 + SLEEPERS
-WARM_S = 150.0
+WARM_S = 200.0
 WAIT_S = 90.0
 PROMPTS: Sequence[Sequence[int]] = ([4, 5, 14], [100, 7, 300, 21], [9] * 20, list(range(3, 60)))
 TOKENS = 24

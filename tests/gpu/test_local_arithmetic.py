@@ -19,7 +19,7 @@ from tokenyard.replies import Delta, Result
 from worker import AdapterSpec, EngineHandle
 from worker.models import ModelSpec
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(330)
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
 
 

@@ -15,7 +15,7 @@ from tests.gpu.device import MIB, Device, has_open
 from tests.gpu.local import PROCESSES, Local, running_local
 from worker.fork_server import Server
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(330)
 BORN_S = 60.0
 
 

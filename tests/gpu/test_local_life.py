@@ -14,10 +14,8 @@ from tests.gpu.local import PROMPTS, TOKENS, Local, answers, running_local
 from tests.gpu.specs import FAMILIES, spec_of
 from worker import EngineHandle, ModelSpec
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(330)
 
-#: What the first models of a process may leave for good: kernels, workspaces, the CPU's caches.
-ONCE = GIB
 EXPECTED = [counted(prompt, TOKENS) for prompt in PROMPTS]
 
 
@@ -67,11 +65,11 @@ def test_a_model_comes_and_goes(
         first = answers(engine)
         size = taken(local, empty)
         phases_s = dict(engine.phases_s)
-    once = local.wait_used_at_most(empty + ONCE) - empty
+    once = local.wait_used_at_most(empty + device.once) - empty
 
     # I expect it to take its cache, and to leave the process warm; and each time after
     assert size > 0.9 * cache, f"{size / MIB:.0f} MiB"
-    check_warm(local, empty, ONCE)
+    check_warm(local, empty, device.once)
     before = local.used()
     again = [one_life(local, spec) for _ in range(3)]
 
@@ -140,7 +138,6 @@ def test_it_sleeps_and_wakes(
             # I expect the same answers,
             assert answers(engine) == said
     # the cache to be gone meanwhile, and all to be gone in the end.
-    assert max(awake - one for one in asleep) > 0.9 * cache
     assert min(awake - one for one in asleep) > 0.9 * cache
     check_warm(local, empty, device.slack)
     figures.note(
@@ -188,11 +185,11 @@ def test_several_sleep_on_one_device(
 
                 # I expect its own answers, and no more memory in use than one model takes.
                 assert answers(engine) == said[engine.model]
-                assert taken(local, empty) < 1.5 * cache + 2 * ONCE
+                assert taken(local, empty) < 1.5 * cache + device.once
     finally:
         for engine in engines:
             engine.close()
-    check_warm(local, empty, ONCE)
+    check_warm(local, empty, device.once)
     figures.note("sleepers", {"two_asleep_one_awake_mib": full >> 20, "wake_s": wake_s})
 
 
@@ -208,7 +205,7 @@ def test_what_was_loaded_for_no_sleep_is_unloaded(
 
         engine.sleep()
 
-        check_warm(local, empty, ONCE)
+        check_warm(local, empty, device.once)
         engine.wake()
         assert "weights" in engine.phases_s
         assert answers(engine) == said

@@ -78,7 +78,7 @@ def test_loading(yard: GpuYard) -> None:
 
 
 def test_ready_and_idle(yard: GpuYard) -> None:
-    yard.ask("red")
+    before = yard.ask("red")
     yard.check_all()
     ready = yard.pid_of("ready", "red")
 
@@ -86,7 +86,7 @@ def test_ready_and_idle(yard: GpuYard) -> None:
     yard.ask("red")
 
     assert yard.seen("ready", "red", but={ready})
-    assert attempts_of(yard, yard.asked) == {1}
+    assert attempts_of(yard, before) == {1}
     yard.check_well()
 
 
@@ -195,3 +195,10 @@ def test_a_stream_goes_on_as_if_nothing_had_been(
     yard.check_whole(yard.host_program, PROCESSES)
     yard.clear()
     yard.check_empty()
+
+
+def test_every_warm_up_ran_its_model(yard: GpuYard) -> None:
+    """All those above, too: they warm up while others load, serve and die on the same device."""
+    said = "".join(program.log for program in yard.programs)
+
+    assert "no model runs in the warm-up" not in said
