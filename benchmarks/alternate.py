@@ -24,7 +24,7 @@ from typing import Final
 import click
 import redis
 
-from benchmarks.machine import machine
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
@@ -251,7 +251,8 @@ def main(
         for name, one in measure(sleepers, plan).items()
     }
     if as_json:
-        print(json.dumps({name: _rounded(one) for name, one in reports.items()}))
+        figures = {name: _rounded(one) for name, one in reports.items()}
+        print(json.dumps({**figures, "machine": machine_facts()}))
     else:
         show(reports, plan)
     if found := faults(reports, plan.max_model_wait_s):
