@@ -266,12 +266,12 @@ def main(shape: str | None, rounds: int, limit_s: float, *, quick: bool, as_json
     """Compare real vLLM behind Tokenyard with the same engine called directly, and by HTTP."""
     end_in_order()
     shape = shape or ("1b" if on_gpu() else "tiny")
+    threads = 0 if on_gpu() else share_cores()
     if shape != "tiny":
         run_shape(shape, rounds, limit_s, quick=quick, as_json=as_json)
         return
     if on_gpu():
         raise click.UsageError("all sides at once have no room on a GPU; use --shape 1b or 8b")
-    threads = share_cores()
     plan = plan_for(rounds, quick=quick)
     figures = {**summary(measure(plan)), "machine": machine_facts()}
     save(figures)
