@@ -24,6 +24,7 @@ from typing import Any, cast
 import click
 import redis
 
+from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client
@@ -275,7 +276,7 @@ def main(entries: int, seed: int | None, as_json: bool) -> None:
         with Client(yard.url, yard=yard.name) as client:
             figures["next_good_request"] = client.submit("12+34=").result(60).status
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps({**figures, "machine": machine_facts()}))
     else:
         print_table("Generated entries against a running yard", ("", ""), figures.items())
     wrong = ("unanswered", "answered_twice", "ids_reused_in_vain", "dead_letters_missing")
