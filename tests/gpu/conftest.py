@@ -17,8 +17,8 @@ import pytest
 
 from tests.engines.llama import write_llama
 from tests.gpu.device import Device, name_of
+from tests.gpu.local import Local, running_local
 from tests.gpu.specs import FAMILIES
-from tokenyard.errors import SettingsError
 from tokenyard.settings import WorkerSettings
 
 _DEVICE = "TOKENYARD_TEST_DEVICE"
@@ -74,10 +74,9 @@ def device() -> Device:
     try:
         find_device(WorkerSettings(redis_url="", engine="vllm", device=name, model="any"))
         return Device(name)
-    except SettingsError as fault:
-        pytest.fail(f"{_DEVICE}={name}: {fault}", pytrace=False)
     except Exception as fault:  # noqa: BLE001  # the driver's library has errors of its own
-        pytest.fail(f"{_DEVICE}={name}: {type(fault).__name__}: {fault}", pytrace=False)
+        why = f"{_DEVICE}={name}: {type(fault).__name__}: {fault}"
+    pytest.fail(why, pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -108,18 +107,41 @@ class Occupant:
         self._what = ""
         self._now: Any = None
         self._stack = ExitStack()
+        self._failed: dict[str, str] = {}
 
     def take(self, what: str, enter: Callable[[], AbstractContextManager[Any]]) -> Any:
-        """The one who is called ``what``, who comes if another one is there."""
+        """The one who is called ``what``, who comes if another one is there.
+
+        Who could not come once is not waited for again: the test fails with the same words.
+        """
+        if what in self._failed:
+            pytest.fail(f"as before: {self._failed[what]}", pytrace=False)
         if self._what != what:
             self.leave()
-            self._now, self._what = self._stack.enter_context(enter()), what
+            try:
+                self._now, self._what = self._stack.enter_context(enter()), what
+            except BaseException as fault:
+                self._failed[what] = f"{what}: {type(fault).__name__}: {fault}"
+                raise
         return self._now
 
     def leave(self) -> None:
         """Nobody uses the device any more."""
         self._what = ""
         self._stack.close()
+
+
+@pytest.fixture
+def local(occupant: Occupant, device: Device) -> Iterator[Local]:
+    """A pool of a program's own, whose processes are warm; a new one where a test has left others.
+
+    It is not started for each test.
+    """
+    pool: Local = occupant.take("local", lambda: running_local(device))
+    yield pool
+    if not pool.is_warm_again():
+        occupant.leave()
+        pytest.fail(f"this test has left a pool that is not warm: {pool.told()}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

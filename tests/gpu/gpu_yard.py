@@ -22,6 +22,9 @@ from tokenyard.wire import Request, SamplingParams, unpack_tokens
 PROCESSES = 2
 #: A busy engine that has to go goes after so long.
 DRAIN_S = 2.0
+#: Longest wait for a start; for an event after that, where a GPU computes.
+START_S = 150.0
+WAIT_S = 60.0
 #: So soon the processes of a host that is gone are no longer shown.
 LEASE_MS = 6_000
 
@@ -51,7 +54,7 @@ class GpuYard(LifeYard):
 
     def __init__(self, url: str, device: Device, models: Path) -> None:
         super().__init__(url)
-        self.wait_s = 150.0
+        self.wait_s = START_S
         self.device = device
         #: Tokens of a stream that goes on for seconds.
         self.long = 1500 if device.is_gpu else 240
@@ -66,9 +69,11 @@ class GpuYard(LifeYard):
 
     def open_host(self) -> None:
         """Start its host, and wait until the processes are warm."""
+        self.wait_s = START_S
         self._host = self.pool(sleepers=PROCESSES - 1)
         self.clear()
         self.empty = self.used()
+        self.wait_s = WAIT_S if self.device.is_gpu else START_S
 
     def pool(self, **options: object) -> Program:
         """Start a host that may load all `MODELS`."""
@@ -80,6 +85,7 @@ class GpuYard(LifeYard):
             "device": self.device.name,
             "drain_timeout_s": DRAIN_S,
             "lease_ms": LEASE_MS,
+            "max_backoff_s": 1.0,
             "leak_tolerance": 1.0,
             "leak_floor_mib": 2048.0,
         }
@@ -158,6 +164,13 @@ class GpuYard(LifeYard):
             return True
 
         eventually(settled, timeout_s=20.0, every_s=0.1)
+
+    def told(self) -> str:
+        """All processes in words."""
+        said = [
+            f"{one.pid} {one.state} {one.model} {one.last_error}" for one in self.roster().values()
+        ]
+        return "; ".join(said) or "no worker is in the roster"
 
     def stop(self, pid: int) -> None:
         """A process does nothing from now on, until it is killed."""

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from tests.gpu.device import Device
 from tests.gpu.specs import GREEDY
 from tests.support.waiting import eventually
+from tokenyard.errors import WaitTimeout
 from worker import EngineHandle, ProcessStatus, WorkerController
 
 SLEEPERS = 2
 PROCESSES = 1 + SLEEPERS
 WARM_S = 200.0
 WAIT_S = 90.0
+AGAIN_S = 90.0
 PROMPTS: Sequence[Sequence[int]] = ([4, 5, 14], [100, 7, 300, 21], [9] * 20, list(range(3, 60)))
 TOKENS = 24
 
@@ -40,6 +42,16 @@ class Local:
         ]
         assert found, f"no process is {state} {model}: {self.told()}"
         return found[0]
+
+    def is_warm_again(self) -> bool:
+        """Whether all processes are warm, if one that was killed is given the time."""
+        try:
+            return bool(eventually(self._all_warm, timeout_s=AGAIN_S, every_s=0.1))
+        except AssertionError:
+            return False
+
+    def _all_warm(self) -> bool:
+        return {one.state for one in self.controller.status()} == {"warm"}
 
     def told(self) -> str:
         """All processes in words."""
@@ -70,8 +82,12 @@ def running_local(device: Device) -> Iterator[Local]:
         leak_tolerance=1.0,
     )
     with controller:
-        controller.wait_warm(WARM_S)
-        yield Local(device, controller)
+        local = Local(device, controller)
+        try:
+            controller.wait_warm(WARM_S)
+        except WaitTimeout as fault:
+            raise AssertionError(f"{fault}: {local.told()}") from fault
+        yield local
 
 
 def answers(engine: EngineHandle) -> list[list[int]]:

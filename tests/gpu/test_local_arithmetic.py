@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.sums import questions
-from tests.gpu.conftest import Occupant
 from tests.gpu.device import Device
-from tests.gpu.local import WAIT_S, Local, running_local
+from tests.gpu.local import WAIT_S, Local
 from tests.gpu.specs import ADDERS, adder_spec
 from tests.support.waiting import eventually
 from tokenyard.errors import EngineLost, InvalidRequest, LoadFailed, NoFreeDevice
@@ -21,12 +20,6 @@ from worker.models import ModelSpec
 
 pytestmark = pytest.mark.timeout(330)
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
-
-
-@pytest.fixture
-def local(occupant: Occupant, device: Device) -> Local:
-    found: Local = occupant.take("local", lambda: running_local(device))
-    return found
 
 
 @pytest.fixture

@@ -10,19 +10,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.gpu.conftest import Figures, Occupant
+from tests.gpu.conftest import Figures
 from tests.gpu.device import MIB, Device, has_open
-from tests.gpu.local import PROCESSES, Local, running_local
+from tests.gpu.local import PROCESSES, Local
 from worker.fork_server import Server
 
 pytestmark = pytest.mark.timeout(330)
 BORN_S = 60.0
-
-
-@pytest.fixture
-def local(occupant: Occupant, device: Device) -> Local:
-    found: Local = occupant.take("local", lambda: running_local(device))
-    return found
 
 
 @pytest.fixture

@@ -8,21 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.engines.llama import Family, counted
-from tests.gpu.conftest import Figures, Occupant
+from tests.gpu.conftest import Figures
 from tests.gpu.device import GIB, MIB, Device
-from tests.gpu.local import PROMPTS, TOKENS, Local, answers, running_local
+from tests.gpu.local import PROMPTS, TOKENS, Local, answers
 from tests.gpu.specs import FAMILIES, spec_of
 from worker import EngineHandle, ModelSpec
 
 pytestmark = pytest.mark.timeout(330)
 
 EXPECTED = [counted(prompt, TOKENS) for prompt in PROMPTS]
-
-
-@pytest.fixture
-def local(occupant: Occupant, device: Device) -> Local:
-    found: Local = occupant.take("local", lambda: running_local(device))
-    return found
 
 
 @pytest.fixture
