@@ -33,16 +33,17 @@ def main() -> None:
     """The program; its arguments are the models file and the file for its report."""
     end_in_order()
     models, report = map(Path, sys.argv[1:])
+    wake = "wake" if on_gpu() else "wake_cpu"
     began = time.perf_counter()
     with WorkerController(models, timeout_s=TIMEOUT_S) as controller:
         controller.wait_warm()
         [process] = controller.status()
         paid = Timed(time.perf_counter() - began, process.phases_s).with_rest("process")
-        parts = {"paid_before": paid, **_measure(controller, *tasks(models))}
+        parts = {"paid_before": paid, **_measure(controller, wake, *tasks(models))}
     report.write_bytes(msgspec.json.encode(parts))
 
 
-def _measure(controller: WorkerController, first: Task, second: Task) -> Parts:
+def _measure(controller: WorkerController, wake: str, first: Task, second: Task) -> Parts:
     engine, created = _time(first, lambda: (controller.create(first.model.name), {}))
 
     def swap() -> tuple[EngineHandle, Mapping[str, float]]:
@@ -52,12 +53,11 @@ def _measure(controller: WorkerController, first: Task, second: Task) -> Parts:
         return controller.create(second.model.name), {"unload": unload_s}
 
     engine_2, swapped = _time(second, swap)
-    name = "wake" if on_gpu() else "wake_cpu"
     return {
         "warm_create": created,
         "swap": swapped,
-        name: _wake(engine_2, second, 1),
-        f"{name}_2": _wake(engine_2, second, 2),
+        wake: _wake(engine_2, second, 1),
+        f"{wake}_2": _wake(engine_2, second, 2),
     }
 
 

@@ -16,12 +16,12 @@ from benchmarks.serving_yard import tokenyard
 
 #: What is started together.
 Engine = Literal["program", "async", "serve", "tokenyard"]
-#: The sides of each, by the names of `serving.SIDES`.
+#: The sides of each, by the names of `serving.SIDES`; the first ones are the least to be missed.
 OF_ENGINE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "program": ("generate", "stepped"),
+    "tokenyard": ("tokenyard", "tokenyard_stream"),
     "async": ("async",),
     "serve": ("serve", "serve_stream"),
-    "tokenyard": ("tokenyard", "tokenyard_stream"),
 }
 
 

@@ -66,9 +66,9 @@ def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
         )
     return Plan(
         shape=SHAPES[name],
-        requests={"1b": 1024, "8b": 512}[name],
+        requests={"1b": 1024, "8b": 256}[name],
         rounds=rounds,
-        paced_s=15.0,
+        paced_s=12.0,
         limit_s=limit_s,
         on_gpu=on_gpu(),
     )
@@ -118,6 +118,8 @@ def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
             now = time.monotonic()
             share_s = max(0.0, until - now) / (len(plan.engines) - number)
             try:
+                if not share_s:
+                    raise TimeoutError(f"not started: the {plan.limit_s:g} s were over")
                 wait_until_free(before_mib)
                 with alone(engine, workload) as sides:
                     tell(f"{engine}: ready after {time.monotonic() - now:.1f} s")
