@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tokenyard import scripts, tracing
 from tokenyard.attendance import Attendance
+from tokenyard.broker_url import user_of
 from tokenyard.drafting import Draft, Drafter, Item, Prompt
 from tokenyard.errors import (
     BrokerUnavailable,
@@ -30,6 +31,7 @@ from tokenyard.errors import (
     WaitTimeout,
 )
 from tokenyard.exchange import Exchange
+from tokenyard.guest import Guest
 from tokenyard.handshake import YardInfo, shake_hands
 from tokenyard.keys import Keys, is_name
 from tokenyard.ledger import (
@@ -41,8 +43,9 @@ from tokenyard.ledger import (
     snapshot_commands,
     status_commands,
 )
-from tokenyard.operations import Ask, Pause, Steps
+from tokenyard.operations import Ask, Operation, Pause, Steps
 from tokenyard.outage import Outage
+from tokenyard.receipts import owns
 from tokenyard.replies import TERMINAL
 from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, Wished, place_of
 from tokenyard.session import Session, read_entries
@@ -105,22 +108,35 @@ class Dialogue:
         self.keys = Keys(yard)
         self.result_timeout_s = result_timeout_s
         self.is_closed = False
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
         self._drafter = Drafter(self.client_id, self._tokenizer)
         self._session = Session(time.monotonic())
         self._attendance = Attendance()
         self._outage = Outage(log, f"submitting to yard {yard}")
         self._may_cancel = True  # until the server says otherwise
+        self._has_met = False
+        self._guest: Guest | None = None  # where the yard does not trust this client's user
 
     # Meeting the yard
 
     def meet(self) -> Steps[YardInfo]:
         """Shake hands; raises `NoCoordinator`, `BrokerNotWritable` or `ProtocolMismatch`."""
-        info = yield from shake_hands(self.keys, self.url, self._connect_timeout_s)
+        info = yield from shake_hands(self.keys, self.url, self.connect_timeout_s)
         self._drafter.max_request_bytes = info.max_request_bytes
         self._drafter.clock_offset_s = info.clock_offset_s
+        self._has_met = True
+        if info.is_guest and self._guest is None:
+            self._may_cancel = False
+            self._guest = self._as_guest(user_of(self.url))
         return info
+
+    def _as_guest(self, user: str) -> Guest:
+        if not owns(user, self.client_id):
+            raise SettingsError(
+                [f"client_id {self.client_id!r}: for the guest {user} use it or {user}-..."]
+            )
+        return Guest(user, self.client_id, self.keys, self._session)
 
     def close(self) -> None:
         """End all waiting; `take_leave` cancels what is to be cancelled, other requests go on."""
@@ -227,15 +243,7 @@ class Dialogue:
         fresh = [exchange for *_, exchange in new]
         terms = burst[0][1]
         try:
-            acceptances = yield scripts.submit(
-                self.keys,
-                terms.priority_class,
-                [request for request, *_ in new],
-                watched=self.client_id if terms.cancel_on_disconnect else "",
-                refuse_late=terms.refuse_late,
-                moulds=[mould for _, mould, _ in new],
-                digests=[exchange.digest for exchange in fresh],
-            )
+            acceptances = yield from self._offer(terms, new)
             known = _take_acceptances(fresh, acceptances)
             if sending:
                 names = (exchange.id for exchange in fresh)
@@ -252,6 +260,33 @@ class Dialogue:
         answer = self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))
         answer.refused.update(reused)
         return answer
+
+    def _offer(
+        self, terms: Draft, new: Sequence[tuple[Request, Mould, Exchange]]
+    ) -> Steps[list[Acceptance]]:
+        """Submit requests by script, or as a guest by the inbox."""
+        requests, moulds = [request for request, *_ in new], [mould for _, mould, _ in new]
+        if self._guest is not None:
+            return (
+                yield from self._guest.submit(
+                    terms.priority_class,
+                    requests,
+                    moulds,
+                    is_watched=terms.cancel_on_disconnect,
+                    refuse_late=terms.refuse_late,
+                    patience_s=self.connect_timeout_s,
+                )
+            )
+        accepted: list[Acceptance] = yield scripts.submit(
+            self.keys,
+            terms.priority_class,
+            requests,
+            watched=self.client_id if terms.cancel_on_disconnect else "",
+            refuse_late=terms.refuse_late,
+            moulds=moulds,
+            digests=[exchange.digest for *_, exchange in new],
+        )
+        return accepted
 
     def _refuse(
         self, exchanges: Mapping[int, Exchange], acceptances: Mapping[Exchange, Acceptance]
@@ -317,6 +352,8 @@ class Dialogue:
                 return (yield from self._cancel(request_id))
             except NotPermitted:
                 self._may_cancel = False
+                if not self._has_met:
+                    yield from self.meet()  # a guest has another way
         return (yield from self._wish(request_id))
 
     def _cancel(self, request_id: str) -> Steps[Cancellation]:
@@ -338,7 +375,7 @@ class Dialogue:
     def _wish(self, request_id: str) -> Steps[Cancellation]:
         """Have the leader cancel a request; raises `WaitTimeout` where none does."""
         state = before = yield from self._state(request_id)
-        give_up = time.monotonic() + self._connect_timeout_s
+        give_up = time.monotonic() + self.connect_timeout_s
         again, pause_s = 0.0, _FIRST_LOOK_S
         while state not in TERMINAL:
             now = time.monotonic()
@@ -346,7 +383,9 @@ class Dialogue:
                 raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
             if now >= again:
                 # More than once: who was to hear of it may have died.
-                if (yield scripts.wish(self.keys, self.client_id, request_id)) is Wished.FULL:
+                if self._guest is not None:
+                    yield self._guest.cancel(request_id)
+                elif (yield scripts.wish(self.keys, self.client_id, request_id)) is Wished.FULL:
                     raise WaitTimeout("too many cancels wait for a coordinator; try again later")
                 again = now + _WISH_AGAIN_S
             yield Pause(pause_s)
@@ -401,7 +440,7 @@ class Dialogue:
             session.settle(due, read_snapshots(answers))
         if self._attendance.is_due(time.monotonic()):
             ended = self._attendance.take_ended(time.monotonic())
-            yield scripts.attend(self.keys, self.client_id, ended)
+            yield self._attend(ended)
         first_kept = session.trim_from(time.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
@@ -419,10 +458,16 @@ class Dialogue:
                 pass  # the coordinator will, at our good-bye
         if attendance.has_any:
             ended = attendance.take_ended(time.monotonic())
-            yield scripts.attend(self.keys, self.client_id, ended, lease_ms=0)
+            yield self._attend(ended, leaves=True)
         first_kept = self._session.trim_rest(time.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
+
+    def _attend(self, ended: Sequence[str], *, leaves: bool = False) -> Operation:
+        if self._guest is not None:
+            return self._guest.attend(ended, leaves=leaves)
+        lease_ms = 0 if leaves else scripts.CLIENT_LEASE_MS
+        return scripts.attend(self.keys, self.client_id, ended, lease_ms=lease_ms)
 
     @property
     def _replies(self) -> str:

@@ -6,7 +6,8 @@ TokenyardError
 │   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
 │   ├── NoCoordinator             nobody leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
-│   │   └── BrokerNotWritable     it answers, and takes no writes; ``code`` is Redis' word for why
+│   │   ├── BrokerNotWritable     it answers, and takes no writes; ``code`` is Redis' word for why
+│   │   └── ScriptsMissing        it has not got the scripts that the leader loads
 │   ├── EngineLost                the process of an engine of one's own died; it is loaded again
 │   ├── NoFreeDevice              other engines hold the devices
 │   └── WaitTimeout               the result is not there yet (also a TimeoutError)
@@ -112,6 +113,17 @@ class BrokerNotWritable(BrokerUnavailable):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class ScriptsMissing(BrokerUnavailable):
+    """The server has not got a script, and this user may not load it: the leader does."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__(
+            f"Redis has not got the script {script!r} of this release, and this user may not load"
+            " it. The leader loads those of its own release; for those of another release run"
+            " `tokenyard scripts load` of that one as a user who may"
+        )
 
 
 class EngineLost(TransientError):

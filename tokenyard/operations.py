@@ -21,7 +21,7 @@ Command = tuple[str | bytes | int | float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Run commands that read, in one round trip. Answer: the list of their answers.
+    """Run commands in one round trip. Answer: the list of their answers.
 
     No transaction: a server without memory refuses to queue one, even of commands that only read.
     """
