@@ -34,11 +34,11 @@ from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
 from tokenyard.ledger import Cancellation, RequestState
 from tokenyard.news import News
-from tokenyard.operations import Ask, Operation, Pause, Steps
+from tokenyard.operations import Ask, Operation, Pause, Steps, checked
 from tokenyard.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.replies import Delta, Result
 from tokenyard.running import find_yard
-from tokenyard.scripts import MISSING_EVERY_S, Call, digest, source
+from tokenyard.scripts import MISSING_EVERY_S, Call, command_of, source
 from tokenyard.window import Window
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ class AsyncClient:
         """Call a script; one that the leader is to load is waited for."""
         give_up = time.monotonic() + self._dialogue.connect_timeout_s
         run: Any = self._connection.execute_command  # redis-py gives no types for it
-        command = ("EVALSHA", digest(call.script), len(call.keys), *call.keys, *call.args)
+        command = command_of(call)
         while True:
             try:
                 return await run(*command)
@@ -260,13 +260,15 @@ class AsyncClient:
 
 async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1:
+    if len(ask.commands) == 1 and ask.wait is None:
         return [await run.execute_command(*ask.commands[0])]
     async with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        answers: list[Any] = await pipeline.execute()
-    return answers
+        if ask.wait is not None:
+            pipeline.execute_command(*ask.wait)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+    return checked(answers, ask)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -28,7 +28,7 @@ from tokenyard.errors import (
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
 from tokenyard.ledger import Cancellation, RequestState
-from tokenyard.operations import Ask, Operation, Pause, Steps
+from tokenyard.operations import Ask, Operation, Pause, Steps, checked
 from tokenyard.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.replies import Delta, Result
 from tokenyard.running import find_yard
@@ -316,13 +316,15 @@ class Client:
 
 def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1:
+    if len(ask.commands) == 1 and ask.wait is None:
         return [run.execute_command(*ask.commands[0])]
     with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        answers: list[Any] = pipeline.execute()
-    return answers
+        if ask.wait is not None:
+            pipeline.execute_command(*ask.wait)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+    return checked(answers, ask)
 
 
 class Handle:

@@ -19,11 +19,13 @@ from tokenyard import scripts, tracing
 from tokenyard.attendance import Attendance
 from tokenyard.broker_url import user_of
 from tokenyard.drafting import Draft, Drafter, Item, Prompt
+from tokenyard.durability import wait_command, why_not
 from tokenyard.errors import (
     BrokerUnavailable,
     DeadlineUnmeetable,
     IdReused,
     InvalidRequest,
+    NotDurable,
     NotPermitted,
     QueueFull,
     SettingsError,
@@ -82,6 +84,7 @@ class _Answer:
     placed: Mapping[int, Exchange]  # under way now
     refused: dict[int, DeadlineUnmeetable | IdReused] = field(default_factory=dict)
     retry_after_s: float | None = None  # for those that are in neither
+    doubt: NotDurable | None = None  # whether those that were placed are as safe as was asked for
 
 
 class Dialogue:
@@ -165,12 +168,15 @@ class Dialogue:
     def submit(self, drafts: Sequence[Draft]) -> Steps[list[Exchange]]:
         """Submit a few or many; raises at the first burst of which one is refused.
 
-        Raises `QueueFull`, `DeadlineUnmeetable` or `IdReused`.
+        Raises `QueueFull`, `DeadlineUnmeetable`, `IdReused` or `NotDurable`.
         """
         placed: list[Exchange] = []
         for burst in bursts(enumerate(drafts)):
             answer = yield from self._submit_burst(burst)
             placed += answer.placed.values()
+            if answer.doubt is not None:
+                answer.doubt.accepted = placed
+                raise answer.doubt
             if answer.retry_after_s is not None:
                 raise QueueFull(answer.retry_after_s, accepted=placed)
             for fault in answer.refused.values():
@@ -194,6 +200,8 @@ class Dialogue:
                 self._outage.over()
             for index, exchange in answer.placed.items():
                 window.submitted(index, exchange)
+            if answer.doubt is not None:
+                raise answer.doubt
             if answer.refused:
                 names = {index: draft.request.id for index, draft in burst}
                 window.reject({at: (names[at], fault) for at, fault in answer.refused.items()})
@@ -243,7 +251,7 @@ class Dialogue:
         fresh = [exchange for *_, exchange in new]
         terms = burst[0][1]
         try:
-            acceptances = yield from self._offer(terms, new)
+            acceptances, why = yield from self._offer(terms, new)
             known = _take_acceptances(fresh, acceptances)
             if sending:
                 names = (exchange.id for exchange in fresh)
@@ -259,12 +267,17 @@ class Dialogue:
             raise
         answer = self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))
         answer.refused.update(reused)
+        if why:
+            answer.doubt = NotDurable(terms.durability, why)
         return answer
 
     def _offer(
         self, terms: Draft, new: Sequence[tuple[Request, Mould, Exchange]]
-    ) -> Steps[list[Acceptance]]:
-        """Submit requests by script, or as a guest by the inbox."""
+    ) -> Steps[tuple[list[Acceptance], str]]:
+        """Submit requests by script, or as a guest by the inbox.
+
+        With why they are not known to be as safe as was asked for, "" where they are.
+        """
         requests, moulds = [request for request, *_ in new], [mould for _, mould, _ in new]
         if self._guest is not None:
             return (
@@ -274,10 +287,11 @@ class Dialogue:
                     moulds,
                     is_watched=terms.cancel_on_disconnect,
                     refuse_late=terms.refuse_late,
+                    durability=terms.durability,
                     patience_s=self.connect_timeout_s,
                 )
             )
-        accepted: list[Acceptance] = yield scripts.submit(
+        call = scripts.submit(
             self.keys,
             terms.priority_class,
             requests,
@@ -286,7 +300,12 @@ class Dialogue:
             moulds=moulds,
             digests=[exchange.digest for *_, exchange in new],
         )
-        return accepted
+        wait = wait_command(terms.durability)
+        if wait is None:
+            return (yield call), ""
+        yield scripts.submit(self.keys, terms.priority_class, [])  # the server has the script now
+        answer, waited = yield Ask([scripts.command_of(call)], wait)
+        return call.read(answer), why_not(terms.durability, waited)
 
     def _refuse(
         self, exchanges: Mapping[int, Exchange], acceptances: Mapping[Exchange, Acceptance]

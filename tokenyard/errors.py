@@ -3,6 +3,7 @@
 TokenyardError
 ├── TransientError                trying again helps
 │   ├── QueueFull                 the intake is full; ``retry_after_s`` says when to come back
+│   ├── NotDurable                accepted, and not known to be as safe as was asked for
 │   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
 │   ├── NoCoordinator             nobody leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
@@ -78,6 +79,17 @@ class QueueFull(TransientError):
     def __init__(self, retry_after_s: float, accepted: Sequence[Any] = ()) -> None:
         super().__init__(f"the queue is full; try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
+        self.accepted = list(accepted)
+
+
+class NotDurable(TransientError):
+    """Requests were accepted and run, but are not known to be as safe as their submitter asked.
+
+    ``accepted`` has their handles. Who submits them again with the same ids waits again.
+    """
+
+    def __init__(self, durability: str, why: str, accepted: Sequence[Any] = ()) -> None:
+        super().__init__(f"accepted, but not known to be safe (durability {durability}): {why}")
         self.accepted = list(accepted)
 
 

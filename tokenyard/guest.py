@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tokenyard.durability import Durability, wait_command, why_not
 from tokenyard.errors import InvalidRequest, NoCoordinator
 from tokenyard.keys import Keys, PriorityClass
 from tokenyard.operations import Ask, Command, Pause, Steps
@@ -51,9 +52,12 @@ class Guest:
         *,
         is_watched: bool,
         refuse_late: bool,
+        durability: Durability,
         patience_s: float,
-    ) -> Steps[list[Acceptance]]:
+    ) -> Steps[tuple[list[Acceptance], str]]:
         """Submit a burst, and wait for what the leader says of each.
+
+        With why the entries of the inbox are not known to be as safe as was asked for, or "".
 
         Raises `NoCoordinator` where it says nothing for so long, `InvalidRequest` for one that it
         cannot read.
@@ -64,7 +68,8 @@ class Guest:
         more |= {"refuse_late": 1} if refuse_late else {}
         self._session.expect(receipts)
         try:
-            yield Ask(
+            wait = wait_command(durability)
+            answers: list[Any] = yield Ask(
                 [
                     self._add(
                         {
@@ -76,12 +81,14 @@ class Guest:
                         }
                     )
                     for request, mould, receipt in zip(requests, moulds, receipts, strict=True)
-                ]
+                ],
+                wait,
             )
+            why = why_not(durability, answers[-1]) if wait else ""
             found = yield from self._wait(receipts, patience_s)
         finally:
             self._session.expect_no_more(receipts)
-        return [_acceptance(receipt) for receipt in found]
+        return [_acceptance(receipt) for receipt in found], why
 
     def _wait(self, receipts: Sequence[str], patience_s: float) -> Steps[list[Receipt]]:
         give_up, pause_s = time.monotonic() + patience_s, _FIRST_LOOK_S

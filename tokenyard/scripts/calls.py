@@ -32,6 +32,11 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
 
 
+def command_of(call: Call[Any]) -> tuple[Arg, ...]:
+    """The call as a command, for a server that has the script."""
+    return ("EVALSHA", digest(call.script), len(call.keys), *call.keys, *call.args)
+
+
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 
 
