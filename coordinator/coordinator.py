@@ -18,6 +18,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from coordinator.counts import Counts
 from coordinator.dispatcher import Deposed, Dispatcher
 from coordinator.history import Limits
+from coordinator.inboxes import Inboxes
 from coordinator.intake import Intake
 from coordinator.judge import Judge
 from coordinator.leadership import Leadership
@@ -41,7 +42,8 @@ from tokenyard.health import Health
 from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
 from tokenyard.outage import Outage
-from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
+from tokenyard.receipts import mark_of
+from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts, load_scripts
 from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.tracing import Tracer
@@ -143,6 +145,7 @@ class Coordinator:
         self._recall = Recall(self._connection, self._keys, self._roster, self._selection)
         self._promotion = Promotion(self._connection, self._scripts)
         self._wishes = Wishes(self._connection, self._scripts, self._keys)
+        self._inboxes = Inboxes(self._connection, self._scripts, self._keys, settings, self._counts)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""
@@ -219,6 +222,7 @@ class Coordinator:
         self._rescue()
         self._sweeper.run_once()
         self._wishes.run_once(is_woken=self._intake.take_wished())
+        self._inboxes.run_once()
         if self._complete:
             self._placer.run_once(self._leadership.token)
         self._dispatch()
@@ -245,6 +249,7 @@ class Coordinator:
         token = self._leadership.token
         if self._prepared_for == token:
             return
+        self._load_scripts()
         self._publish_handshake()
         self._recognize_server()
         self._intake.read_again()
@@ -252,6 +257,11 @@ class Coordinator:
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
+
+    def _load_scripts(self) -> None:
+        """Clients may not load them; a new server process, or one told to forget, has none."""
+        if loaded := load_scripts(self._connection):
+            log.info("loaded %s into the server", counted(loaded, "script"))
 
     def _recognize_server(self) -> None:
         """A connection may have been made anew to another server, unnoticed by its user."""
@@ -285,6 +295,9 @@ class Coordinator:
             "max_low_share": self._settings.max_low_share,
             "waiting_clients": self._intake.held.clients,
             "rate": round(self._dispatcher.rate.per_s, 3),
+            "guests": msgspec.json.encode(
+                [mark_of(self._settings.yard, guest) for guest in self._settings.guests]
+            ),
         }
         if not self._scripts.take_over(self._leadership.token, info):
             raise Deposed
@@ -293,6 +306,7 @@ class Coordinator:
         if not self._roster.refresh():
             return
         self._recognize_server()
+        self._load_scripts()
         self._roster.forget_hosts()
         self._follow_lanes()
         if self._models.learn(self._roster.bases()):
@@ -348,7 +362,8 @@ class Coordinator:
         """How long this turn may wait for something to read."""
         if self._backlog or self._sweeper.has_more or self._wishes.has_more:
             return 0
-        return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
+        patience_s = min(self._placer.patience_s, self._inboxes.patience_s)
+        return math.ceil(min(self._block_ms, 1000 * patience_s))
 
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""

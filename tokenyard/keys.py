@@ -156,6 +156,10 @@ class Keys:
         """Stream of clients that have wishes, bounded; it wakes the leader."""
         return f"{self._prefix}wishers"
 
+    def inbox(self, guest: str) -> str:
+        """Stream of what one guest asks for; the leader empties it."""
+        return f"{self._prefix}inbox:{guest}"
+
     @cached_property
     def info(self) -> str:
         """Hash: what a client learns at the handshake, and the yard's counters."""

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron
 EngineName = Literal["vllm", "simulated"]
 StartFailureAction = Literal["exit", "retry"]
 DeviceName = Literal["auto", "cuda", "cpu"]
+
+#: Results of guests are kept so long at least: an id must be known while its entry may come again.
+LEAST_GUEST_TTL_S: Final = 60
 
 
 def default_name(role: str) -> str:
@@ -90,6 +93,16 @@ class CoordinatorSettings:
     max_model_wait_s: float = 0.0
     #: Most of a device's time that swaps of models may take, where their cost decides.
     max_swap_share: float = 0.1
+    #: Users of the server that are not trusted: each writes into its own inbox, and nowhere else.
+    guests: tuple[str, ...] = ()
+    #: Most memory in bytes that the inbox of a guest may take before it is deleted unread.
+    guest_inbox_bytes: int = 64 * 1024 * 1024
+    #: Part of ``max_num_queued_reqs`` that guests may fill, all of them together.
+    guest_queue_share: float = 0.5
+    #: Longest time that results of guests are kept.
+    guest_result_ttl_s: int = 3600
+    #: A guest that oversteps is not heard for so long: its inbox is deleted unread.
+    guest_cut_off_s: float = 10.0
     reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
@@ -107,6 +120,7 @@ class CoordinatorSettings:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
                 yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        yield from self._faults_of_guests()
         if self.expect_workers < 0:
             yield "expect_workers: must not be negative"
         yield from self._faults_of_schedules()
@@ -124,6 +138,19 @@ class CoordinatorSettings:
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
         yield from _faults_of_watching(self)
+
+    def _faults_of_guests(self) -> Iterator[str]:
+        for guest in self.guests:
+            if not is_name(guest):
+                yield f"guests {guest!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        if self.guest_inbox_bytes < self.max_request_bytes:
+            yield "guest_inbox_bytes: must be at least max_request_bytes"
+        if not 0 < self.guest_queue_share <= 1:
+            yield "guest_queue_share: must be above 0 and at most 1"
+        if self.guest_result_ttl_s < LEAST_GUEST_TTL_S:
+            yield f"guest_result_ttl_s: must be at least {LEAST_GUEST_TTL_S}"
+        if self.guest_cut_off_s < 0:
+            yield "guest_cut_off_s: must not be negative"
 
     def _faults_of_schedules(self) -> Iterator[str]:
         if self.deterministic and not self.expect_workers:

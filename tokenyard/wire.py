@@ -287,6 +287,14 @@ SYSTEM_FIELDS: Final = frozenset(
 #: The fields of an entry that no other has: the rest may stand in ``shared``.
 OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
 
+#: Its other fields that a client may write.
+COMMON_FIELDS: Final = frozenset(
+    {
+        *("client", "model", "params", "stream", "reply_to", "priority", "deadline", "result_ttl"),
+        *("tenant", "session", "metadata", "v", *ChatOptions.__struct_fields__),
+    }
+)
+
 _encode_json = msgspec.json.Encoder().encode
 
 

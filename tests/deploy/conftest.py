@@ -7,9 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.brokers import GuardedServer
+from tests.support.builders import random_name
 
 #: The users that may log in; their passwords are their names.
 USERS = ("client", "coordinator", "worker", "admin", "batch", "scaler", "default")
+#: The one yard that guests may use.
+GUESTS_YARD = random_name("guests")
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis"])
@@ -18,9 +21,11 @@ def guarded(
     no_leftover_processes: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[GuardedServer]:
-    """A server with the users of `deploy/users.acl`; bob is another client."""
+    """A server with the users of `deploy/users.acl`; bob is another client, eve another guest."""
     folder = tmp_path_factory.mktemp(request.param)
-    server = GuardedServer(request.param, folder, USERS, clients=["bob"])
+    server = GuardedServer(
+        request.param, folder, USERS, clients=["bob"], guests=["guest", "eve"], yard=GUESTS_YARD
+    )
     server.start()
     yield server
     server.stop()

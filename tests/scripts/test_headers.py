@@ -45,12 +45,14 @@ CONSTANTS = {
 WITHOUT_CODES = {
     "acknowledge",
     "attend",
+    "collect",
     "command",
     "lead",
     "overdue",
     "probe",
     "register",
     "requeue",
+    "settle",
     "signal",
     "watch_clients",
 }
@@ -100,7 +102,13 @@ def method_of(name: str) -> ast.FunctionDef:
     """The one function in tokenyard.scripts that names this file."""
     found = [
         function
-        for module in (scripts.client, scripts.control, scripts.leader, scripts.worker)
+        for module in (
+            scripts.client,
+            scripts.control,
+            scripts.inboxes,
+            scripts.leader,
+            scripts.worker,
+        )
         for function in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(function, ast.FunctionDef)
         and any(
@@ -172,6 +180,7 @@ BUILDERS = {
     "control": {r"\.control\b"},
     "acks": {r"\.acks\("},
     "posture": {r"\.posture\b"},
+    "inbox": {r"\.inbox\("},
     "intake": {r"\.intake\("},
     "lane": {r"\.lane\("},
     "request": {r"\.ledger\("},

@@ -118,6 +118,8 @@ for i = 8, #KEYS do
     replies[#replies + 1] = {REUSED, state}
     refused.ID_REUSED = refused.ID_REUSED + 1
   elseif state then
+    -- A write, which changes nothing: who waits for his writes waits for what he found, too.
+    redis.call('HSET', ledger, 'state', state)
     replies[#replies + 1] = {KNOWN, state}
     if state == 'waiting' or state == 'assigned' then attach(id) end
   elseif is_full(tokens) then

@@ -20,7 +20,15 @@ from tokenyard.scripts.answers import (
     Why,
     Wished,
 )
-from tokenyard.scripts.calls import Arg, Call, source
+from tokenyard.scripts.calls import (
+    MISSING_EVERY_S,
+    Arg,
+    Call,
+    command_of,
+    digest,
+    load_scripts,
+    source,
+)
 from tokenyard.scripts.client import (
     CANCEL_LOOKS,
     CLIENT_LEASE_MS,
@@ -37,17 +45,19 @@ from tokenyard.scripts.client import (
 )
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
+from tokenyard.scripts.inboxes import Haul, InboxScripts, Notice
 from tokenyard.scripts.leader import RESCUE_HELD, RESCUE_NOT_LEADER, LeaderScripts
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
 
 
-class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
+class Scripts(ClientScripts, ControlScripts, InboxScripts, LeaderScripts, WorkerScripts):
     """The scripts of one yard over one synchronous connection pool."""
 
 
 __all__ = [
     "CANCEL_LOOKS",
     "CLIENT_LEASE_MS",
+    "MISSING_EVERY_S",
     "PLACE_FIELDS",
     "RESCUE_HELD",
     "RESCUE_NOT_LEADER",
@@ -59,7 +69,9 @@ __all__ = [
     "Cancelled",
     "Dispatched",
     "HandedBack",
+    "Haul",
     "Move",
+    "Notice",
     "Publication",
     "Published",
     "Renewed",
@@ -69,7 +81,10 @@ __all__ = [
     "Wished",
     "attend",
     "cancel",
+    "command_of",
     "destination",
+    "digest",
+    "load_scripts",
     "place_of",
     "probe",
     "requeue",
