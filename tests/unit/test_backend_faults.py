@@ -90,7 +90,7 @@ def test_a_group_is_not_formed_twice(loads: Loads, monkeypatch: pytest.MonkeyPat
 def test_after_an_error_of_cuda_nothing_is_tried(loads: Loads) -> None:
     done = loads(LOST)
 
-    with pytest.raises(DeviceLost, match="^RuntimeError: CUDA error: an illegal memory access"):
+    with pytest.raises(DeviceLost, match=r"^RuntimeError: CUDA error: an illegal memory access"):
         VllmBackend().load(SPEC)
 
     assert done == ["make"]
@@ -99,7 +99,7 @@ def test_after_an_error_of_cuda_nothing_is_tried(loads: Loads) -> None:
 def test_an_error_of_cuda_while_it_lets_go_counts_as_well(loads: Loads) -> None:
     loads(ValueError("no such file"), cleans=LOST)
 
-    with pytest.raises(DeviceLost, match="^ValueError: no such file"):
+    with pytest.raises(DeviceLost, match=r"^ValueError: no such file"):
         VllmBackend().load(SPEC)
 
 
