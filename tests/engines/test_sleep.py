@@ -191,6 +191,7 @@ def test_a_reset_forgets_the_prefix_cache(
 
 
 @pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 says so each time
 def test_a_profile_is_written_where_the_model_has_a_profiler(
     backend: Backend, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,11 +44,13 @@ def waiting(turn: AbstractContextManager[None]) -> threading.Event:
 
 def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a turn is to be had without waiting."""
-    waits: list[float] = []
     with monkeypatch.context() as patched:
-        patched.setattr(device_turns.time, "sleep", waits.append)
-        with turn:
-            return not waits
+        patched.setattr(device_turns.time, "sleep", Mock(side_effect=TimeoutError))
+        try:
+            with turn:
+                return True
+        except TimeoutError:
+            return False
 
 
 def test_one_loads_alone(lock: Path) -> None:

@@ -172,6 +172,13 @@ class TestMemory:
 
         assert pooled.kept == 4
 
+    def test_a_gpu_on_which_nothing_is_held_is_a_gpu(self) -> None:
+        pooled = make_pooled()
+        pooled.warm(Warm(Memory(host=1000, device=0), {}))
+        pooled.warm(Warm(Memory(host=9000, device=4), {}))
+
+        assert pooled.kept == 4
+
     def test_a_model_is_no_leak(self) -> None:
         assert make_ready().leak is Verdict.SOUND
 
@@ -279,6 +286,19 @@ class TestHang:
         assert pooled.fault == ""
         clock.now += 2
         assert pooled.fault == f"still {state.value} after 601 s"
+
+    @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
+    def test_one_that_is_heard_of_may_take_as_long_as_it_needs(
+        self, clock: Clock, state: State
+    ) -> None:
+        """A download, or a compilation, of hours."""
+        pooled = make_pooled(start_timeout_s=600.0)
+        pooled._enter(state)
+        for _ in range(10):
+            clock.now += 599
+            pooled.note_beat(Beat(progress=0, unfinished=0))
+
+        assert pooled.fault == ""
 
     @pytest.mark.parametrize(
         "state",

@@ -53,9 +53,7 @@ def test_the_next_model_has_a_pool_of_graphs_of_its_own(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module("vllm.compilation.cuda_graph", monkeypatch, CUDAGraphWrapper=Wrapper)
-    module(
-        "vllm.compilation.breakable_cudagraph", monkeypatch, BreakableCUDAGraphWrapper=Breakable
-    )
+    module("vllm.compilation.breakable_cudagraph", monkeypatch, BreakableCUDAGraphWrapper=Breakable)
 
     warm_base._forget_graphs()
 
@@ -84,7 +82,7 @@ def test_what_stays_of_a_model_that_could_sleep_ends_the_process(
     module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
 
     if used:
-        with pytest.raises(DeviceLost, match="^20 MiB of a model that is gone stay on the GPU$"):
+        with pytest.raises(DeviceLost, match=r"^20 MiB of a model that is gone stay on the GPU$"):
             warm_base._check_sleep_memory()
     else:
         warm_base._check_sleep_memory()

@@ -25,8 +25,9 @@ from worker.models import ModelSpec
 _GIB: Final = 1024**3
 #: LoRA adapters that one step may use on a GPU; each takes memory for the largest rank.
 _MAX_LORAS: Final = 8
-#: What an engine leaves free beside itself: a CUDA context of another process takes so much.
-_KEPT_FREE: Final = _GIB // 2
+#: The part of a GPU that an engine leaves free beside itself: for CUDA graphs, which not every
+#: vLLM counts, and for the CUDA contexts of processes that are still to come.
+_KEPT_FREE: Final = 0.04
 #: vLLM wants some; where that is not free either, it says so.
 _LEAST: Final = 0.001
 
@@ -119,7 +120,7 @@ def utilization(free: int, total: int, most: float) -> float:
     vLLM refuses to start where less than ``most``, its default, is free: there processes of the
     pool are that wait or sleep. So it is as much as there is room for.
     """
-    room = (free - _KEPT_FREE) / total
+    room = free / total - _KEPT_FREE
     return max(_LEAST, min(most, math.floor(room * 1000) / 1000))
 
 
