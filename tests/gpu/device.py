@@ -33,6 +33,11 @@ class Device:
             raise LookupError("nvidia-smi and NVML show no GPU")
 
     @property
+    def patience(self) -> float:
+        """How much longer than a GPU it may take."""
+        return 1.0 if self.is_gpu else 3.0
+
+    @property
     def kv_cache_gib(self) -> float:
         """So much that a cache which stays behind is seen, and six of them fit."""
         return 4.0 if self.is_gpu else 0.25

@@ -22,7 +22,7 @@ from tokenyard.wire import Request, SamplingParams, unpack_tokens
 PROCESSES = 2
 #: A busy engine that has to go goes after so long.
 DRAIN_S = 2.0
-#: Longest wait for a start; for an event after that, where a GPU computes.
+#: Longest wait for a start, and for an event after that, on a GPU.
 START_S = 150.0
 WAIT_S = 60.0
 #: So soon the processes of a host that is gone are no longer shown.
@@ -54,7 +54,7 @@ class GpuYard(LifeYard):
 
     def __init__(self, url: str, device: Device, models: Path) -> None:
         super().__init__(url)
-        self.wait_s = START_S
+        self.wait_s = device.patience * START_S
         self.device = device
         #: Tokens of a stream that goes on for seconds.
         self.long = 1500 if device.is_gpu else 240
@@ -69,11 +69,11 @@ class GpuYard(LifeYard):
 
     def open_host(self) -> None:
         """Start its host, and wait until the processes are warm."""
-        self.wait_s = START_S
+        self.wait_s = self.device.patience * START_S
         self._host = self.pool(sleepers=PROCESSES - 1)
         self.clear()
         self.empty = self.used()
-        self.wait_s = WAIT_S if self.device.is_gpu else START_S
+        self.wait_s = self.device.patience * WAIT_S
 
     def pool(self, **options: object) -> Program:
         """Start a host that may load all `MODELS`."""

@@ -46,7 +46,9 @@ class Local:
     def is_warm_again(self) -> bool:
         """Whether all processes are warm, if one that was killed is given the time."""
         try:
-            return bool(eventually(self._all_warm, timeout_s=AGAIN_S, every_s=0.1))
+            return bool(
+                eventually(self._all_warm, timeout_s=self.device.patience * AGAIN_S, every_s=0.1)
+            )
         except AssertionError:
             return False
 
@@ -75,8 +77,8 @@ def running_local(device: Device) -> Iterator[Local]:
     controller = WorkerController(
         sleepers=SLEEPERS,
         device=device.name,
-        timeout_s=WAIT_S,
-        start_timeout_s=WARM_S,
+        timeout_s=device.patience * WAIT_S,
+        start_timeout_s=device.patience * WARM_S,
         # No process is replaced for what a library keeps: the tests compare its memory.
         leak_floor_mib=2048.0,
         leak_tolerance=1.0,
@@ -84,7 +86,7 @@ def running_local(device: Device) -> Iterator[Local]:
     with controller:
         local = Local(device, controller)
         try:
-            controller.wait_warm(WARM_S)
+            controller.wait_warm(device.patience * WARM_S)
         except WaitTimeout as fault:
             raise AssertionError(f"{fault}: {local.told()}") from fault
         yield local

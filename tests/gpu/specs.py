@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.engines.llama import Family
 from tests.gpu.device import Device
@@ -12,6 +15,12 @@ from worker.models import ModelSpec
 ADDERS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 FAMILIES: tuple[Family, ...] = ("llama", "qwen3")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
+
+def bounded(seconds: float) -> pytest.MarkDecorator:
+    """The bound of a test, with what it starts, on a GPU; a CPU takes longer."""
+    is_gpu = os.environ.get("TOKENYARD_TEST_DEVICE") == "cuda"
+    return pytest.mark.timeout(seconds if is_gpu else 3 * seconds)
 
 
 def spec_of(device: Device, name: str, path: Path, **fields: Any) -> ModelSpec:

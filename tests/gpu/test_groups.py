@@ -11,12 +11,12 @@ from benchmarks.sums import questions
 from tests.gpu.conftest import Occupant
 from tests.gpu.device import Device
 from tests.gpu.local import WARM_S
-from tests.gpu.specs import ADDERS, adder_spec
+from tests.gpu.specs import ADDERS, adder_spec, bounded
 from tests.support.up import tokenyard
 from tokenyard.errors import SettingsError
 from worker import WorkerController
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = bounded(240)
 
 
 @pytest.fixture
@@ -54,10 +54,11 @@ def test_two_devices_together_calculate_as_one(occupant: Occupant, device: Devic
     if device.is_gpu and device.count < 2:
         pytest.skip("a group needs two GPUs, and there is one")
     occupant.leave()
+    patience = device.patience * WARM_S
     asked = questions(["adder"], 100)
     spec = adder_spec(device, "adder", "float32", tensor_parallel_size=2)
-    with WorkerController(slots=2, device=device.name, timeout_s=WARM_S) as controller:
-        controller.wait_warm(WARM_S)
+    with WorkerController(slots=2, device=device.name, timeout_s=patience) as controller:
+        controller.wait_warm(patience)
         before = {one.pid for one in controller.status()}
 
         with controller.create(spec) as engine:

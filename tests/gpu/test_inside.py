@@ -14,11 +14,12 @@ import pytest
 
 from tests.gpu.conftest import Figures, Occupant
 from tests.gpu.device import Device
+from tests.gpu.specs import bounded
 from tests.support.processes import ROOT
 
 #: A first load on a GPU compiles, and captures graphs.
 WITHIN_S = 200.0
-pytestmark = pytest.mark.timeout(WITHIN_S + 40)
+pytestmark = bounded(WITHIN_S + 40)
 #: What a load does that finds nothing; what one does that finds it.
 COMPILED = ("num_aot_artifacts_saved", "num_compiled_artifacts_saved", "num_inductor_compiles")
 FOUND = ("num_aot_artifacts_loaded", "num_compiled_artifacts_loaded")
@@ -39,7 +40,7 @@ def ask(occupant: Occupant, device: Device, models: Path) -> Ask:
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=WITHIN_S,
+            timeout=device.patience * WITHIN_S,
             check=False,
         )
         assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-2500:]}"

@@ -11,14 +11,14 @@ import pytest
 from benchmarks.sums import questions
 from tests.gpu.device import Device
 from tests.gpu.local import WAIT_S, Local
-from tests.gpu.specs import ADDERS, adder_spec
+from tests.gpu.specs import ADDERS, adder_spec, bounded
 from tests.support.waiting import eventually
 from tokenyard.errors import EngineLost, InvalidRequest, LoadFailed, NoFreeDevice
 from tokenyard.replies import Delta, Result
 from worker import AdapterSpec, EngineHandle
 from worker.models import ModelSpec
 
-pytestmark = pytest.mark.timeout(330)
+pytestmark = bounded(330)
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
 
 
@@ -71,9 +71,9 @@ def test_a_process_that_is_killed_is_replaced(local: Local, adder: EngineHandle)
         except EngineLost:
             return False
 
-    assert eventually(answered, timeout_s=WAIT_S)
+    assert eventually(answered, timeout_s=local.device.patience * WAIT_S)
     assert local.process("ready", adder.model).pid != victim
-    local.controller.wait_warm(WAIT_S)
+    local.controller.wait_warm(local.device.patience * WAIT_S)
 
 
 def test_what_cannot_be_done_is_told(local: Local, device: Device, adder: EngineHandle) -> None:

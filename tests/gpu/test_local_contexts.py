@@ -13,9 +13,10 @@ import pytest
 from tests.gpu.conftest import Figures
 from tests.gpu.device import MIB, Device, has_open
 from tests.gpu.local import PROCESSES, Local
+from tests.gpu.specs import bounded
 from worker.fork_server import Server
 
-pytestmark = pytest.mark.timeout(330)
+pytestmark = bounded(330)
 BORN_S = 60.0
 
 

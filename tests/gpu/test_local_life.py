@@ -11,10 +11,10 @@ from tests.engines.llama import Family, counted
 from tests.gpu.conftest import Figures
 from tests.gpu.device import GIB, MIB, Device
 from tests.gpu.local import PROMPTS, TOKENS, Local, answers
-from tests.gpu.specs import FAMILIES, spec_of
+from tests.gpu.specs import FAMILIES, bounded, spec_of
 from worker import EngineHandle, ModelSpec
 
-pytestmark = pytest.mark.timeout(330)
+pytestmark = bounded(330)
 
 EXPECTED = [counted(prompt, TOKENS) for prompt in PROMPTS]
 

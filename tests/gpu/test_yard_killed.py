@@ -10,13 +10,14 @@ import pytest
 from tests.gpu.conftest import Figures, Occupant
 from tests.gpu.device import Device
 from tests.gpu.gpu_yard import PROCESSES, GpuYard, running_yard, sums
+from tests.gpu.specs import bounded
 from tests.support.processes import is_gone
 from tests.support.servers import Server
 from tests.support.streams import attempts
 from tests.support.waiting import eventually
 from tokenyard.wire import Request
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.crash]
+pytestmark = [bounded(400), pytest.mark.crash]
 
 
 @pytest.fixture
