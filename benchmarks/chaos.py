@@ -42,6 +42,7 @@ from benchmarks.chaos_record import read_commands, record
 from benchmarks.chaos_recovery import recoveries
 from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import save
 from benchmarks.yard import ServerName
 from tokenyard.keys import Keys
 from tokenyard.settings import EngineName
@@ -256,8 +257,10 @@ def main(
     )
     click.echo(f"seed {run.seed}", err=True)
     outcome = perform(run)
+    figures = {**outcome.summary(run.seed), "machine": machine_facts()}
+    save(figures)
     if as_json:
-        click.echo(json.dumps({**outcome.summary(run.seed), "machine": machine_facts()}))
+        click.echo(json.dumps(figures))
     else:
         print_outcome(run, outcome)
     if outcome.is_clean and not keep:
