@@ -28,7 +28,7 @@ from benchmarks.cold_case import MODELS, WrongAnswer
 from benchmarks.device import on_gpu, used_mib, wait_until_free
 from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
-from benchmarks.progress import save, tell, told
+from benchmarks.progress import LIMIT, save, tell, told
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
 from coordinator.turns import LEAST_S, cost_s, turn_s
@@ -280,6 +280,7 @@ def show(reports: Mapping[str, Report], plan: Plan) -> None:
 @click.option(
     "--limit-s",
     default=420.0,
+    envvar=LIMIT,
     type=click.FloatRange(min=0.0, min_open=True),
     help="On a GPU: no round but the first of each kind begins that would end later.",
 )
