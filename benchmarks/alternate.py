@@ -24,11 +24,11 @@ from typing import Any, Final
 import click
 import redis
 
-from benchmarks.cold_case import WrongAnswer
+from benchmarks.cold_case import MODELS, WrongAnswer
 from benchmarks.device import on_gpu, used_mib, wait_until_free
 from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
-from benchmarks.progress import save, tell, told
+from benchmarks.progress import LIMIT, save, tell, told
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
 from coordinator.turns import LEAST_S, cost_s, turn_s
@@ -39,7 +39,7 @@ from tokenyard.drafting import FullPrompt
 from tokenyard.keys import Keys
 from tokenyard.settings import CoordinatorSettings
 
-MODELS: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
+EXAMPLE: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
 #: As in a yard where nobody has set it.
 MAX_SWAP_SHARE: Final = CoordinatorSettings(redis_url="redis://nowhere").max_swap_share
 #: Where no result comes for so long, a run has failed.
@@ -155,10 +155,12 @@ class Asker:
 def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
     """All loads, in a yard whose models are unloaded, or sleep, when they give way."""
     began = time.monotonic()
+    # vLLM's kernels for the adapters of the example know no float32 on a GPU.
+    models = MODELS if on_gpu() else EXAMPLE
     with (
         embedded_broker() as broker,
         models_yard(
-            broker, _YARD, MODELS, max_model_wait_s=plan.max_model_wait_s, sleepers=sleepers
+            broker, _YARD, models, max_model_wait_s=plan.max_model_wait_s, sleepers=sleepers
         ) as yard,
         Client(yard.url, yard=yard.name, result_timeout_s=PATIENCE_S) as client,
     ):
@@ -278,6 +280,7 @@ def show(reports: Mapping[str, Report], plan: Plan) -> None:
 @click.option(
     "--limit-s",
     default=420.0,
+    envvar=LIMIT,
     type=click.FloatRange(min=0.0, min_open=True),
     help="On a GPU: no round but the first of each kind begins that would end later.",
 )

@@ -45,6 +45,7 @@ from benchmarks.chaos_recovery import recoveries
 from benchmarks.chaos_verdict import shortcomings
 from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import save
 from benchmarks.yard import ServerName
 from tokenyard.keys import Keys
 from tokenyard.settings import EngineName
@@ -282,8 +283,10 @@ def main(
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     click.echo(f"seed {run.seed}", err=True)
     outcome = perform(run)
+    figures = {**outcome.summary(run.seed), "machine": machine_facts()}
+    save(figures)
     if as_json:
-        click.echo(json.dumps({**outcome.summary(run.seed), "machine": machine_facts()}))
+        click.echo(json.dumps(figures))
     else:
         print_outcome(run, outcome)
     if outcome.is_clean and not keep:

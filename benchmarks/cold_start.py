@@ -24,7 +24,7 @@ from benchmarks.cold_rounds import Found, measure
 from benchmarks.device import on_gpu
 from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
-from benchmarks.progress import save
+from benchmarks.progress import LIMIT, save
 from benchmarks.yard import end_in_order
 
 Round = Mapping[str, Timed]
@@ -148,6 +148,7 @@ def _cell(seconds: float | None) -> str:
 @click.option(
     "--limit-s",
     default=420.0,
+    envvar=LIMIT,
     type=click.FloatRange(min=0.0, min_open=True),
     help="On a GPU: no round but the first begins that would end later.",
 )

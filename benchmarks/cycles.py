@@ -24,6 +24,7 @@ from benchmarks.child import TIMEOUT_S, run_child
 from benchmarks.cycles_child import Cycle
 from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import save
 from benchmarks.yard import end_in_order
 from worker.engines import Memory
 from worker.leak import LOOKS, LeakRule, Look, Verdict
@@ -110,8 +111,10 @@ def main(cycles: int, *, keep: bool, quick: bool, as_json: bool) -> None:
     end_in_order()
     done = run(LOOKS + 2 if quick else cycles, keep=keep)
     figures = summary(done)
+    told = {**figures, "machine": machine_facts()}
+    save(told)
     if as_json:
-        print(json.dumps({**figures, "machine": machine_facts()}))
+        print(json.dumps(told))
     else:
         show(done)
     if figures["wrong_answers"]:

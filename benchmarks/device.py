@@ -26,7 +26,8 @@ def on_gpu() -> bool:
 
 def used_mib() -> float:
     """GPU memory that is taken on the fullest GPU, in MiB; 0 where there is none."""
-    return max((float(line) for line in ask_gpus("memory.used")), default=0.0)
+    told = (line.strip() for line in ask_gpus("memory.used"))  # "[N/A]" where nobody counts
+    return max((float(line) for line in told if line.isdecimal()), default=0.0)
 
 
 def wait_until_free(before_mib: float) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 #: The file that holds what ``--json`` would print now.
 OUT: Final = "TOKENYARD_BENCH_OUT"
+#: Seconds that a benchmark has, where its command line does not say it.
+LIMIT: Final = "TOKENYARD_BENCH_LIMIT_S"
 
 
 def tell(line: str) -> None:

@@ -27,7 +27,7 @@ from benchmarks.device import on_gpu
 from benchmarks.llama import SHAPES
 from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
-from benchmarks.progress import save
+from benchmarks.progress import LIMIT, save
 from benchmarks.serving_case import Outcome, poisson
 from benchmarks.serving_shape import measure as measure_shape
 from benchmarks.serving_shape import plan_for as plan_for_shape
@@ -257,6 +257,7 @@ def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: b
 @click.option(
     "--limit-s",
     default=420.0,
+    envvar=LIMIT,
     type=click.FloatRange(min=0.0, min_open=True),
     help="With 1b and 8b: no round begins that would end later; one of each side does.",
 )

@@ -113,7 +113,7 @@ def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
         workload = workload_for(plan, str(write_llama(plan.shape, models)))
         found.write_s = time.monotonic() - began
         tell(f"{plan.shape.name}: written in {found.write_s:.1f} s")
-        run = _Run(plan, tasks_for(plan), found)
+        run = _Run(plan, tasks_for(plan), found, save)
         for number, engine in enumerate(plan.engines):
             now = time.monotonic()
             share_s = max(0.0, until - now) / (len(plan.engines) - number)
@@ -134,10 +134,13 @@ def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
 class _Run:
     """Puts the loads on the sides of one engine."""
 
-    def __init__(self, plan: Plan, tasks: Sequence[Task], found: Found) -> None:
+    def __init__(
+        self, plan: Plan, tasks: Sequence[Task], found: Found, save: Callable[[Found], None]
+    ) -> None:
         self._plan = plan
         self._tasks = tasks
         self._found = found
+        self._save = save
 
     def measure(self, sides: Mapping[str, Side], until: float) -> None:
         """One round and the streams at half load in any case; further rounds as time is left."""
@@ -158,6 +161,7 @@ class _Run:
             outcome = side.put(self._load(name, self._plan.requests), name)
             self._found.full.setdefault(name, []).append(outcome)
             tell(f"{name}: {outcome.tokens_per_s:,.0f} tokens/s")
+            self._save(self._found)
 
     def _pace(self, sides: Mapping[str, Side]) -> None:
         """The same moments for all: at half of what the first side can do."""
