@@ -35,6 +35,7 @@ TEXTS: Final = {
     "static": "Load no models on demand: workers keep what they hold.",
     "max_model_wait_s": "Wait of a model for workers that serve another; 0: by what swaps cost.",
     "max_swap_share": "Most of a device's time that swaps of models may take.",
+    "lost_entry_wait_s": "How long a worker may still end a request whose lane entry was deleted.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
     "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",

@@ -83,6 +83,9 @@ class CoordinatorSettings:
     max_model_wait_s: float = 0.0
     #: Most of a device's time that swaps of models may take, where their cost decides.
     max_swap_share: float = 0.1
+    #: A request whose lane entry somebody has deleted ends as lost, unless its worker, which may
+    #: have read it before, ends it within so long.
+    lost_entry_wait_s: float = 60.0
     reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
@@ -107,6 +110,8 @@ class CoordinatorSettings:
             yield "lease_ms: must be at least 500"
         if self.max_model_wait_s < 0:
             yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
+        if self.lost_entry_wait_s < 0:
+            yield "lost_entry_wait_s: must not be negative"
         if not 0 < self.max_swap_share <= 1:
             yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
         positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")

@@ -65,8 +65,8 @@ local found = redis.call('XRANGE', place, entry, entry)[1]
 if not state and not found then return MOVED end
 local wish = wish_of(found and found[2] or {})
 if state == 'assigned' then
-  redis.call('XDEL', place, entry)
-  redis.call('XADD', place, '*', 'cancel', entry)
+  -- Where somebody has deleted the entry by hand, the worker and its lane may be gone, too.
+  if redis.call('XDEL', place, entry) == 1 then redis.call('XADD', place, '*', 'cancel', entry) end
   end_quarantine(KEYS[7], ARGV[2], entry)
 else
   leave_intake(place, ARGV[3], {entry})
