@@ -43,6 +43,7 @@ TEXTS: Final = {
     "guest_queue_share": "Part of max-num-queued-reqs that guests may fill.",
     "guest_result_ttl_s": "Longest time that results of guests are kept.",
     "guest_cut_off_s": "A guest that oversteps is not heard for so long.",
+    "lost_entry_wait_s": "How long a worker may still end a request whose lane entry was deleted.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
     "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",

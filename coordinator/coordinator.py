@@ -28,6 +28,7 @@ from coordinator.placer import Placer
 from coordinator.prefixes import Cache
 from coordinator.promotion import Promotion
 from coordinator.recall import Recall
+from coordinator.reconciler import Reconciler
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
@@ -38,6 +39,7 @@ from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.embedding import Address, started_address
+from tokenyard.errors import Code
 from tokenyard.health import Health
 from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
@@ -142,6 +144,12 @@ class Coordinator:
                 self._leadership.token, entry, refused
             ),
         )
+        self._reconciler = Reconciler(
+            self._scripts,
+            patience_s=settings.lost_entry_wait_s,
+            clock=self._roster.server_ms,
+            ended=lambda intake: self._counts.answered("", intake, Code.ENTRY_LOST, is_dead=False),
+        )
         self._recall = Recall(self._connection, self._keys, self._roster, self._selection)
         self._promotion = Promotion(self._connection, self._scripts)
         self._wishes = Wishes(self._connection, self._scripts, self._keys)
@@ -221,6 +229,7 @@ class Coordinator:
         self._trials.run_once()
         self._rescue()
         self._sweeper.run_once()
+        self._reconcile()
         self._wishes.run_once(is_woken=self._intake.take_wished())
         self._inboxes.run_once()
         if self._complete:
@@ -254,6 +263,7 @@ class Coordinator:
         self._recognize_server()
         self._intake.read_again()
         self._recall.begin()
+        self._reconciler.begin()
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
@@ -348,6 +358,12 @@ class Coordinator:
         if not self._backlog:
             self._roster.mark_stale()
 
+    def _reconcile(self) -> None:
+        if self._dispatcher.take_missed():
+            self._reconciler.hurry()
+        if not self._reconciler.run_once(self._leadership.token):
+            raise Deposed
+
     def _count_moved(self, worker: str, count: int) -> None:
         """Requests were taken back from a lost worker."""
         member = self._roster.members.get(worker)
@@ -360,7 +376,8 @@ class Coordinator:
 
     def _patience_ms(self) -> int:
         """How long this turn may wait for something to read."""
-        if self._backlog or self._sweeper.has_more or self._wishes.has_more:
+        services = (self._sweeper, self._wishes, self._reconciler)
+        if self._backlog or any(service.has_more for service in services):
             return 0
         patience_s = min(self._placer.patience_s, self._inboxes.patience_s)
         return math.ceil(min(self._block_ms, 1000 * patience_s))

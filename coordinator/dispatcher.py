@@ -70,6 +70,7 @@ class Dispatcher:
         self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
+        self._has_missed = False  # an entry that it held was gone
         self._hears_at = 0.0  # monotonic; of places, though nobody waits for one
         self.rate = Rate()
 
@@ -199,6 +200,11 @@ class Dispatcher:
             token, waiting.intake, entry, refused, published, waiting.model, waiting.digest
         )
 
+    def take_missed(self) -> bool:
+        """Whether an entry was gone since this was asked; see `Reconciler`."""
+        has_missed, self._has_missed = self._has_missed, False
+        return has_missed
+
     def _drop(self, waiting: Waiting) -> None:
         """Hold a request no more that was not given to a worker."""
         self._held.remove(waiting)
@@ -319,6 +325,7 @@ class Dispatcher:
             self._held.remove(item.waiting)
             if code is _DISPATCHED:
                 given.setdefault(item.lane.worker, []).append(item)
+            self._has_missed = self._has_missed or code is Dispatched.GONE
             self._selection.settle(item.waiting, item.lane if code is _DISPATCHED else None)
             if code is Dispatched.REUSED:
                 waiting = item.waiting

@@ -51,6 +51,7 @@ class Code(enum.StrEnum):
     WORKER_LOST = "WORKER_LOST"
     POISONED = "POISONED"
     ID_REUSED = "ID_REUSED"
+    ENTRY_LOST = "ENTRY_LOST"
 
 
 def reused(request_id: str) -> str:

@@ -103,6 +103,9 @@ class CoordinatorSettings:
     guest_result_ttl_s: int = 3600
     #: A guest that oversteps is not heard for so long: its inbox is deleted unread.
     guest_cut_off_s: float = 10.0
+    #: A request whose lane entry somebody has deleted ends as lost, unless its worker, which may
+    #: have read it before, ends it within so long.
+    lost_entry_wait_s: float = 60.0
     reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
@@ -128,6 +131,8 @@ class CoordinatorSettings:
             yield "lease_ms: must be at least 500"
         if self.max_model_wait_s < 0:
             yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
+        if self.lost_entry_wait_s < 0:
+            yield "lost_entry_wait_s: must not be negative"
         if not 0 < self.max_swap_share <= 1:
             yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
         if not 0 < self.max_low_share <= self.max_normal_share <= 1:

@@ -55,6 +55,7 @@ RUNS: Final = (
     Run("repetition", SMALL),
     Run("faults", ("ADDS=1",)),
     Run("two-requests", ("ADDS=1", *TWO)),
+    Run("trimmed", ("TRIMS=1", *SMALL)),
     Run("rest", SMALL, is_for_cycles=True),
     Run("deep", (), is_deep=True),
     Run("deep-two-requests", TWO, is_deep=True),
@@ -67,6 +68,8 @@ RUNS: Final = (
     Run("hasty", ("HASTY", *SMALL), is_sound=False),
     Run("no-dedupe", ("NO_DEDUPE", *SMALL), is_sound=False),
     Run("no-tokens", ("NO_TOKENS", *SMALL), is_sound=False),
+    Run("no-search", ("TRIMS=1", "NO_SEARCH", *SMALL), is_sound=False),
+    Run("two-looks", ("TRIMS=1", "TWO_LOOKS", *SMALL), is_sound=False),
 )
 
 

@@ -14,6 +14,8 @@
  *   -DHASTY       a worker finishes although its last emit has not been answered
  *   -DNO_DEDUPE   dispatch and answer take an entry whatever the ledger knows of its id
  *   -DNO_TOKENS   a request goes back to the intake without the tokens that were published
+ *   -DNO_SEARCH   nobody looks for requests whose entry a stranger has deleted
+ *   -DTWO_LOOKS   reconcile trusts a look at the ledger and a later one at the streams
  * -DNO_EPOCH: the leader's scripts do not compare the token. Not broken by that: see README.md.
  * -DSOUND_ENGINES: nothing is handed back, so that a worker loses a request only with its lease.
  * -DBY_READERS: judges by what readers see alone: results and tokens, whoever sent them
@@ -36,6 +38,9 @@
 #endif
 #ifndef FAULTS
 #define FAULTS 2        /* of workers; one incarnation is always left */
+#endif
+#ifndef TRIMS
+#define TRIMS 0         /* entries that a stranger deletes from intakes or lanes */
 #endif
 #ifndef TERMS
 #define TERMS 2         /* of leadership; nobody interrupts the last */
@@ -81,6 +86,9 @@ typedef Request {
   /* What nobody in the yard sees, kept to judge by */
   bit accepted;          /* Redis has acknowledged a submission */
   bit begun;             /* a client's entry was dispatched or answered */
+#if TRIMS
+  bit trimmed;           /* a stranger has deleted the entry that its ledger names */
+#endif
   byte results;          /* that readers have seen */
   byte seen;             /* tokens that readers have seen */
 }
@@ -107,6 +115,14 @@ byte joined;             /* incarnations so far */
 byte leader;             /* epoch of the leader; 0: the key has expired */
 byte epoch;
 byte token[2];           /* the leader token of each coordinator; 0: none. May be stale */
+#if TRIMS
+byte trims = TRIMS;      /* that a stranger may still do */
+#endif
+#ifdef TWO_LOOKS
+bit looked[REQUESTS];    /* the leader has seen the ledger, with the state and entry below */
+mtype:state seen_state[REQUESTS];
+byte seen_at[REQUESTS];
+#endif
 byte faults = FAULTS;    /* that may still happen to workers */
 bit calm;                /* from now on nobody dies, stalls, cancels or sends */
 #ifdef SHORTEST          /* Spin searches breadth first only where nothing is hidden */
@@ -157,6 +173,7 @@ hidden byte r, e, w;     /* of one step: what it is about */
   :: is(r, 2) -> e = 2 fi
 #endif
 
+#define waits(r, e) (request[r].intake[e])
 #define has_repeats(r) (SOME_ENTRY(repeats, r))
 #define has_room(w) (has_lease(w) && length(w) < ROOM)
 #define may_move(r) (request[r].attempt < ATTEMPTS && SOME_ENTRY(fits, r))
@@ -164,16 +181,26 @@ hidden byte r, e, w;     /* of one step: what it is about */
 #define may_answer(r) ((request[r].attempt == ATTEMPTS || !calm) && SOME_ENTRY(fits, r))
 #define is_takeable(w) (worker[w].lease == ended || (has_lease(w) && worker[w].over))
 
+/* Whether the ledger names an entry that is not there. */
+#define is_astray(r) ((request[r].state == waiting && !request[r].intake[request[r].entry]) || \
+  (request[r].state == assigned && worker[request[r].worker].lane[r] != request[r].attempt))
+
 /* Fence of emit, finish and hand_back, without the lease. */
 #define owns(me, r, attempt_) (request[r].worker == me && request[r].attempt == attempt_)
 
 /* -------------------------------------------------------------------------- what readers can see */
 
+#if TRIMS
+#define is_trimmed(r) (request[r].trimmed)
+#else
+#define is_trimmed(r) (false)
+#endif
+
 inline show_tokens(me, r, seq, count) {
 #ifndef BY_READERS
   PROMISE("G2: published by a worker without a lease\n", has_lease(me));
   PROMISE("G2: published by an attempt that has the request no more\n",
-    worker[me].lane[r] == runs[r]);
+    worker[me].lane[r] == runs[r] || is_trimmed(r));
 #endif
   PROMISE("G3: a token was repeated\n", seq >= request[r].seen);
   PROMISE("G3: a token was skipped\n", seq <= request[r].seen);
@@ -256,8 +283,11 @@ end:
       if
       :: request[id].state == waiting -> request[id].intake[request[id].entry] = 0
       :: request[id].state == assigned ->
-        worker[request[id].worker].lane[id] = 0;
-        worker[request[id].worker].control[id] = 1
+        if
+        :: worker[request[id].worker].lane[id] != 0 -> worker[request[id].worker].control[id] = 1
+        :: else /* deleted by a stranger: its worker may be gone, and nobody would read this */
+        fi;
+        worker[request[id].worker].lane[id] = 0
       :: else /* a tombstone: what comes later is a repetition */
       fi;
       SAY("client: cancel %d\n", id);
@@ -271,6 +301,13 @@ end:
 #define is_idle (half[me].lane == NOBODY)
 #else
 #define is_idle (true)
+#endif
+
+#ifdef TWO_LOOKS
+#define may_look(r) (!looked[r] && !is_over(r) && request[r].state != unknown)
+#define is_missed(r) (looked[r] && !is_over(r) && \
+  ((seen_state[r] == waiting && !request[r].intake[seen_at[r]]) || \
+   (seen_state[r] == assigned && worker[seen_at[r]].lane[r] == 0)))
 #endif
 
 /* Both may believe that they lead. All that a coordinator knows is its token; the rest it reads. */
@@ -353,6 +390,37 @@ end:
       request[r].entry = 0;
       show_result(r, failed)
     }
+
+#if TRIMS && !defined(NO_SEARCH)
+#ifdef TWO_LOOKS
+  :: atomic { /* HMGET of the ledger, by a client of Redis */
+      leads(me) && SOME_REQUEST(may_look) ->
+      PICK_REQUEST(r, may_look);
+      looked[r] = 1;
+      seen_state[r] = request[r].state;
+      seen_at[r] = (request[r].state == waiting -> request[r].entry : request[r].worker);
+      SAY("coordinator %d: looks at the ledger of %d\n", me, r)
+    }
+  :: atomic { /* XRANGE of the stream that it named, and then the end */
+      leads(me) && SOME_REQUEST(is_missed) ->
+      PICK_REQUEST(r, is_missed);
+      looked[r] = 0;
+#else
+  :: atomic { /* -- reconcile.lua: ENDED */
+      leads(me) && SOME_REQUEST(is_astray) ->
+      PICK_REQUEST(r, is_astray);
+#endif
+      SAY("coordinator %d: %d is nowhere and ends\n", me, r);
+      if
+      :: request[r].state == assigned && has_lease(request[r].worker) ->
+        worker[request[r].worker].control[r] = 1
+      :: else
+      fi;
+      request[r].begun = 1;
+      request[r].entry = 0;
+      show_result(r, failed)
+    }
+#endif
 
   :: atomic { /* -- rescue.lua: first without entries, then one by one */
       leads(me) && SOME_WORKER(is_takeable) ->
@@ -541,7 +609,8 @@ end:
       :: !has_lease(me) ->
         SAY(" LEASE_LOST\n");
         stop_process()
-      :: has_lease(me) && (!owns(me, r, runs[r]) || request[r].state != assigned) ->
+      :: has_lease(me) && (!owns(me, r, runs[r]) || request[r].state != assigned ||
+           worker[me].lane[r] != runs[r]) ->
         SAY(" STALE\n");
         drop_run(r)
       :: else ->
@@ -571,6 +640,38 @@ end:
     }
   od
 }
+
+#if TRIMS
+#define may_trim(r) (request[r].state == waiting || request[r].state == assigned || \
+  (request[r].state == unknown && SOME_ENTRY(waits, r)))
+/* XDEL or XTRIM by hand. What nobody has dispatched of a plain XADD leaves no trace: then nothing
+   was accepted that anybody could know of. */
+proctype Stranger() {
+end:
+  do
+  :: atomic {
+      !calm && trims > 0 && SOME_REQUEST(may_trim) ->
+      PICK_REQUEST(r, may_trim);
+      trims--;
+      if
+      :: SOME_ENTRY(waits, r) ->
+        PICK_ENTRY(e, waits, r);
+        request[r].intake[e] = 0;
+        if
+        :: request[r].state == waiting && request[r].entry == e -> request[r].trimmed = 1
+        :: request[r].state == unknown && !SOME_ENTRY(waits, r) -> request[r].accepted = 0
+        :: else
+        fi
+      :: request[r].state == assigned && worker[request[r].worker].lane[r] != 0 ->
+        worker[request[r].worker].lane[r] = 0;
+        request[r].trimmed = 1
+      :: else
+      fi;
+      SAY("stranger: deletes an entry of %d\n", r)
+    }
+  od
+}
+#endif
 
 /* Its children's deaths, and the end of those that it was told to stop. */
 #define may_retire(w) (worker[w].lease != absent && (has_lease(w) || length(w) == 0) && \
@@ -630,7 +731,6 @@ end:
 #else
 #define lanes(r) (on(0, r) + on(1, r) + on(2, r))
 #endif
-#define waits(r, e) (request[r].intake[e])
 
 /* G1: each accepted request is in exactly one of intake, one lane, result. Entries in the intake
    that the ledger does not name are repetitions, which are dropped when they are read. */
@@ -648,7 +748,7 @@ end:
 #elif defined(TWO_STEP) /* The gap itself is forgiven, so that Spin has to show what a death in it does. */
 #define is_misplaced(r) (half[0].lane == NOBODY && half[1].lane == NOBODY && !is_in_one_place(r))
 #else
-#define is_misplaced(r) (!is_in_one_place(r))
+#define is_misplaced(r) (!is_in_one_place(r) && !(is_trimmed(r) && is_astray(r)))
 #endif
 #define is_settled(r) ((is_over(r) || !request[r].accepted) && !SOME_ENTRY(waits, r))
 #define is_unsettled(r) (!is_settled(r))
@@ -677,6 +777,9 @@ init {
     run Judge();
     run Clock();
     run Controller();
+#if TRIMS
+    run Stranger();
+#endif
     run Coordinator(0);
     run Coordinator(1);
     run Incarnation(0);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ class TestCancel:
     ) -> None:
         handle = new_client(client_id="me").submit([1])
         ledger = keys.ledger("me", handle.id)
-        original = Dialogue.cancel
+        original, places = Dialogue.cancel, itertools.cycle(("high", "low"))
 
         def moving(dialogue: Dialogue, request_id: str) -> Any:
             steps = original(dialogue, request_id)
@@ -92,7 +93,7 @@ class TestCancel:
                 while True:
                     step = steps.send(answer)
                     if isinstance(step, Call):
-                        elsewhere = {"intake": f"elsewhere-{random_name('x')}", "entry": "1-0"}
+                        elsewhere = {"intake": next(places), "entry": "1-0"}
                         connection.hset(ledger, mapping=elsewhere)
                     answer = yield step
             except StopIteration as end:

@@ -19,6 +19,7 @@ from tokenyard.commands import Acknowledgement, Command, Verb
 from tokenyard.errors import Code
 from tokenyard.keys import Keys
 from tokenyard.posture import ALL, CONDUCTS, PAUSE_MODES, SIGNALS, Order, Posture
+from tokenyard.reconciliation import LAST, LAST_FOUND
 from tokenyard.replies import (
     Choice,
     ErrorInfo,
@@ -139,6 +140,7 @@ def test_the_handshake_is_complete() -> None:
         text = _code_of(script)
         written |= set(re.findall(r"'HINCRBY', KEYS\[\d\], '(\w+)'", text))
     assert "protocol" in written
+    written |= {LAST, LAST_FOUND}
     assert first_names(section(PROTOCOL, "## The handshake")) == written
 
 
@@ -146,7 +148,7 @@ def test_every_ledger_field_is_told() -> None:
     written = set()
     for script in SCRIPTS:
         calls = re.findall(
-            r"'(?:HSET|HSETNX|HINCRBY)', ledger,(.*?)\)", _code_of(script), re.DOTALL
+            r"(?:'(?:HSET|HSETNX)', |count_up\()ledger,(.*?)\)", _code_of(script), re.DOTALL
         )
         written |= {word for call in calls for word in re.findall(r"'(\w+)'", call)}
         written |= set(re.findall(r"'HSETNX', KEYS\[place\], '(\w+)'", _code_of(script)))
@@ -156,7 +158,7 @@ def test_every_ledger_field_is_told() -> None:
         name.removesuffix("<attempt>") for name in first_names(section(PROTOCOL, "## The ledger"))
     }
     assert told <= written
-    values = {"waiting", "assigned", "retry", "cancelled", "crashed", "_alone"}
+    values = {"waiting", "assigned", "retry", "cancelled", "failed", "crashed", "_alone"}
     assert written - told <= values
 
 

@@ -21,7 +21,13 @@ LIMIT_S = 600
 
 #: Runs of docs/model/check.py with the fewest states that each must have come to: a search that
 #: ends early for any reason proves nothing.
-SOUND = {"repetition": 500_000, "faults": 3_000_000, "two-requests": 700_000, "rest": 500_000}
+SOUND = {
+    "repetition": 500_000,
+    "faults": 3_000_000,
+    "two-requests": 700_000,
+    "trimmed": 1_000_000,
+    "rest": 500_000,
+}
 BROKEN = {
     "no-fence": "G2: published by a worker without a lease",
     "no-fence-by-readers": "G3: a token was repeated",
@@ -30,6 +36,8 @@ BROKEN = {
     "hasty": "G3: a token was repeated",
     "no-dedupe": "G4: one id was taken for two requests",
     "no-tokens": "G3: a token was repeated",
+    "no-search": "G1: all is quiet, and an accepted request has no result",
+    "two-looks": "G1: a request is lost, or in two places",
 }
 #: What emit.lua refuses although, with everything else in place, nobody asks for it.
 NEVER_ASKED = {
@@ -77,6 +85,10 @@ class TestSearches:
         found = check(run)
         assert found["errors"] > 0
         assert found["trail"][-1] == BROKEN[run]
+
+    def test_what_a_stranger_deletes_is_looked_for(self, spin: None) -> None:
+        unreached = set(check("trimmed")["unreached"])
+        assert not {said for said in unreached if "stranger" in said or "nowhere" in said}
 
     def test_every_answer_of_every_script_is_come_to(self, spin: None) -> None:
         # A step that can never be taken would make any promise easy to keep.

@@ -269,3 +269,72 @@ def test_foreign_entry_with_a_life_that_makes_no_sense_is_cancelled_all_the_same
 
     only_result(yard, request)
     assert 3590 <= yard.ttl_s(ledger) <= 3600
+
+
+class TestLedgersThatAClientWrote:
+    """With the users of deploy/ a client may write the ledgers of its own requests."""
+
+    def forge(self, yard: Yard, **fields: str | bytes) -> Request:
+        """A request of a client that has made up its ledger."""
+        request = make_request(client="mallory")
+        yard.connection.hset(yard.keys.ledger("mallory", request.id), mapping=fields)
+        return request
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_request_of_somebody_else_that_waits_stays(self, yard: Yard, kind) -> None:
+        theirs = yard.submit(kind(client="framed"))
+        tokens = yard.queued_tokens()
+        yard.read()
+
+        mine = self.forge(yard, state="waiting", sid=f"normal/{theirs.entry}")
+
+        assert stop(yard, mine) is Cancelled.CANCELLED
+        assert [entry for entry, _ in yard.intake()] == [theirs.entry]
+        assert (yard.pending(), yard.queued_tokens()) == (1, tokens)
+        assert yard.result(mine) is not None
+        assert yard.result(theirs.request) is None
+
+    def test_request_of_somebody_else_that_runs_stays(self, yard: Yard) -> None:
+        worker = yard.worker()
+        theirs = yard.assign(worker, make_request(), alone=True)
+
+        mine = self.forge(yard, state="assigned", worker=worker, entry=theirs.entry)
+
+        assert stop(yard, mine) is Cancelled.CANCELLED
+        assert [one.entry for one in yard.lane(worker)] == [theirs.entry]
+        assert yard.told_to_cancel(worker) == []
+        assert yard.alone(worker) == theirs.entry
+        item = Publication(theirs, make_result(theirs.request.id, [1]))
+        assert yard.scripts.finish(worker, [item]) == [Published.PUBLISHED]
+
+    def test_entry_of_somebody_else_without_a_ledger_stays(self, yard: Yard) -> None:
+        theirs = make_request()
+        entry = yard.push(request_fields(theirs), theirs).entry
+        mine = make_request(client="mallory")
+
+        assert yard.scripts.call(seen_in_an_intake(yard, mine, entry)) is Cancelled.MOVED
+        assert len(yard.intake()) == 1
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"state": "waiting"},
+            {"state": "waiting", "sid": "events/1-1"},
+            {"state": "waiting", "sid": "normal/nothing"},
+            {"state": "waiting", "sid": "normal/99999999999999999999-1"},
+            {"state": "waiting", "sid": b"\xff/1-1"},
+            {"state": "waiting", "sid": "normal/1-1", "intake": "retry"},
+            {"state": "assigned"},
+            {"state": "assigned", "worker": b"\xff", "entry": "1-1"},
+            {"state": "assigned", "worker": "w.1", "entry": "+"},
+        ],
+    )
+    def test_ledger_that_names_no_place(self, yard: Yard, fields) -> None:
+        mine = self.forge(yard, **fields)
+        yard.submit()
+
+        assert stop(yard, mine) is Cancelled.CANCELLED
+        assert len(yard.intake()) == 1
+        result = yard.result(mine)
+        assert result is not None
+        assert result.status == "cancelled"

@@ -31,6 +31,7 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "cancel": scripts.Cancelled,
     "hand_back": scripts.HandedBack,
     "wish": scripts.Wished,
+    "reconcile": scripts.Reconciled,
 }
 #: The scripts call a success by what they did, the enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
@@ -44,6 +45,7 @@ CONSTANTS = {
 #: Scripts that answer with texts or a number alone.
 WITHOUT_CODES = {
     "acknowledge",
+    "astray",
     "attend",
     "collect",
     "command",

@@ -55,6 +55,7 @@ def test_every_fault_is_reported_at_once() -> None:
         ({"max_lost_alone": 0}, "max_lost_alone"),
         ({"max_faults": 0}, "max_faults"),
         ({"max_model_wait_s": -1}, "max_model_wait_s"),
+        ({"lost_entry_wait_s": -1}, "lost_entry_wait_s"),
         ({"max_swap_share": 0}, "max_swap_share"),
         ({"max_swap_share": 1.1}, "max_swap_share"),
         ({"reply_maxlen": 0}, "reply_maxlen"),

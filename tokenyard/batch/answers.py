@@ -29,6 +29,7 @@ _STATUS: Final[Mapping[str, int]] = {
     Code.POISONED: 500,
     Code.ID_REUSED: 409,
     Code.WORKER_LOST: 503,
+    Code.ENTRY_LOST: 503,
 }
 #: Codes of lines that were not run because the job ended; it may go on and run them.
 ENDED_CODES: Final = frozenset({"batch_cancelled", "batch_expired"})

@@ -32,6 +32,7 @@
 -- @include leave_intake
 -- @include queued_tokens_of
 -- @include server_ms
+-- @include sid_of
 -- @include to_dead_letters
 -- @include waits_at
 
@@ -52,7 +53,7 @@ end
 if known[1] and ARGV[3] ~= 'retry' then
   redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(waits[2]))
 end
-local sid = known[2] or here
+local sid = sid_of(known[2], here)
 
 redis.call('HSET', ledger, 'state', ARGV[6], 'sid', sid, 'result', item, 'ended', server_ms())
 if not known[1] then redis.call('HSET', ledger, 'digest', digest) end

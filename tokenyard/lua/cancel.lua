@@ -22,12 +22,14 @@
 
 -- @include add_replies
 -- @include end_quarantine
+-- @include entry_at
+-- @include is_of
 -- @include keep_for
 -- @include leave_intake
 -- @include pack_result
+-- @include place_of
 -- @include queued_tokens_of
 -- @include server_ms
--- @include waits_at
 -- @include wish_of
 
 local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
@@ -51,20 +53,22 @@ if not state and ARGV[8] == '' then
 end
 if state then
   if state ~= 'waiting' and state ~= 'assigned' then return OVER end
-  local where = known[5]
-  if state == 'waiting' then
-    where, entry = waits_at(known[2], known[3], entry):match('^([^/]*)/(.*)$')
-  end
+  local where
+  where, entry = place_of(known)
   if state ~= ARGV[1] or where ~= ARGV[2] then return MOVED end
 else
   -- A plain XADD that nobody has dispatched: its entry is all that there is of it.
   entry = ARGV[8]
 end
 
-local found = redis.call('XRANGE', place, entry, entry)[1]
-if not state and not found then return MOVED end
-local wish = wish_of(found and found[2] or {})
-if state == 'assigned' then
+-- A ledger that its client has written itself may name the entry of somebody else, or none.
+local found = entry ~= '' and entry_at(place, entry)
+local wish = wish_of(found or {})
+if found and not is_of(wish, ledger) then found, wish = nil, {} end
+if not found then
+  if not state then return MOVED end
+  -- Somebody has deleted it by hand; the worker and its lane may be gone, too.
+elseif state == 'assigned' then
   redis.call('XDEL', place, entry)
   redis.call('XADD', place, '*', 'cancel', entry)
   end_quarantine(KEYS[7], ARGV[2], entry)
@@ -72,13 +76,13 @@ else
   leave_intake(place, ARGV[3], {entry})
   if not state then
     redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry)
-  elseif found and ARGV[2] ~= 'retry' then
-    redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(found[2]))
+  elseif ARGV[2] ~= 'retry' then
+    redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(found))
   end
 end
 -- For the leader's metrics: nobody else hears of all that is cancelled.
-local class = string.match(known[2] or ARGV[2], '^%a+')
-redis.call('HINCRBY', KEYS[6], 'count:cancelled:' .. class, 1)
+local class = string.match(known[2] or ARGV[2], '^%l+')
+redis.call('HINCRBY', KEYS[6], 'count:cancelled:' .. (class or ''), 1)
 -- Nobody may have judged this entry yet.
 local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')
 if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end

@@ -23,7 +23,9 @@
 -- @include is_reused
 -- @include leave_intake
 -- @include queued_tokens_of
+-- @include sid_of
 -- @include waits_at
+-- @include whole
 
 local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED = -1, 1, 2, 3, 4, 5, 6
 -- Fields that only the system writes: a client's own are dropped here.
@@ -141,12 +143,12 @@ local function dispatch(route, ledger, entry, why, digest)
   if target.closed then return CLOSED end
   if target.quarantined or target.load >= (route.alone and 1 or route.most) then return FULL end
 
-  local sid = known[2] or here
-  local attempt = tonumber(known[5] or '0') + 1
+  local sid = sid_of(known[2], here)
+  local attempt = whole(known[5]) + 1
   local placed
   if is_retry then
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
-      'crashes', known[6] or '0', 'faults', known[7] or '0',
+      'crashes', whole(known[6]), 'faults', whole(known[7]),
       unpack(lane_fields(fields, known[1])))
   else
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,

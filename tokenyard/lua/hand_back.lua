@@ -17,6 +17,7 @@
 -- Atomic, because the request must be on the lane or in the intake at every moment.
 
 -- @include back_fields
+-- @include count_up
 -- @include end_quarantine
 -- @include has_lease
 -- @include server_ms
@@ -33,7 +34,7 @@ if not found then return STALE end
 redis.call('XDEL', lane, entry)
 end_quarantine(KEYS[5], ARGV[1], entry)
 local now = server_ms()
-redis.call('HINCRBY', ledger, 'faults', 1)
+count_up(ledger, 'faults')
 redis.call('HSET', ledger, 'reason', ARGV[5], 'not_before', now + tonumber(ARGV[4]))
 local back = redis.call('XADD', KEYS[4], '*', unpack(back_fields(found[2], ledger, KEYS[7])))
 redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,

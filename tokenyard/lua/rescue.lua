@@ -20,7 +20,9 @@
 -- worker's late writes must be refused from this moment on.
 
 -- @include back_fields
+-- @include count_up
 -- @include server_ms
+-- @include whole
 
 local NOT_LEADER, HELD = -1, -2
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
@@ -42,10 +44,10 @@ local alone = redis.call('HGET', KEYS[6], worker)
 local function note(ledger, entry)
   redis.call('HDEL', ledger, 'not_before')
   if why == 'left' then return end
-  redis.call('HINCRBY', ledger, 'crashes', 1)
+  count_up(ledger, 'crashes')
   redis.call('HSET', ledger, 'reason', reason)
-  if why == 'crashed' then redis.call('HINCRBY', ledger, 'suspected', 1) end
-  if alone == entry then redis.call('HINCRBY', ledger, why .. '_alone', 1) end
+  if why == 'crashed' then count_up(ledger, 'suspected') end
+  if alone == entry then count_up(ledger, why .. '_alone') end
 end
 
 local function take_back(entry, ledger, tokens)
@@ -57,7 +59,7 @@ local function take_back(entry, ledger, tokens)
   note(ledger, entry)
   local back = redis.call('XADD', KEYS[5], '*', unpack(back_fields(found[2], ledger, tokens)))
   redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
-    'r' .. owner[4], server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
+    'r' .. whole(owner[4]), server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
   redis.call('HDEL', ledger, 'worker')
 end
 

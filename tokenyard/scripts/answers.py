@@ -86,6 +86,14 @@ class Wished(enum.IntEnum):
     WISHED = 1
 
 
+class Reconciled(enum.IntEnum):
+    """What became of a request whose entry was missed."""
+
+    NOT_LEADER = -1
+    STAYS = 0
+    ENDED = 1
+
+
 class HandedBack(enum.IntEnum):
     """What became of a request that a worker wanted to give back."""
 
@@ -130,3 +138,24 @@ class Publication(Struct, frozen=True):
     assignment: Assignment
     reply: Reply
     epoch: int | None = None  # to be kept as that of the first published token, if none is
+
+
+class Astray(Struct, frozen=True, gc=False):
+    """A request whose entry is not where its ledger says."""
+
+    client: str
+    request_id: str
+    state: str  # waiting or assigned
+    where: str  # the class or the worker; "" where the ledger names none
+    entry: str
+    may_run: bool  # its worker holds its lease, and may have read the entry before it was deleted
+
+
+class AstrayLook(Struct, frozen=True):
+    """What a look through a part of the ledgers has shown."""
+
+    cursor: int  # where to go on; 0 at the end
+    ledgers: int
+    tokens: int  # of those that wait where they should
+    queued_tokens: int  # of all, by the yard's count
+    found: list[Astray]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from tokenyard.digest import request_digest
 from tokenyard.errors import Code
-from tokenyard.keys import GROUP, Keys, PriorityClass
+from tokenyard.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
 from tokenyard.replies import ErrorInfo, json_text
 from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted, Wished
 from tokenyard.scripts.calls import Arg, Call, Caller
@@ -22,8 +23,10 @@ CANCEL_LOOKS = 8
 MOST_WISHES = 10_000
 WISH_TTL_S = 3600
 #: What to read of a ledger for `place_of`.
-PLACE_FIELDS = ("state", "sid", "intake", "worker")
+PLACE_FIELDS = ("state", "sid", "intake", "worker", "entry")
 _ACCEPTED = Submitted.ACCEPTED
+_PLACE = re.compile(r"[A-Za-z0-9_.:@-]+")
+_ENTRY = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 def submit(
@@ -96,9 +99,9 @@ def cancel(
     there: ``where`` is that intake, ``entry`` its entry. MOVED asks to look again.
     """
     place = keys.ledger(client, request_id)
-    if state == "waiting" or entry:
+    if entry or (state == "waiting" and where):
         place = keys.intake(where)  # type: ignore[arg-type]  # as the ledger has it
-    elif state == "assigned":
+    elif state == "assigned" and where:
         place = keys.lane(where)
     call_keys = [keys.ledger(client, request_id), keys.tokens(client, request_id), place]
     call_keys += [keys.reply(client, request_id), keys.replies(client), keys.info, keys.quarantine]
@@ -130,9 +133,24 @@ def attend(
 
 
 def place_of(seen: Sequence[bytes | None]) -> tuple[str, str]:
-    """State and place of a request, for `cancel`, from `PLACE_FIELDS` of its ledger."""
-    state, sid, intake, worker = ((value or b"").decode() for value in seen)
-    return state, {"waiting": waits_at(sid, intake)[0], "assigned": worker}.get(state, "")
+    """State and place of a request, for `cancel`, from `PLACE_FIELDS` of its ledger.
+
+    A ledger that its client has written itself may name no place at all: then it is "", as the
+    script has it (`place_of.lua`).
+    """
+    texts = [(value or b"").decode(errors="replace") for value in seen]
+    state, sid, intake, worker, entry = texts
+    where = worker if state == "assigned" else ""
+    if state == "waiting":
+        where, entry = waits_at(sid, intake, entry)
+        where = where if where in INTAKE_CLASSES else ""
+    is_place = _PLACE.fullmatch(where) and _is_entry(entry)
+    return state, where if is_place else ""
+
+
+def _is_entry(text: str) -> bool:
+    """Whether this can be the id of an entry: two numbers of 64 bits."""
+    return bool(_ENTRY.fullmatch(text)) and all(int(half) < 2**64 for half in text.split("-"))
 
 
 def waits_at(sid: str, intake: str = "", entry: str = "") -> tuple[str, str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tokenyard.errors import reused
-from tokenyard.keys import GROUP, INTAKE_CLASSES, IntakeClass
-from tokenyard.replies import Reply, encode_reply
-from tokenyard.scripts.answers import Answered, Dispatched, Move
+from tokenyard.errors import Code, reused
+from tokenyard.keys import GROUP, INTAKE_CLASSES, IntakeClass, is_name
+from tokenyard.replies import ErrorInfo, Reply, encode_reply, json_text
+from tokenyard.scripts.answers import Answered, Astray, AstrayLook, Dispatched, Move, Reconciled
 from tokenyard.scripts.calls import Arg, Caller, codes
 from tokenyard.scripts.destinations import destination
-from tokenyard.wire import Refused, Request
+from tokenyard.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 
 #: Answers of `LeaderScripts.rescue` beside the number of entries left.
 RESCUE_NOT_LEADER: Final = -1
@@ -19,7 +20,7 @@ RESCUE_HELD: Final = -2
 
 
 class LeaderScripts(Caller):
-    """What only the leader may do; every call but `overdue` compares its token."""
+    """What only the leader may do; every call that changes something compares its token."""
 
     def lead(self, name: str, lease_ms: int, token: str = "") -> str:
         """Take or keep the lead; the leader token, or "" while another leads."""
@@ -126,7 +127,66 @@ class LeaderScripts(Caller):
         cursor, *entries = self._run("overdue", [self.keys.intake(intake)], [after, count])
         return cursor.decode(), [entry.decode() for entry in entries]
 
+    def astray(self, cursor: int, count: int) -> AstrayLook:
+        """Requests whose entry is gone, among about ``count`` keys of the server."""
+        keys = [self.keys.leases, self.keys.info]
+        after, ledgers, tokens, queued, found = self._run("astray", keys, [cursor, count])
+        missed = [one for each in found for one in _astray(*each)]
+        return AstrayLook(int(after), ledgers, tokens, queued, missed)
+
+    def reconcile(
+        self,
+        token: str,
+        lost: Sequence[Astray] = (),
+        *,
+        excess_tokens: int = 0,
+        told: Mapping[str, Arg] = types.MappingProxyType({}),
+    ) -> list[Reconciled]:
+        """End requests whose entry is gone, and count ``excess_tokens`` fewer that wait.
+
+        ``told`` are fields of `info` to be set. One code for each request; NOT_LEADER, at least
+        once, for a deposed leader.
+        """
+        keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
+        args: list[Arg] = [token, excess_tokens, DEFAULT_RESULT_TTL_S, self._reply_maxlen, GROUP]
+        args.append(len(told))
+        for item in told.items():
+            args.extend(item)
+        for one in lost:
+            name = (one.client, one.request_id)
+            place = self.keys.ledger(*name)
+            if one.where and one.state == "waiting":
+                place = self.keys.intake(one.where)  # type: ignore[arg-type]  # as the script read it
+            elif one.where:
+                place = self.keys.lane(one.where)
+            keys += [self.keys.ledger(*name), self.keys.tokens(*name), place]
+            keys += [self.keys.reply(*name), self.keys.replies(one.client)]
+            error = json_text(ErrorInfo(Code.ENTRY_LOST, _lost_where(one)))
+            args += [one.request_id, one.state, one.where, one.entry, error]
+        answer = self._run("reconcile", keys, args)
+        return codes(Reconciled, answer, max(1, len(lost)))
+
     def watch_clients(self, count: int) -> list[str]:
         """Clients whose leases have run out."""
         names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
         return [name.decode(errors="replace") for name in names]
+
+
+def _astray(
+    name: bytes, state: bytes, where: bytes, entry: bytes, may_run: int
+) -> Iterator[Astray]:
+    """The request, unless somebody made up a ledger that can be none's."""
+    client, _, request_id = name.partition(b"/")
+    try:
+        owner, own = client.decode(), request_id.decode()
+    except UnicodeDecodeError:
+        return
+    if is_name(owner) and own:
+        yield Astray(owner, own, state.decode(), where.decode(), entry.decode(), bool(may_run))
+
+
+def _lost_where(one: Astray) -> str:
+    if not one.where:
+        return "its ledger names no place where it could be"
+    stream = "intake:" if one.state == "waiting" else "lane:"
+    return f"somebody deleted its entry from {stream}{one.where} (XDEL, XTRIM or XADD MAXLEN)"

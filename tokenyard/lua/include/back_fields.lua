@@ -4,9 +4,11 @@
 local function back_fields(fields, ledger, tokens)
   local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
     'not_before', 'epoch'}
+  local MOST_BYTES = 2000
   local values = redis.call('HMGET', ledger, unpack(NAMES))
   local history, out = {published = redis.call('GET', tokens)}, {}
-  for i, name in ipairs(NAMES) do history[name] = values[i] end
+  -- A client may have written anything there, and as much as it likes.
+  for i, name in ipairs(NAMES) do history[name] = values[i] and values[i]:sub(1, MOST_BYTES) end
   for i = 1, #fields, 2 do
     if history[fields[i]] == nil then
       out[#out + 1] = fields[i]

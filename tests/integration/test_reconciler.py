@@ -1,0 +1,222 @@
+"""Entries that somebody deletes by hand: whoever waits for them gets an answer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+import coordinator.reconciler
+from coordinator.reconciler import Reconciler
+from tests.support.builders import make_delta, make_request
+from tests.support.lanes import Lanes, requests
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tests.support.yard import Yard
+from tokenyard import Client, RequestFailed
+from tokenyard.keys import INTAKE_CLASSES, Keys
+from tokenyard.reconciliation import LAST, LAST_FOUND, parse_pass
+from tokenyard.replies import to_result
+from tokenyard.scripts import Publication, Published, Scripts
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds without a pause, so that a test need not wait for a whole pass at leisure."""
+    monkeypatch.setattr(coordinator.reconciler, "EVERY_S", 0.02)
+
+
+def code(lanes: Lanes, request_id: str) -> str:
+    result = to_result(lanes.result(request_id))
+    assert result.error is not None
+    return result.error.code
+
+
+def queued_tokens(lanes: Lanes) -> int:
+    return int(lanes.connection.hget(lanes.keys.info, "queued_tokens") or 0)
+
+
+@pytest.mark.usefixtures("brisk")
+class TestIntake:
+    def test_trimmed_by_hand(self, lanes: Lanes) -> None:
+        # Given twenty requests that wait for a model, some read and some not
+        lanes.coordinator()
+        asked = requests(20)
+        lanes.scripts.submit("normal", asked)
+        eventually(lambda: lanes.pending() == 16)
+
+        # If somebody trims the intake
+        lanes.connection.xtrim(lanes.keys.intake("normal"), maxlen=2, approximate=False)
+
+        # I expect those that are gone to be answered, and the others to be served.
+        assert [code(lanes, one.id) for one in asked[:18]] == ["ENTRY_LOST"] * 18
+        tokens = sum(max(1, len(one.tokens or b"") // 4) for one in asked[18:])
+        eventually(lambda: queued_tokens(lanes) == tokens)
+        worker = lanes.worker()
+        assert lanes.wait_for_load(worker, 2) == [one.id for one in asked[18:]]
+        assert lanes.pending() == 0
+
+    def test_deleted_whole(self, lanes: Lanes) -> None:
+        lanes.coordinator()
+        asked = requests(5)
+        for name in ("high", "normal", "low"):
+            lanes.scripts.submit(name, [asked.pop()])
+        lanes.connection.delete(*(lanes.keys.intake(name) for name in INTAKE_CLASSES))
+
+        assert code(lanes, "r0004") == code(lanes, "r0003") == code(lanes, "r0002") == "ENTRY_LOST"
+        worker = lanes.worker()
+        lanes.scripts.submit("low", asked)
+        assert lanes.wait_for_load(worker, 2) == [one.id for one in asked]
+
+    def test_public_client_that_waits_hears_of_it(self, lanes: Lanes) -> None:
+        lanes.worker(lane_limit=1)
+        lanes.coordinator()
+        with Client(lanes.url, yard=lanes.keys.yard) as client:
+            first = client.submit("one")
+            eventually(lambda: lanes.waiting() == 0)
+            handle = client.submit("two")
+            lanes.connection.xtrim(lanes.keys.intake("normal"), maxlen=0, approximate=False)
+
+            with pytest.raises(RequestFailed, match="ENTRY_LOST: somebody deleted") as failed:
+                handle.result(timeout=20)
+            assert failed.value.code == "ENTRY_LOST"
+            first.cancel()
+
+    def test_leader_that_comes_later_finds_what_was_deleted_before(self, lanes: Lanes) -> None:
+        asked = requests(250)
+        lanes.scripts.submit("normal", asked)
+        lanes.connection.delete(lanes.keys.intake("normal"))
+
+        lanes.coordinator()
+
+        assert {code(lanes, one.id) for one in asked} == {"ENTRY_LOST"}
+
+
+@pytest.mark.usefixtures("brisk")
+class TestLane:
+    def test_worker_that_is_gone(self, lanes: Lanes) -> None:
+        lanes.coordinator()
+        worker = lanes.worker()
+        lanes.push(requests(3))
+        lanes.wait_for_load(worker, 3)
+        lanes.connection.xtrim(lanes.keys.lane(worker), maxlen=1, approximate=False)
+
+        lanes.scripts.retire(worker, "lost", "killed")
+
+        assert code(lanes, "r0000") == code(lanes, "r0001") == "ENTRY_LOST"
+        other = lanes.worker()
+        assert lanes.wait_for_load(other, 1) == ["r0002"]
+
+    def test_worker_that_runs_it_may_end_it(self, lanes: Lanes) -> None:
+        lanes.coordinator()
+        worker = lanes.worker()
+        lanes.push(requests(1))
+        lanes.wait_for_load(worker, 1)
+        (assignment,) = lanes.lane(worker)
+        lanes.connection.delete(lanes.keys.lane(worker))
+        time.sleep(0.3)  # several passes
+
+        assert lanes.finish(worker, assignment) == [Published.PUBLISHED]
+        assert to_result(lanes.result("r0000")).status == "completed"
+
+    def test_worker_that_does_not_end_it_in_time(self, lanes: Lanes) -> None:
+        lanes.coordinator(lost_entry_wait_s=0.2)
+        worker = lanes.worker()
+        lanes.push([make_request("a", stream=True)])
+        lanes.wait_for_load(worker, 1)
+        (assignment,) = lanes.lane(worker)
+        lanes.scripts.emit(worker, [Publication(assignment, make_delta("a", 0, [5]))])
+        lanes.connection.delete(lanes.keys.lane(worker))
+
+        assert code(lanes, "a") == "ENTRY_LOST"
+        assert lanes.finish(worker, assignment) == [Published.REPEATED]
+        ((_, told),) = lanes.connection.xrange(lanes.keys.lane(worker))
+        assert told == {b"cancel": assignment.entry.encode()}
+
+
+@pytest.mark.usefixtures("brisk")
+def test_tells_what_it_found(lanes: Lanes) -> None:
+    lanes.scripts.submit("normal", requests(3))
+    lanes.connection.delete(lanes.keys.intake("normal"))
+    lanes.coordinator()
+    found = eventually(lambda: lanes.connection.hget(lanes.keys.info, LAST_FOUND))
+    told = parse_pass(found.decode())
+    assert told is not None
+    assert (told.ended, told.ledgers >= 3) == (3, True)
+    last = lanes.connection.hget(lanes.keys.info, LAST)
+    assert parse_pass((last or b"").decode()) is not None
+
+
+class TestRounds:
+    """The reconciler by itself, in a yard that nobody leads but the test."""
+
+    @pytest.fixture
+    def yard(self, broker: Server, lanes: Lanes) -> Yard:
+        return Yard(lanes.connection, lanes.keys, Scripts(lanes.connection, lanes.keys))
+
+    def test_goes_on_at_once_until_all_that_was_found_is_ended(
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(coordinator.reconciler, "MOST_ENDED", 10)
+        for request in requests(35):
+            yard.submit(request)
+        yard.connection.delete(yard.keys.intake("normal"))
+        ended: list[str] = []
+        reconciler = Reconciler(yard.scripts, patience_s=60, ended=ended.append)
+
+        counts = []
+        while reconciler.has_more:
+            assert reconciler.run_once(yard.token)
+            counts.append(len(ended))
+        assert counts[-1] == 35
+        assert all(b - a <= 10 for a, b in itertools.pairwise(counts))
+        assert set(ended) == {"normal"}
+
+    def test_hurries_when_an_entry_is_missed_but_not_all_the_time(self, yard: Yard) -> None:
+        reconciler = Reconciler(yard.scripts, patience_s=60)
+        assert reconciler.has_more
+        while reconciler.has_more:
+            reconciler.run_once(yard.token)
+        reconciler._rests_until = time.monotonic() + 60
+        reconciler.hurry()
+        assert not reconciler.has_more
+        reconciler._rests_until = 0.0
+        reconciler.hurry()
+        assert reconciler.has_more
+
+    def test_deposed_leader_hears_of_it(self, yard: Yard) -> None:
+        yard.submit()
+        yard.connection.delete(yard.keys.intake("normal"))
+        reconciler = Reconciler(yard.scripts, patience_s=60)
+        yard.depose()
+        turns = 0
+        while reconciler.run_once(yard.token) and turns < 10_000:
+            turns += 1
+        assert turns < 10_000
+
+    def test_user_without_the_right_to_scan(
+        self, yard: Yard, broker: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        name, password = f"user-{yard.keys.yard}", "secret"
+        yard.connection.execute_command(
+            "ACL", "SETUSER", name, "on", f">{password}", "~*", "+@all", "-scan"
+        )
+        try:
+            url = broker.url.replace("//", f"//{name}:{password}@")
+            with redis.Redis.from_url(url) as connection:
+                reconciler = Reconciler(Scripts(connection, Keys(yard.keys.yard)), patience_s=60)
+                assert reconciler.run_once(yard.token)
+                assert not reconciler.has_more
+                assert "will not be noticed" in caplog.text
+        finally:
+            yard.connection.execute_command("ACL", "DELUSER", name)

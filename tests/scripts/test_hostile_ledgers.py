@@ -1,0 +1,117 @@
+"""What a client has written into the ledgers of its own requests: it harms nobody else.
+
+With the users of deploy/ a client once could; each test says what it reached then.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.yard import Waiting, Yard
+from tokenyard.errors import Code
+from tokenyard.replies import refusal
+from tokenyard.scripts import Answered, Dispatched, HandedBack
+from tokenyard.wire import Request
+
+#: What is no count.
+ODD = ["many", "-5", "1e308", "nan", "9" * 40, "9" * 9, "1.5", b"\xff", ""]
+
+
+def write(yard: Yard, request: Request, **fields: str | bytes) -> None:
+    yard.connection.hset(yard.keys.ledger(request.client, request.id), mapping=fields)
+
+
+def count(yard: Yard, request: Request, field: str) -> bytes | None:
+    return yard.connection.hget(yard.keys.ledger(request.client, request.id), field)
+
+
+@pytest.mark.parametrize("odd", ODD)
+class TestCounts:
+    def test_attempt(self, yard: Yard, odd) -> None:
+        # A whole round of dispatch failed, again and again: nobody got a worker.
+        worker = yard.worker()
+        mine, theirs = yard.submit(make_request()), yard.submit(make_request())
+        write(yard, mine.request, attempt=odd)
+
+        codes = yard.scripts.dispatch(yard.token, [mine.to(worker), theirs.to(worker)])
+
+        assert codes == [Dispatched.DISPATCHED] * 2
+        assert [one.attempt for one in yard.lane(worker)] == [1, 1]
+
+    @pytest.mark.parametrize("why", ["crashed", "lost"])
+    def test_history_at_a_rescue(self, yard: Yard, odd, why) -> None:
+        # The lane of a lost worker could not be taken back, with all that others had there.
+        worker = yard.worker()
+        mine, theirs = yard.assign(worker, alone=True), make_request()
+        fields = dict.fromkeys(("crashes", "suspected", "crashed_alone", "lost_alone"), odd)
+        write(yard, mine.request, **fields)
+        yard.scripts.retire(worker, why, "x")
+
+        assert yard.rescue(worker) == 0
+
+        assert count(yard, mine.request, "crashes") == b"1"
+        assert count(yard, mine.request, f"{why}_alone") == b"1"
+        again, other = yard.worker(), yard.submit(theirs)
+        ((entry, _),) = yard.intake("retry")
+        waiting = Waiting(mine.request, "retry", entry)
+        codes = yard.scripts.dispatch(yard.token, [waiting.to(again), other.to(again)])
+        assert codes == [Dispatched.DISPATCHED] * 2
+        assert [one.crashes for one in yard.lane(again)] == [1, 0]
+
+    def test_faults_at_a_hand_back(self, yard: Yard, odd) -> None:
+        # The worker could not give the request back, and took the server for broken.
+        worker = yard.worker()
+        mine = yard.assign(worker)
+        write(yard, mine.request, faults=odd, crashes=odd)
+
+        assert yard.scripts.hand_back(worker, mine, 0, "no memory") is HandedBack.HANDED_BACK
+
+        assert count(yard, mine.request, "faults") == b"1"
+        ((entry, _),) = yard.intake("retry")
+        assert yard.place(Waiting(mine.request, "retry", entry), worker).faults == 1
+
+
+@pytest.mark.parametrize("odd", [b"\xff\xfe", "x" * 1000, "normal/1", "normal/1-1\n2"])
+def test_server_id_that_is_none(yard: Yard, odd) -> None:
+    # The worker dropped such an entry without a word, and the request hung.
+    worker = yard.worker()
+    mine = yard.submit(make_request())
+    write(yard, mine.request, sid=odd, intake="normal", entry=mine.entry)
+
+    assert yard.place(mine, worker).sid == f"normal/{mine.entry}"
+
+
+def test_server_id_in_a_dead_letter(yard: Yard) -> None:
+    mine = yard.submit(make_request())
+    write(yard, mine.request, sid=b"\xff", intake="normal", entry=mine.entry)
+    reply = refusal(mine.request, Code.POISONED, "")
+
+    code = yard.scripts.answer(yard.token, "normal", mine.entry, mine.request, reply, dead="x")
+
+    assert code is Answered.DONE
+    ((_, letter),) = yard.connection.xrange(yard.keys.dead)
+    assert letter[b"dead_sid"] == f"normal/{mine.entry}".encode()
+
+
+def test_size_of_what_a_retry_carries(yard: Yard) -> None:
+    # Each retry copied all of it into an intake and onto a lane.
+    worker = yard.worker()
+    mine = yard.assign(worker)
+    write(yard, mine.request, epoch="7" * 100_000, suspected="9" * 100_000)
+
+    yard.scripts.hand_back(worker, mine, 0, "no memory")
+
+    ((_, fields),) = yard.intake("retry")
+    assert sum(map(len, fields.values())) < 10_000
+    assert yard.place(yard.waiting(mine.request), worker).first_epoch is None
+
+
+def test_attempt_that_is_gone_when_the_lane_is_rescued(yard: Yard) -> None:
+    worker = yard.worker()
+    mine = yard.assign(worker)
+    yard.connection.hdel(yard.keys.ledger(mine.request.client, mine.request.id), "attempt")
+    yard.scripts.retire(worker, "lost", "x")
+
+    assert yard.rescue(worker) == 0
+    assert yard.waiting(mine.request)

@@ -1,0 +1,306 @@
+"""astray.lua and reconcile.lua: requests whose entry somebody has deleted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_delta, make_request, make_result
+from tests.support.yard import Waiting, Yard, requests
+from tokenyard.replies import decode_replies, to_result
+from tokenyard.scripts import (
+    Astray,
+    Cancelled,
+    HandedBack,
+    Publication,
+    Published,
+    Reconciled,
+    Submitted,
+)
+from tokenyard.wire import Request, pack_tokens
+
+
+def astray(yard: Yard) -> list[Astray]:
+    """All that a whole look finds."""
+    cursor, found = 0, list[Astray]()
+    while True:
+        look = yard.scripts.astray(cursor, 100)
+        found += look.found
+        if not (cursor := look.cursor):
+            return found
+
+
+def of(request: Request, found: list[Astray]) -> list[Astray]:
+    return [one for one in found if one.request_id == request.id]
+
+
+def drop(yard: Yard, waiting: Waiting) -> None:
+    assert yard.connection.xdel(yard.keys.intake(waiting.intake), waiting.entry) == 1
+
+
+def error(yard: Yard, request: Request) -> str:
+    reply = yard.result(request)
+    assert reply is not None
+    result = to_result(reply)
+    assert result.error is not None
+    assert result.status == "failed"
+    return f"{result.error.code}: {result.error.message}"
+
+
+class TestLook:
+    def test_what_is_where_it_should_be_is_not_astray(self, yard: Yard) -> None:
+        worker = yard.worker()
+        waits, runs, back, over = requests(4)
+        yard.submit(waits)
+        yard.assign(worker, runs)
+        given_back = yard.assign(worker, back)
+        yard.scripts.hand_back(worker, given_back, 0, "no memory")
+        yard.submit(over)
+        yard.scripts.cancel(over.client, over.id, "")
+        yard.push({"id": "plain", "prompt": "x"})
+
+        assert of(waits, astray(yard)) == of(runs, astray(yard)) == []
+        assert of(back, astray(yard)) == of(over, astray(yard)) == []
+
+    def test_of_an_intake_and_of_a_lane(self, yard: Yard) -> None:
+        worker = yard.worker()
+        waits, runs, back = requests(3)
+        waiting, assignment = yard.submit(waits), yard.assign(worker, runs)
+        yard.scripts.hand_back(worker, yard.assign(worker, back), 0, "no memory")
+        retry = yard.waiting(back).entry
+
+        drop(yard, waiting)
+        yard.connection.delete(yard.keys.lane(worker), yard.keys.intake("retry"))
+
+        found = astray(yard)
+        client = waits.client
+        assert of(waits, found) == [
+            Astray(client, waits.id, "waiting", "normal", waiting.entry, may_run=False)
+        ]
+        assert of(runs, found) == [
+            Astray(client, runs.id, "assigned", worker, assignment.entry, may_run=True)
+        ]
+        assert of(back, found) == [
+            Astray(client, back.id, "waiting", "retry", retry, may_run=False)
+        ]
+
+    def test_worker_without_a_lease_runs_nothing(self, yard: Yard) -> None:
+        worker = yard.worker()
+        request = make_request()
+        yard.assign(worker, request)
+        yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
+        yard.scripts.retire(worker, "lost", "killed")
+
+        (found,) = of(request, astray(yard))
+
+        assert not found.may_run
+
+    def test_look_is_bounded_and_comes_to_an_end(self, yard: Yard) -> None:
+        asked = requests(200)
+        for request in asked:
+            drop(yard, yard.submit(request))
+        look, cursors, found = yard.scripts.astray(0, 32), 1, set[str]()
+        assert look.cursor
+        assert look.ledgers < 200
+        while True:
+            found |= {one.request_id for one in look.found}
+            if not look.cursor:
+                break
+            look, cursors = yard.scripts.astray(look.cursor, 32), cursors + 1
+        assert found >= {request.id for request in asked}
+        assert cursors > 3
+
+    def test_other_yards_are_left_alone(self, yard: Yard) -> None:
+        other = "tokenyard:{other}:request:anon/x"
+        yard.connection.hset(other, mapping={"state": "waiting", "sid": "normal/1-1"})
+        try:
+            assert [one for one in astray(yard) if one.request_id == "x"] == []
+        finally:
+            yard.connection.delete(other)
+
+    def test_tokens_that_wait_are_counted(self, yard: Yard) -> None:
+        gone = yard.submit(make_request(tokens=range(10)))
+        yard.submit(make_request(tokens=range(20)))
+        drop(yard, gone)
+        looks = [yard.scripts.astray(0, 1_000_000)]
+        assert looks[0].cursor == 0
+        assert (looks[0].tokens, looks[0].queued_tokens) == (20, 30)
+
+
+class TestEnd:
+    @pytest.mark.parametrize("reply_to", ["", "replies:c"])
+    def test_client_gets_the_result_where_it_waits(self, yard: Yard, reply_to: str) -> None:
+        request = make_request(client="c", reply_to=reply_to)
+        drop(yard, yard.submit(request))
+
+        codes = yard.scripts.reconcile(yard.token, of(request, astray(yard)))
+
+        assert codes == [Reconciled.ENDED]
+        (reply,) = [one for one in yard.replies(request) if one.id == request.id]
+        assert (reply.event, reply.status) == ("result", "failed")
+        assert error(yard, request).startswith("ENTRY_LOST: somebody deleted its entry from intake")
+        for key in (yard.keys.ledger("c", request.id), yard.keys.reply("c", request.id)):
+            assert 3500 < yard.ttl_s(key) <= 3600
+        assert yard.ttl_s(yard.keys.replies("c")) > 0
+        assert of(request, astray(yard)) == []
+
+    def test_tokens_that_were_published_are_in_the_result(self, yard: Yard) -> None:
+        worker, request = yard.worker(), make_request(stream=True)
+        assignment = yard.assign(worker, request)
+        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 8]))])
+        yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
+
+        yard.scripts.reconcile(yard.token, of(request, astray(yard)))
+
+        result = yard.result(request)
+        assert result is not None
+        assert (result.seq, result.tokens) == (2, pack_tokens([7, 8]))
+        assert yard.published(request) == b""
+
+    def test_worker_that_runs_it_is_told_and_fenced(self, yard: Yard) -> None:
+        worker, request = yard.worker(), make_request()
+        assignment = yard.assign(worker, request, alone=True)
+        yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
+
+        yard.scripts.reconcile(yard.token, of(request, astray(yard)))
+
+        assert yard.told_to_cancel(worker) == [assignment.entry]
+        assert yard.alone(worker) is None
+        late = Publication(assignment, make_result(request.id, [1]))
+        assert yard.scripts.finish(worker, [late]) == [Published.REPEATED]
+        assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
+        assert error(yard, request).startswith("ENTRY_LOST")
+
+    def test_worker_that_is_gone_is_told_nothing(self, yard: Yard) -> None:
+        worker, request = yard.worker(), make_request()
+        yard.assign(worker, request)
+        yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
+        yard.scripts.retire(worker, "crashed", "x")
+
+        yard.scripts.reconcile(yard.token, of(request, astray(yard)))
+
+        assert error(yard, request).startswith("ENTRY_LOST")
+        assert not yard.connection.exists(yard.keys.lane(worker))
+
+    def test_id_is_known_until_its_result_expires(self, yard: Yard) -> None:
+        request = make_request()
+        drop(yard, yard.submit(request))
+        yard.scripts.reconcile(yard.token, of(request, astray(yard)))
+
+        (again,) = yard.scripts.submit("normal", [request])
+        assert (again.code, again.state) == (Submitted.KNOWN, "failed")
+        assert yard.scripts.cancel(request.client, request.id, "") is Cancelled.OVER
+
+    def test_excess_of_tokens_is_taken_off(self, yard: Yard) -> None:
+        gone = yard.submit(make_request(tokens=range(10)))
+        yard.submit(make_request(tokens=range(20)))
+        drop(yard, gone)
+
+        assert yard.scripts.reconcile(yard.token, [], excess_tokens=10) == []
+        assert yard.queued_tokens() == 20
+        yard.scripts.reconcile(yard.token, [], excess_tokens=100)
+        assert yard.queued_tokens() == 0
+
+    def test_count_that_is_no_number_begins_anew(self, yard: Yard) -> None:
+        yard.connection.hset(yard.keys.info, "queued_tokens", "many")
+        yard.scripts.reconcile(yard.token, [], excess_tokens=-20)
+        assert yard.queued_tokens() == 20
+
+
+class TestWhatMovesMeanwhile:
+    def test_deposed_leader_ends_nothing(self, yard: Yard) -> None:
+        request = make_request()
+        drop(yard, yard.submit(request))
+        found = of(request, astray(yard))
+        yard.depose()
+
+        codes = yard.scripts.reconcile(yard.token, found, excess_tokens=1)
+
+        assert codes == [Reconciled.NOT_LEADER]
+        assert yard.result(request) is None
+        assert yard.queued_tokens() > 0
+
+    def test_request_that_is_there_stays(self, yard: Yard) -> None:
+        waiting = yard.submit()
+        name = (waiting.request.client, waiting.request.id)
+        claim = Astray(*name, "waiting", "normal", waiting.entry, may_run=False)
+
+        assert yard.scripts.reconcile(yard.token, [claim]) == [Reconciled.STAYS]
+        assert yard.intake()[0][0] == waiting.entry
+
+    def test_request_that_has_moved_on_stays(self, yard: Yard) -> None:
+        # Given a request that waited when the leader looked, and is on a lane when it acts
+        worker, waiting = yard.worker(), yard.submit()
+        name = (waiting.request.client, waiting.request.id)
+        was = Astray(*name, "waiting", "normal", waiting.entry, may_run=False)
+        assignment = yard.place(waiting, worker)
+
+        assert yard.scripts.reconcile(yard.token, [was]) == [Reconciled.STAYS]
+
+        # And the other way round
+        on_lane = Astray(*name, "assigned", worker, assignment.entry, may_run=True)
+        yard.scripts.hand_back(worker, assignment, 0, "no memory")
+        assert yard.scripts.reconcile(yard.token, [on_lane]) == [Reconciled.STAYS]
+        assert yard.result(waiting.request) is None
+
+    def test_twice_is_once(self, yard: Yard) -> None:
+        request = make_request()
+        drop(yard, yard.submit(request))
+        found = of(request, astray(yard))
+
+        codes = yard.scripts.reconcile(yard.token, found * 2)
+
+        assert codes == [Reconciled.ENDED, Reconciled.STAYS]
+        assert len(yard.replies(request)) == 1
+
+
+class TestLedgersThatAClientWrote:
+    @pytest.mark.parametrize(
+        "ledger",
+        [
+            {"state": "waiting"},
+            {"state": "waiting", "sid": "normal"},
+            {"state": "waiting", "sid": "events/1-1"},
+            {"state": "waiting", "sid": "../x/1-1"},
+            {"state": "waiting", "sid": "normal/-"},
+            {"state": "waiting", "sid": "normal/99999999999999999999-1"},
+            {"state": "waiting", "sid": "normal/1-1", "intake": "retry"},
+            {"state": "assigned"},
+            {"state": "assigned", "worker": "w.1\xff", "entry": "1-1"},
+            {"state": "assigned", "worker": "w.1", "entry": "+"},
+        ],
+    )
+    def test_ends_as_failed(self, yard: Yard, ledger: dict[str, str]) -> None:
+        request = make_request()
+        key = yard.keys.ledger(request.client, request.id)
+        yard.connection.hset(key, mapping={k: v.encode("latin-1") for k, v in ledger.items()})
+        yard.submit()  # so that the intake is there, with an entry
+
+        assert yard.scripts.reconcile(yard.token, of(request, astray(yard))) == [Reconciled.ENDED]
+        assert error(yard, request).startswith("ENTRY_LOST")
+
+    def test_ledger_of_no_request_and_key_of_another_type(self, yard: Yard) -> None:
+        start = yard.keys.ledger("", "")[:-1].encode()
+        yard.connection.hset(start + b"\xff/x", "state", "waiting")
+        yard.connection.hset(start + b"c", "state", "waiting")
+        yard.connection.set(start + b"c/text", "waiting")
+        yard.connection.hset(yard.keys.ledger("c", "odd"), "state", "odd")
+
+        assert astray(yard) == []
+
+    def test_lane_that_is_no_stream(self, yard: Yard) -> None:
+        request = make_request()
+        yard.connection.set(yard.keys.lane("w.9"), "x")
+        ledger = {"state": "assigned", "worker": "w.9", "entry": "1-1"}
+        yard.connection.hset(yard.keys.ledger(request.client, request.id), mapping=ledger)
+
+        yard.scripts.reconcile(yard.token, of(request, astray(yard)))
+        assert error(yard, request).startswith("ENTRY_LOST")
+
+
+def test_frames_of_a_client_that_reads_them(yard: Yard) -> None:
+    request = make_request(client="c", reply_to="replies:c")
+    drop(yard, yard.submit(request))
+    yard.scripts.reconcile(yard.token, of(request, astray(yard)))
+
+    ((_, fields),) = yard.connection.xrange(yard.keys.replies("c"))
+    assert [one.id for one in decode_replies(fields)] == [request.id]

@@ -1,0 +1,51 @@
+#!lua flags=no-writes
+-- Look through a part of the ledgers for requests that wait or run by their ledger, but whose entry
+-- somebody has deleted from the stream in which it should be.
+--
+-- KEYS[1] leases (zset): lease expiry in ms by worker; its name says how the yard's keys begin
+-- KEYS[2] info (hash): holds the count of tokens that wait
+-- ARGV[1] the cursor of SCAN: 0 to begin
+-- ARGV[2] most keys of the server to look at, about
+-- Returns where to go on (0 at the end), the number of ledgers looked at, the tokens of those among
+--   them that wait where they should, the yard's count of tokens that wait, and the requests
+--   found, each as <client>/<id>, state, class or worker where it should be, entry there, 1 if
+--   that worker may still run it (else 0)
+-- Atomic by itself: nothing is changed. So what it finds has to be looked at again by `reconcile`.
+
+-- @include entry_at
+-- @include has_lease
+-- @include place_of
+-- @include queued_tokens_of
+
+-- Entries come with what is in them, so a look also ends after very many bytes.
+local PAGE, MOST_BYTES = 16, 4 * 1024 * 1024
+local prefix = KEYS[1]:sub(1, -1 - #'leases')
+local ledgers = prefix .. 'request:'
+
+local found, looked, tokens, size = {}, 0, 0, 0
+local function look(ledger)
+  looked = looked + 1
+  local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
+  local where, entry = place_of(known)
+  if not where then return end
+  local state = known[1]
+  local waits = state == 'waiting'
+  local stream = prefix .. (waits and 'intake:' or 'lane:') .. where
+  local fields = where ~= '' and entry_at(stream, entry)
+  if not fields then
+    local may_run = not waits and has_lease(KEYS[1], where)
+    found[#found + 1] = {ledger:sub(#ledgers + 1), state, where, entry, may_run and 1 or 0}
+    return
+  end
+  for i = 2, #fields, 2 do size = size + #fields[i] end
+  if waits and where ~= 'retry' then tokens = tokens + queued_tokens_of(fields) end
+end
+
+local cursor, seen = ARGV[1], 0
+repeat
+  local page = redis.call('SCAN', cursor, 'MATCH', ledgers .. '*', 'COUNT', PAGE, 'TYPE', 'hash')
+  cursor, seen = page[1], seen + PAGE
+  for _, ledger in ipairs(page[2]) do look(ledger) end
+until cursor == '0' or seen >= tonumber(ARGV[2]) or size >= MOST_BYTES
+local queued = tonumber(redis.call('HGET', KEYS[2], 'queued_tokens') or '0') or 0
+return {cursor, looked, tokens, queued, found}

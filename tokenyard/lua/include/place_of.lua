@@ -1,0 +1,30 @@
+-- Where a request should be by its ledger (state, sid, intake, entry, worker): the class in whose
+-- intake it waits, or the worker that has it, and the entry there; nothing where it is over. A
+-- ledger that names no such place, which only a client can have written, gives '' twice.
+local place_of
+do
+  local MOST = '18446744073709551615'
+
+  local function is_entry(text)
+    local ms, number = text:match('^(%d+)%-(%d+)$')
+    if not ms then return false end
+    for _, half in ipairs({ms, number}) do
+      if #half > #MOST or #half == #MOST and half > MOST then return false end
+    end
+    return true
+  end
+
+  place_of = function(known)
+    local CLASSES = {high = true, normal = true, low = true, retry = true}
+    local where, entry = known[5], known[4]
+    if known[1] == 'waiting' then
+      local at = known[3] and known[3] .. '/' .. (entry or '') or known[2] or ''
+      where, entry = at:match('^(%l+)/(.*)$')
+      if not CLASSES[where] then return '', '' end
+    elseif known[1] ~= 'assigned' then
+      return nil
+    end
+    if not (where or ''):find('^[%w_.:@-]+$') or not is_entry(entry or '') then return '', '' end
+    return where, entry
+  end
+end

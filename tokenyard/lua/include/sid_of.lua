@@ -1,0 +1,5 @@
+-- The server id as a ledger has it; where that is none, the place where the request waits now.
+local function sid_of(known, here)
+  known = known or ''
+  return #known < 60 and known:match('^%l+/%d+%-%d+$') or here
+end

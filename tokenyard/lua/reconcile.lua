@@ -1,0 +1,79 @@
+#!lua flags=allow-oom
+-- Requests whose entry somebody has deleted from an intake or a lane end as failed: nobody could
+-- ever run them. And the count of tokens that wait is set right.
+--
+-- KEYS[1] leader (string): "<epoch>:<coordinator>"
+-- KEYS[2] info (hash): holds the count of tokens that wait
+-- KEYS[3] leases (zset): lease expiry in ms by worker
+-- KEYS[4] quarantine (hash): the entry that runs alone, by worker
+-- KEYS[5...] for each request: request:<client>/<id> (hash), tokens:<client>/<id> (string),
+--   intake:<class> or lane:<worker> (stream) where the caller missed it (any where its ledger
+--   names no place), reply:<client>/<id> (stream), replies:<client> (stream)
+-- ARGV[1] the caller's leader token
+-- ARGV[2] tokens that wait, too many by count
+-- ARGV[3] time to live of a result in s
+-- ARGV[4] most entries a reply stream keeps, about
+-- ARGV[5] the intakes' consumer group
+-- ARGV[6] number of fields of info that follow: what the caller has to tell of its looks
+-- ARGV[7...] these fields and their values; then for each request: its id, state, class or worker and entry as the caller saw
+--   them, the error (JSON)
+-- Returns -1 NOT_LEADER, or one code for each request: 1 ENDED, 0 STAYS (its entry is there, or
+--   it has moved on since the caller looked)
+-- Atomic, because a request that is just moving must not be taken for lost.
+
+-- @include add_replies
+-- @include end_quarantine
+-- @include entry_at
+-- @include has_lease
+-- @include keep_for
+-- @include leave_intake
+-- @include pack_result
+-- @include place_of
+-- @include server_ms
+
+local NOT_LEADER, ENDED, STAYS = -1, 1, 0
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
+
+local function is_as_seen(ledger, place, state, where, entry)
+  local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
+  local where_now, entry_now = place_of(known)
+  if known[1] ~= state or where_now ~= where or entry_now ~= entry then return false end
+  return where == '' or not entry_at(place, entry)
+end
+
+-- Where its client waits for it was told by its entry alone, so the result is in both places.
+local function publish(result, flat, framed)
+  for kind, destination in pairs({flat = flat, frame = framed}) do
+    add_replies(destination, kind, {result}, ARGV[4])
+    keep_for(destination, ARGV[3])
+  end
+end
+
+local fields = 2 * ARGV[6]
+if fields > 0 then redis.call('HSET', KEYS[2], unpack(ARGV, 7, 6 + fields)) end
+local replies = {}
+for k = 5, #KEYS, 5 do
+  local ledger, tokens, place, a = KEYS[k], KEYS[k + 1], KEYS[k + 2], k + 2 + fields
+  local id, state, where, entry = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3]
+  if is_as_seen(ledger, place, state, where, entry) then
+    local result = pack_result(id, 'failed', redis.call('GET', tokens) or '', ARGV[a + 4])
+    redis.call('HSET', ledger, 'state', 'failed', 'result', result, 'ended', server_ms())
+    redis.call('EXPIRE', ledger, ARGV[3])
+    redis.call('DEL', tokens)
+    if state == 'waiting' and where ~= '' then
+      leave_intake(place, ARGV[5], {entry}) -- it may be pending still
+    elseif state == 'assigned' and has_lease(KEYS[3], where) then
+      redis.call('XADD', place, '*', 'cancel', entry)
+      end_quarantine(KEYS[4], where, entry)
+    end
+    publish(result, KEYS[k + 3], KEYS[k + 4])
+    replies[#replies + 1] = ENDED
+  else
+    replies[#replies + 1] = STAYS
+  end
+end
+local count = redis.call('HGET', KEYS[2], 'queued_tokens')
+if ARGV[2] ~= '0' and count then
+  redis.call('HSET', KEYS[2], 'queued_tokens', math.max(0, (tonumber(count) or 0) - ARGV[2]))
+end
+return replies
