@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,8 @@ MAX_NUM_SEQS: Final = 64
 STEP_S: Final = 0.04
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 START_TIMEOUT_S: Final = 240.0
+#: Several engines share a device here, a GPU too, and die while others start.
+_MEMORY: Final = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": 64 * 1024**2}
 #: Where the injector kills at random, the death of a worker says nothing about its requests.
 _ACQUITTAL: Final = [
     *("--max-crashes", 1000),
@@ -125,11 +128,13 @@ class Broker:
 class Program:
     """A coordinator or a controller that can be ended and started again."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, core: int | None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, cores: Collection[int]
+    ) -> None:
         self.name = name
         self._command = command
         self._log = log
-        self._core = core
+        self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: list[subprocess.Popen[bytes]] = []
 
@@ -148,8 +153,8 @@ class Program:
         if self.is_running:
             return
         self._process = start_tethered(self._command, self._log)
-        if self._core is not None:
-            os.sched_setaffinity(self._process.pid, {self._core})
+        if self._cores:
+            os.sched_setaffinity(self._process.pid, self._cores)
         self._groups.append(self._process)
 
     def descendants(self) -> list[int]:
@@ -182,6 +187,12 @@ class Program:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGCONT)
             stop_tethered(process, _TERM_TIMEOUT_S)
+
+
+def _cores(host: int) -> Collection[int]:
+    """Its share of this machine, so that hosts do not disturb each other more than they must."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[host::CONTROLLERS] or cores
 
 
 class Plant:
@@ -221,8 +232,8 @@ class Plant:
         shared += ["--grace-s", timing.grace_s, "--backoff-s", 0.1, "--max-backoff-s", 1.0]
         shared += ["--slots", self._slots, "--max-num-seqs", MAX_NUM_SEQS, *self._engine_options()]
         for number in range(CONTROLLERS):
-            core = number % (os.cpu_count() or 1) if self._engine == "vllm" else None
-            self.controllers.append(self._program("worker", f"host-{number}", shared, core))
+            cores = _cores(number) if self._engine == "vllm" else ()
+            self.controllers.append(self._program("worker", f"host-{number}", shared, cores))
         for program in (*self.coordinators, *self.controllers):
             program.start()
         self.wait_for_workers()
@@ -230,20 +241,21 @@ class Plant:
     def _engine_options(self) -> list[object]:
         if self._engine == "simulated":
             return ["--engine", "simulated", "--simulated-step-s", STEP_S]
-        return ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+        engine = ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+        return [*engine, "--engine-args", json.dumps(_MEMORY)]
 
     def _program(
-        self, module: str, name: str, options: Sequence[object], core: int | None = None
+        self, module: str, name: str, options: Sequence[object], cores: Collection[int] = ()
     ) -> Program:
         place = ["--redis-url", self.broker.url, "--yard", self.yard, "--name", name]
         command = [sys.executable, "-m", module, *place, *map(str, options)]
-        return Program(name, command, self.logs / f"{name}.log", core)
+        return Program(name, command, self.logs / f"{name}.log", cores)
 
     def start_clients(self, commands: Iterable[Sequence[str]]) -> None:
         """Start the clients, each with its command line."""
         for number, command in enumerate(commands):
             log = self.logs / f"client-{number}.log"
-            program = Program(f"client-{number}", command, log, None)
+            program = Program(f"client-{number}", command, log, ())
             self.clients.append(program)
             program.start()
 
