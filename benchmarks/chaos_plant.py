@@ -271,6 +271,15 @@ class Plant:
             self._roster = broker.hgetall(Keys(self.yard).workers)
         return find_workers(self._roster, self._host_of)
 
+    def is_streaming(self, worker: WorkerProcess) -> bool:
+        """Whether a part of an answer has been published that this worker has yet to end."""
+        keys = Keys(self.yard)
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            lane = [fields for _, fields in broker.xrange(keys.lane(worker.worker))]
+            running = [keys.tokens(*request_of(fields)) for fields in lane if b"id" in fields]
+            return bool(running and broker.exists(*running))
+        return False
+
     def _host_of(self, pid: int) -> str:
         return next((one.name for one in self.controllers if one.has_started(pid)), NOBODY)
 
