@@ -43,6 +43,7 @@ from benchmarks.chaos_plant import DEFAULTS, Plant, Timing
 from benchmarks.chaos_record import read_commands, record
 from benchmarks.chaos_recovery import recoveries
 from benchmarks.chaos_verdict import shortcomings
+from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
 from benchmarks.yard import ServerName
 from tokenyard.keys import Keys
@@ -282,7 +283,7 @@ def main(
     click.echo(f"seed {run.seed}", err=True)
     outcome = perform(run)
     if as_json:
-        click.echo(json.dumps(outcome.summary(run.seed)))
+        click.echo(json.dumps({**outcome.summary(run.seed), "machine": machine_facts()}))
     else:
         print_outcome(run, outcome)
     if outcome.is_clean and not keep:

@@ -22,7 +22,7 @@ import msgspec
 
 from benchmarks.child import TIMEOUT_S, run_child
 from benchmarks.cycles_child import Cycle
-from benchmarks.machine import machine
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.yard import end_in_order
 from worker.engines import Memory
@@ -111,7 +111,7 @@ def main(cycles: int, *, keep: bool, quick: bool, as_json: bool) -> None:
     done = run(LOOKS + 2 if quick else cycles, keep=keep)
     figures = summary(done)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps({**figures, "machine": machine_facts()}))
     else:
         show(done)
     if figures["wrong_answers"]:

@@ -24,6 +24,7 @@ from typing import Any, cast
 import click
 import redis
 
+from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client
@@ -319,7 +320,7 @@ def main(entries: int, seed: int | None, as_json: bool) -> None:
         with Client(yard.url, yard=yard.name) as client:
             figures["next_good_request"] = client.submit("12+34=").result(60).status
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps({**figures, "machine": machine_facts()}))
     else:
         print_table("Generated entries against a running yard", ("", ""), figures.items())
     sys.exit("\n".join(faults(figures)) or 0)

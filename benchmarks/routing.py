@@ -22,7 +22,7 @@ from typing import Final, get_args
 import click
 
 from benchmarks import routing_model
-from benchmarks.machine import machine
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.routing_loads import Loads, Scale, Session
 from benchmarks.routing_run import Figures, Sample, figures, median, run
@@ -223,7 +223,7 @@ def main(
         found = {
             load: {p: asdict(one) for p, one in each.items()} for load, each in measured.items()
         }
-        print(json.dumps({**found, "ratios": targets(measured)}))
+        print(json.dumps({**found, "ratios": targets(measured), "machine": machine_facts()}))
     else:
         show(measured, plan)
     wrong = sum(one.wrong for by_policy in measured.values() for one in by_policy.values())

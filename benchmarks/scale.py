@@ -18,7 +18,7 @@ from typing import Final, get_args
 import click
 
 from benchmarks import scale_backlog, scale_clients, scale_many, scale_map, scale_workers
-from benchmarks.machine import machine
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.scale_targets import Figures, Part, has_targets, missed
 from benchmarks.yard import ServerName, embedded_broker, end_in_order
@@ -144,7 +144,7 @@ def main(
     found = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
     if as_json:
-        print(json.dumps({**found, "missed": told}))
+        print(json.dumps({**found, "missed": told, "machine": machine_facts()}))
     else:
         for part, figures in found.items():
             show(part, figures)

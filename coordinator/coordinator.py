@@ -31,7 +31,7 @@ from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.spans import QueueSpans
-from coordinator.sweeper import Sweeper
+from coordinator.sweeper import Sweeper, bounds_by_class
 from coordinator.trials import Trials
 from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
@@ -98,7 +98,8 @@ class Coordinator:
             self._connection,
             self._keys,
             max_batch=settings.max_batch,
-            most_held=settings.max_num_queued_reqs,
+            max_held=settings.max_held,
+            is_fair=not settings.deterministic,
         )
         self._models = Models()
         self._selection = Selection(settings)
@@ -134,7 +135,7 @@ class Coordinator:
             self._connection,
             self._scripts,
             self._keys,
-            max_num_queued_reqs=settings.max_num_queued_reqs,
+            bounds=bounds_by_class(settings),
             answer=lambda entry, refused: self._dispatcher.answer(
                 self._leadership.token, entry, refused
             ),
@@ -280,6 +281,9 @@ class Coordinator:
             "max_num_queued_reqs": self._settings.max_num_queued_reqs,
             "max_num_queued_tokens": self._settings.max_num_queued_tokens,
             "max_request_bytes": self._settings.max_request_bytes,
+            "max_normal_share": self._settings.max_normal_share,
+            "max_low_share": self._settings.max_low_share,
+            "waiting_clients": self._intake.held.clients,
             "rate": round(self._dispatcher.rate.per_s, 3),
         }
         if not self._scripts.take_over(self._leadership.token, info):

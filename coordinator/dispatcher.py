@@ -6,7 +6,6 @@ import logging
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -68,7 +67,6 @@ class Dispatcher:
         self._judge = judge
         self._selection = selection
         self._max_batch = max_batch
-        self._turns: Counter[str] = Counter()  # by model, those that placed something
         self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
@@ -83,9 +81,7 @@ class Dispatcher:
         """
         room = self._room() if may_place else 0
         patience_ms = min(block_ms, self._patience_ms)
-        entries, events = self._intake.read(
-            room, patience_ms, everything=self._is_varied(), places=self._hears_places()
-        )
+        entries, events = self._intake.read(room, patience_ms, places=self._hears_places())
         self._heed(events)
         self.take_in(token, entries)
         self._drop_gone()
@@ -109,13 +105,6 @@ class Dispatcher:
             return False
         self._hears_at = now + HEAR_EVERY_S
         return True
-
-    def _is_varied(self) -> bool:
-        """Whether requests for one model could hide those for another behind them.
-
-        A model that is asked for and that nobody serves counts, too.
-        """
-        return len(self._roster.servable | self._held.models) > 1
 
     def _place(self, token: str) -> None:
         """Answer what is late, hand over what has a lane, and see how long the next may wait."""
@@ -271,14 +260,11 @@ class Dispatcher:
                 continue
             chosen = make_plan(
                 queue.suspects,
-                queue.others(self._turns[model]),
+                queue.others,
                 lanes,
                 choose=self._selection.choose,
                 most=self._max_batch - len(placed),
             )
-            # Only turns that place something count: of others there may be one after each of
-            # these, and the fair turn would always fall on them.
-            self._turns[model] += bool(chosen)
             placed += chosen
         return placed
 
@@ -328,6 +314,8 @@ class Dispatcher:
             if code in stay:
                 self._roster.mark_stale()
                 continue
+            if code is _DISPATCHED:
+                self._held.note_served(item.waiting)
             self._held.remove(item.waiting)
             if code is _DISPATCHED:
                 given.setdefault(item.lane.worker, []).append(item)

@@ -7,8 +7,9 @@ refused, and what a vanished client wanted cancelled is cancelled.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,9 +18,10 @@ import redis
 from coordinator.intake import Entry
 from coordinator.refusals import late, refuse
 from tokenyard.errors import Code
-from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys
+from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys, PriorityClass
 from tokenyard.parse import parse_request
 from tokenyard.scripts import Cancelled, Scripts
+from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import Refused, Request
 
 log = logging.getLogger("tokenyard.coordinator.sweeper")
@@ -41,13 +43,13 @@ class Sweeper:
         scripts: Scripts,
         keys: Keys,
         *,
-        max_num_queued_reqs: int,
+        bounds: Mapping[PriorityClass, int],
         answer: Callable[[Entry, Refused], None],
     ) -> None:
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
-        self._most = max_num_queued_reqs
+        self._bounds = bounds
         self._answer = answer
         self._cursors: dict[IntakeClass, str] = dict.fromkeys(INTAKE_CLASSES, "-")
         self._due = 0.0
@@ -67,9 +69,7 @@ class Sweeper:
         for name, length in lengths.items():
             if length:
                 self._expire(name)
-        excess = sum(lengths[name] for name in PRIORITY_CLASSES) - self._most
-        if excess > 0:
-            self._shed(excess)
+        self._shed(lengths)
         self._cancel_abandoned()
         self._due = 0.0 if self._acted >= MOST_ACTED_ON else time.monotonic() + EVERY_S
 
@@ -108,21 +108,31 @@ class Sweeper:
         found: list[Any] = [self._connection.xrange(stream, one, one) for one in ids]
         return [Entry(name, one[0][0].decode(), one[0][1]) for one in found if one]
 
-    def _shed(self, excess: int) -> None:
+    def _shed(self, lengths: Mapping[IntakeClass, int]) -> None:
         """Refuse the newest of what was added without asking whether there is room.
 
         What `submit` has accepted has a ledger and stays.
         """
+        here = sum(lengths[name] for name in PRIORITY_CLASSES) - self._bounds["high"]
+        below = 0
         for name in reversed(PRIORITY_CLASSES):
-            count = min(excess, self._left)
-            if not count:
-                return
-            newest: Any = self._connection.xrevrange(self._keys.intake(name), count=count)
-            for item, fields in newest:
-                request = parse_request(fields)
-                if isinstance(request, Request) and not self._is_known(request):
-                    self._refuse(Entry(name, item.decode(), fields), _full(request, self._most))
-                    excess -= 1
+            below += lengths[name]
+            excess = min(lengths[name], max(here, below - self._bounds[name]))
+            refused = self._refuse_newest(name, excess) if excess > 0 else 0
+            here, below = here - refused, below - refused
+
+    def _refuse_newest(self, name: PriorityClass, most: int) -> int:
+        """How many of a class were refused."""
+        if not (count := min(most, self._left)):
+            return 0
+        before = self._acted
+        newest: Any = self._connection.xrevrange(self._keys.intake(name), count=count)
+        for item, fields in newest:
+            request = parse_request(fields)
+            if isinstance(request, Request) and not self._is_known(request):
+                refused = _full(request, name, self._bounds[name])
+                self._refuse(Entry(name, item.decode(), fields), refused)
+        return self._acted - before
 
     def _is_known(self, request: Request) -> bool:
         ledger = self._keys.ledger(request.client, request.id)
@@ -146,7 +156,17 @@ class Sweeper:
                     log.info("cancelled %s/%s: its client has disappeared", client, name)
 
 
-def _full(request: Request, most: int) -> Refused:
-    message = f"{most} requests wait already; try again later"
+def bounds_by_class(settings: CoordinatorSettings) -> dict[PriorityClass, int]:
+    """Most waiting requests of each class and those below it together; `submit` has the same."""
+    most = settings.max_num_queued_reqs
+    return {
+        "high": most,
+        "normal": math.ceil(most * settings.max_normal_share),
+        "low": math.ceil(most * settings.max_low_share),
+    }
+
+
+def _full(request: Request, name: PriorityClass, most: int) -> Refused:
+    message = f"{most} requests of class {name} or below wait already; try again later"
     brief = msgspec.structs.replace(request, result_ttl_s=min(request.result_ttl_s, FULL_TTL_S))
     return refuse(brief, Code.QUEUE_FULL, message)

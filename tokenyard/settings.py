@@ -63,6 +63,13 @@ class CoordinatorSettings:
     max_num_queued_reqs: int = 100_000
     #: Most prompt tokens of the requests waiting, as far as they came by `submit` (vLLM's name).
     max_num_queued_tokens: int = 50_000_000
+    #: Requests of class normal and below may take this share of both bounds, and so may low ones:
+    #: the rest is room for higher classes alone.
+    max_normal_share: float = 0.9
+    max_low_share: float = 0.8
+    #: Waiting requests that the leader keeps in memory, about. Among these it serves models,
+    #: classes and clients in turn; the rest of a longer queue comes when they are served.
+    max_held: int = 100_000
     #: Most bytes of one request.
     max_request_bytes: int = 4 * 1024 * 1024
     #: Most entries handed over in one script call.
@@ -109,7 +116,9 @@ class CoordinatorSettings:
             yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
         if not 0 < self.max_swap_share <= 1:
             yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
-        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")
+        if not 0 < self.max_low_share <= self.max_normal_share <= 1:
+            yield "max_low_share, max_normal_share: must be above 0, at most 1, and low's no larger"
+        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
         limits = ("max_crashes", "max_crashed_alone", "max_lost_alone", "max_faults")
         for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
             if getattr(self, name) < 1:

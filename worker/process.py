@@ -21,7 +21,7 @@ from tokenyard.garbage import collect_seldom
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
 from worker.care import Care
-from worker.engines import Backend, Engine
+from worker.engines import Backend, DeviceLost, Engine
 from worker.engines.loading import make_backend
 from worker.engines.vllm_stats import read_stats
 from worker.local_term import LOCAL, PipeTerm
@@ -147,6 +147,8 @@ class WorkerProcess:
         self._loads += 1
         try:
             engine = backend.load(spec, command.group, command.weights)
+        except DeviceLost:
+            raise  # no other model would load here either
         except Exception as fault:
             log.debug("%s cannot be loaded", spec.name, exc_info=True)
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))

@@ -23,6 +23,7 @@ PARTS = {
     "chaos_load.py",
     "cold_llm_child.py",
     "cold_warm.py",
+    "llama_weights.py",
     "cycles_child.py",
     "scale_clients.py",
     "scale_crew.py",

@@ -20,7 +20,6 @@ from worker.models import ModelSpec
 
 ON_CPU = current_platform.is_cpu()
 needs_cpu = pytest.mark.skipif(not ON_CPU, reason="is about vLLM's CPU backend")
-needs_gpu = pytest.mark.skipif(ON_CPU, reason="needs a GPU, and a vLLM that was built for it")
 
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 PROMPT = [5, 6, 14, 7, 8, 16]  # "12+34=" to the adder

@@ -340,7 +340,13 @@ def test_a_constraint_that_is_none_is_refused_or_fails_alone(
         ("params.logprobs", {"logprobs": 21}),
         ("params.prompt_logprobs", {"prompt_logprobs": 1_000_000}),
         ("params.n", {"n": 2, "temperature": 0.0}),
-        ("params.min_tokens", {"min_tokens": 100, "max_tokens": None}),
+        pytest.param(
+            "params.min_tokens",
+            {"min_tokens": 100, "max_tokens": None},
+            marks=pytest.mark.skipif(
+                installed_vllm() < (0, 32), reason="before 0.32 vLLM lets the context end it"
+            ),
+        ),
         ("params.bad_words", {"bad_words": [""]}),
         ("params.stop", {"stop": "1", "detokenize": False}),
         ("params.repetition_penalty", {"repetition_penalty": float("inf")}),

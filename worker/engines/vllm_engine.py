@@ -18,6 +18,7 @@ from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
+from worker.engines.device_turns import Turns
 from worker.engines.logprobs import most, wanted
 from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
@@ -63,17 +64,21 @@ class VllmEngine:
         device: int = 0,
         executor: type[Executor] | None = None,
         weights: str = "",
+        turns: Turns | None = None,
         log_stats: bool = False,
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
-        With ``log_stats`` vLLM counts what it does, for `worker.engines.vllm_stats`.
+        It falls asleep, wakes and goes by ``turns`` with the other processes of the device, and
+        must be made in one. With ``log_stats`` vLLM counts what it does, for
+        `worker.engines.vllm_stats`.
         Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
         And `Unsupported` for weights that do not fit.
         """
         if weights:
             check_fit(spec.path, weights)
         self._stopwatch = Stopwatch()
+        self._turns = turns or Turns()
         self._spec = spec
         self._sleep = choose_sleep(spec)
         self._asleep = 0  # the level
@@ -202,7 +207,8 @@ class VllmEngine:
         if level == max(LEVELS):
             remove_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
-        self._sleep.begin(engine, level)
+        with self._turns.alone():
+            self._sleep.begin(engine, level)
         self._asleep = level
 
     def wake(self) -> None:
@@ -210,7 +216,8 @@ class VllmEngine:
         engine = self._open()
         if self._sleep is None or not self._asleep:
             return
-        self._sleep.end(engine, self._asleep)
+        with self._turns.beside():
+            self._sleep.end(engine, self._asleep)
         if self._asleep == max(LEVELS):
             add_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
@@ -250,7 +257,9 @@ class VllmEngine:
         self._ready.clear()
         if engine is None:
             return
-        with held_back(has_kernels=True):
+        with held_back(has_kernels=True), self._turns.beside():
+            if self._sleep is not None and self._asleep:
+                self._sleep.prepare_end(engine)
             engine.engine_core.shutdown()
             del engine
             let_go()

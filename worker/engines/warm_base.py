@@ -17,10 +17,18 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
+from worker.engines import DeviceLost
+
 _KERNELS: Final = "register_triton_kernel_overrides"
 _RELOADING: Final = "vllm.model_executor.model_loader.reload.layerwise"
 _COMPILING: Final = "torch._dynamo.convert_frame"
 _PROCESSORS: Final = "vllm.transformers_utils.processor"
+_GRAPHS: Final = (
+    ("vllm.compilation.cuda_graph", "CUDAGraphWrapper"),
+    ("vllm.compilation.breakable_cudagraph", "BreakableCUDAGraphWrapper"),
+)
+_POOL: Final = "_global_graph_pool"
+_SLEEP_MEMORY: Final = "vllm.device_allocator.cumem"
 
 
 @contextmanager
@@ -62,12 +70,19 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
 
 
 def let_go() -> None:
-    """Leave vLLM's process groups and return what nobody holds any more; idempotent."""
+    """Leave vLLM's process groups and return what nobody holds any more; idempotent.
+
+    Raises `DeviceLost` where something of a model stays in the memory of vLLM's sleep mode.
+    """
+    import torch
     from vllm.distributed import cleanup_dist_env_and_memory
 
     _forget_models()
+    _forget_graphs()
     cleanup_dist_env_and_memory()
     give_back()
+    torch.cuda.empty_cache()  # what the last collection has freed; nothing without a GPU
+    _check_sleep_memory()
 
 
 def give_back() -> None:
@@ -95,6 +110,31 @@ def _forget_models() -> None:
     forget = getattr(sys.modules.get(_PROCESSORS), "cached_get_processor", None)
     if forget is not None:
         forget.cache_clear()
+
+
+def _forget_graphs() -> None:
+    """Let go of all CUDA graphs, and of the pool of memory that they share.
+
+    vLLM names one pool for as long as a process lives. But with its last graph torch gives a pool
+    up, and the next model could not record its graphs into it ("use_count > 0 INTERNAL ASSERT
+    FAILED"). So each model has a pool of its own.
+    """
+    for module, name in _GRAPHS:
+        clear = getattr(getattr(sys.modules.get(module), name, None), "clear_all_graphs", None)
+        if clear is not None:
+            clear()
+    platform = type(_platform())
+    if hasattr(platform, _POOL):
+        setattr(platform, _POOL, None)
+
+
+def _check_sleep_memory() -> None:
+    """See that nothing is left there: vLLM would refuse each model that can sleep."""
+    allocator = getattr(sys.modules.get(_SLEEP_MEMORY), "CuMemAllocator", None)
+    instance = getattr(allocator, "instance", None)
+    left = instance.get_current_usage() if instance is not None else 0
+    if left:
+        raise DeviceLost(f"{left / 1024**2:.0f} MiB of a model that is gone stay on the GPU")
 
 
 def _known_in(module: str, name: str) -> MutableMapping[Any, Any]:
