@@ -21,6 +21,7 @@ from benchmarks.chaos_faults import Part
 from benchmarks.chaos_history import Key
 from benchmarks.chaos_record import request_of
 from benchmarks.chaos_targets import NOBODY, WorkerProcess, find_workers
+from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
@@ -46,6 +47,7 @@ _ACQUITTAL: Final = [
     *("--max-lost-alone", 1000),
 ]
 _TERM_TIMEOUT_S: Final = 60.0
+_COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
 
 
@@ -221,6 +223,14 @@ class Plant:
     def _slots(self) -> int:
         return 2 if self._engine == "simulated" else 1
 
+    @property
+    def _hang_timeout_s(self) -> float:
+        """Longer on a GPU, where the first request of all waits until kernels are compiled."""
+        is_slow = self._engine == "vllm" and on_gpu()
+        return (
+            max(_COMPILE_S, self._timing.hang_timeout_s) if is_slow else self._timing.hang_timeout_s
+        )
+
     def start(self) -> None:
         """Start everything and wait until all workers serve."""
         self.broker.start()
@@ -228,7 +238,7 @@ class Plant:
         for number in range(COORDINATORS):
             options = ["--lease-ms", timing.leader_lease_ms, *_ACQUITTAL]
             self.coordinators.append(self._program("coordinator", f"coordinator-{number}", options))
-        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", timing.hang_timeout_s]
+        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", self._hang_timeout_s]
         shared += ["--grace-s", timing.grace_s, "--backoff-s", 0.1, "--max-backoff-s", 1.0]
         shared += ["--slots", self._slots, "--max-num-seqs", MAX_NUM_SEQS, *self._engine_options()]
         for number in range(CONTROLLERS):
