@@ -144,9 +144,9 @@ class Asker:
         items: Iterator[FullPrompt] = ({"prompt": one.prompt, "model": one.model} for one in asked)
         before, began = len(self._swaps_s()), time.perf_counter()
         results = self._client.map(items, window=window, max_tokens=ANSWER_TOKENS, temperature=0.0)
-        wrong = sum(result.text != asked[number].answer for number, result in results)
+        right = sum(result.text == asked[number].answer for number, result in results)
         seconds = time.perf_counter() - began
-        return Run(len(asked), len(asked) / seconds, wrong, self._swaps_s()[before:])
+        return Run(len(asked), len(asked) / seconds, len(asked) - right, self._swaps_s()[before:])
 
     def _swaps_s(self) -> list[float]:
         return swaps_s(read_commands(self._yard))
@@ -231,9 +231,12 @@ def faults(reports: Mapping[str, Report], max_model_wait_s: float) -> list[str]:
     """What should not be, in words."""
     found = [f"{name}: {one.wrong} wrong answers" for name, one in reports.items() if one.wrong]
     for name, one in reports.items():
-        if one.closest_swaps_s is not None and one.closest_swaps_s < (max_model_wait_s or LEAST_S):
+        if not one.swaps or one.closest_swaps_s is None or one.lost_share is None:
+            found.append(f"{name}: too few swaps to judge them")
+            continue
+        if one.closest_swaps_s < (max_model_wait_s or LEAST_S):
             found.append(f"{name}: two swaps within {one.closest_swaps_s:.2f} s")
-        if not max_model_wait_s and one.lost_share and one.lost_share > MAX_SWAP_SHARE:
+        if not max_model_wait_s and one.lost_share > MAX_SWAP_SHARE:
             found.append(f"{name}: swaps take {100 * one.lost_share:.1f} % of the time")
     return found
 

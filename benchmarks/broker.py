@@ -116,6 +116,8 @@ class Checked:
         for number, result in results:
             self._check(number, result.tokens)
             count += 1
+        if count != requests:
+            sys.exit(f"{count} of {requests} requests were answered")
         return count
 
     def one(self, number: int) -> None:

@@ -148,6 +148,7 @@ class Published(Struct, frozen=True, tag=True, omit_defaults=True):
     tokens: list[int]
     status: str = ""
     worker: str = ""  # of a result: who made it
+    place: str = ""  # reply, the request's own stream, or replies, its client's
 
 
 Event = (

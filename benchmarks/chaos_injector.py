@@ -18,6 +18,7 @@ import redis
 from benchmarks.chaos_faults import Act, Part, Planned
 from benchmarks.chaos_history import Fault, HistoryWriter, Key, Missed, Trimmed, now
 from benchmarks.chaos_plant import Plant, Program
+from benchmarks.chaos_targets import WorkerProcess
 
 T = TypeVar("T")
 #: Those with programs that are started anew by us.
@@ -31,6 +32,8 @@ _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
 _POLL_S: Final = 0.05
 #: A program that was told to end and did not within this time is broken.
 _TERM_TIMEOUT_S: Final = 60.0
+#: A worker that is up has a stream under way within this time.
+_BUSY_TIMEOUT_S: Final = 1.0
 #: Something comes to wait within this time, for clients that never rest.
 _TRIM_TIMEOUT_S: Final = 3.0
 
@@ -70,11 +73,20 @@ class Injector:
             self._history.write(Missed(now(), " ".join(fault.kind)))
 
     def _strike_worker(self, fault: Planned) -> bool:
-        workers = self._plant.workers()
-        ready = [one for one in workers if one.state == "ready"]
-        free = [one for one in ready if not self._holds[one.pid]]
-        worker = _choose(free or ready or workers, fault.which)
+        worker = _choose(self._busy_workers(), fault.which)
         return worker is not None and self._hit(fault, worker.host, [worker.pid])
+
+    def _busy_workers(self) -> list[WorkerProcess]:
+        """Workers in the middle of streams, which may take a moment; if there are none, others."""
+        until = time.monotonic() + _BUSY_TIMEOUT_S
+        while True:
+            workers = self._plant.workers()
+            ready = [one for one in workers if one.state == "ready"]
+            free = [one for one in ready if not self._holds[one.pid]]
+            busy = [one for one in free if self._plant.is_streaming(one)]
+            if busy or time.monotonic() > until or not self._plant.broker.pid:
+                return busy or free or ready or workers
+            time.sleep(_POLL_S)
 
     def _strike_program(self, fault: Planned) -> bool:
         part, act = fault.kind

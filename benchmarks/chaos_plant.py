@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from benchmarks.chaos_faults import Part
 from benchmarks.chaos_history import Key
 from benchmarks.chaos_record import request_of
 from benchmarks.chaos_targets import NOBODY, WorkerProcess, find_workers
+from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
@@ -36,6 +38,8 @@ MAX_NUM_SEQS: Final = 64
 STEP_S: Final = 0.04
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 START_TIMEOUT_S: Final = 240.0
+#: Several engines share a device here, a GPU too, and die while others start.
+_MEMORY: Final = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": 64 * 1024**2}
 #: Where the injector kills at random, the death of a worker says nothing about its requests.
 _ACQUITTAL: Final = [
     *("--max-crashes", 1000),
@@ -43,6 +47,7 @@ _ACQUITTAL: Final = [
     *("--max-lost-alone", 1000),
 ]
 _TERM_TIMEOUT_S: Final = 60.0
+_COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
 
 
@@ -125,11 +130,13 @@ class Broker:
 class Program:
     """A coordinator or a controller that can be ended and started again."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, core: int | None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, cores: Collection[int]
+    ) -> None:
         self.name = name
         self._command = command
         self._log = log
-        self._core = core
+        self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: list[subprocess.Popen[bytes]] = []
 
@@ -148,8 +155,8 @@ class Program:
         if self.is_running:
             return
         self._process = start_tethered(self._command, self._log)
-        if self._core is not None:
-            os.sched_setaffinity(self._process.pid, {self._core})
+        if self._cores:
+            os.sched_setaffinity(self._process.pid, self._cores)
         self._groups.append(self._process)
 
     def descendants(self) -> list[int]:
@@ -184,6 +191,12 @@ class Program:
             stop_tethered(process, _TERM_TIMEOUT_S)
 
 
+def _cores(host: int) -> Collection[int]:
+    """Its share of this machine, so that hosts do not disturb each other more than they must."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[host::CONTROLLERS] or cores
+
+
 class Plant:
     """All processes of one yard, and its clients."""
 
@@ -210,6 +223,14 @@ class Plant:
     def _slots(self) -> int:
         return 2 if self._engine == "simulated" else 1
 
+    @property
+    def _hang_timeout_s(self) -> float:
+        """Longer on a GPU, where the first request of all waits until kernels are compiled."""
+        is_slow = self._engine == "vllm" and on_gpu()
+        return (
+            max(_COMPILE_S, self._timing.hang_timeout_s) if is_slow else self._timing.hang_timeout_s
+        )
+
     def start(self) -> None:
         """Start everything and wait until all workers serve."""
         self.broker.start()
@@ -217,12 +238,12 @@ class Plant:
         for number in range(COORDINATORS):
             options = ["--lease-ms", timing.leader_lease_ms, *_ACQUITTAL]
             self.coordinators.append(self._program("coordinator", f"coordinator-{number}", options))
-        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", timing.hang_timeout_s]
+        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", self._hang_timeout_s]
         shared += ["--grace-s", timing.grace_s, "--backoff-s", 0.1, "--max-backoff-s", 1.0]
         shared += ["--slots", self._slots, "--max-num-seqs", MAX_NUM_SEQS, *self._engine_options()]
         for number in range(CONTROLLERS):
-            core = number % (os.cpu_count() or 1) if self._engine == "vllm" else None
-            self.controllers.append(self._program("worker", f"host-{number}", shared, core))
+            cores = _cores(number) if self._engine == "vllm" else ()
+            self.controllers.append(self._program("worker", f"host-{number}", shared, cores))
         for program in (*self.coordinators, *self.controllers):
             program.start()
         self.wait_for_workers()
@@ -230,20 +251,21 @@ class Plant:
     def _engine_options(self) -> list[object]:
         if self._engine == "simulated":
             return ["--engine", "simulated", "--simulated-step-s", STEP_S]
-        return ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+        engine = ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+        return [*engine, "--engine-args", json.dumps(_MEMORY)]
 
     def _program(
-        self, module: str, name: str, options: Sequence[object], core: int | None = None
+        self, module: str, name: str, options: Sequence[object], cores: Collection[int] = ()
     ) -> Program:
         place = ["--redis-url", self.broker.url, "--yard", self.yard, "--name", name]
         command = [sys.executable, "-m", module, *place, *map(str, options)]
-        return Program(name, command, self.logs / f"{name}.log", core)
+        return Program(name, command, self.logs / f"{name}.log", cores)
 
     def start_clients(self, commands: Iterable[Sequence[str]]) -> None:
         """Start the clients, each with its command line."""
         for number, command in enumerate(commands):
             log = self.logs / f"client-{number}.log"
-            program = Program(f"client-{number}", command, log, None)
+            program = Program(f"client-{number}", command, log, ())
             self.clients.append(program)
             program.start()
 
@@ -258,6 +280,15 @@ class Plant:
         with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
             self._roster = broker.hgetall(Keys(self.yard).workers)
         return find_workers(self._roster, self._host_of)
+
+    def is_streaming(self, worker: WorkerProcess) -> bool:
+        """Whether a part of an answer has been published that this worker has yet to end."""
+        keys = Keys(self.yard)
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            lane = [fields for _, fields in broker.xrange(keys.lane(worker.worker))]
+            running = [keys.tokens(*request_of(fields)) for fields in lane if b"id" in fields]
+            return bool(running and broker.exists(*running))
+        return False
 
     def _host_of(self, pid: int) -> str:
         return next((one.name for one in self.controllers if one.has_started(pid)), NOBODY)

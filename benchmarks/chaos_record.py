@@ -71,10 +71,10 @@ class _Prefixes:
         elif key.startswith(self._lane) and b"id" in fields:
             yield Moved(at, *request_of(fields), f"lane:{key.removeprefix(self._lane).decode()}")
         elif key.startswith(self._replies):
-            yield from _published(at, key.removeprefix(self._replies).decode(), fields)
+            yield from _published(at, key.removeprefix(self._replies).decode(), fields, "replies")
         elif key.startswith(self._reply):
             client, _, _ = key.removeprefix(self._reply).decode().partition("/")
-            yield from _published(at, client, fields)
+            yield from _published(at, client, fields, "reply")
 
 
 def _entry(command: Command) -> tuple[float, dict[bytes, bytes]]:
@@ -92,7 +92,9 @@ def request_of(fields: Mapping[bytes, bytes]) -> Key:
     return client, fields.get(b"id", b"").decode()
 
 
-def _published(at: float, client: str, fields: dict[bytes, bytes]) -> Iterator[Published]:
+def _published(
+    at: float, client: str, fields: dict[bytes, bytes], place: str
+) -> Iterator[Published]:
     for reply in decode_replies(fields):
         yield Published(
             at,
@@ -103,6 +105,7 @@ def _published(at: float, client: str, fields: dict[bytes, bytes]) -> Iterator[P
             unpack_tokens(reply.tokens),
             reply.status or "",
             _worker(reply),
+            place,
         )
 
 

@@ -102,7 +102,7 @@ def _mib(memory: Memory | None) -> str:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--cycles", default=50, type=click.IntRange(1), help="Models that come and go.")
+@click.option("--cycles", default=50, type=click.IntRange(LOOKS), help="Models that come and go.")
 @click.option("--keep", is_flag=True, help="Replace no process, however much it keeps.")
 @click.option("--quick", is_flag=True, help="As many as a verdict needs, and two more, for CI.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -154,6 +154,9 @@ def main() -> int:
     parser.add_argument("--trails", action="store_true", help="print the counterexamples")
     parser.add_argument("--json", action="store_true", help="one JSON object for each run")
     chosen = parser.parse_args()
+    known = [run.name for run in RUNS]
+    if unknown := sorted(set(chosen.names) - set(known)):
+        parser.error(f"no such run: {', '.join(unknown)}; there are {', '.join(known)}")
     missing = [program for program in ("spin", "gcc") if shutil.which(program) is None]
     if missing:
         sys.exit(f"not installed: {' '.join(missing)} (Debian: apt install spin gcc libc6-dev)")

@@ -185,7 +185,9 @@ def test_logprobs_of_published_tokens_are_in_the_result(vllm_engine: Engine) -> 
 
     after = resumed(vllm_engine, before, 3, **given)
 
-    for old, new in zip(before.choice.logprobs or [], after.choice.logprobs or [], strict=True):
+    assert before.choice.logprobs
+    assert after.choice.logprobs
+    for old, new in zip(before.choice.logprobs, after.choice.logprobs, strict=True):
         assert (new["token"], new["rank"]) == (old["token"], old["rank"])
         assert new["decoded"] == old["decoded"]
         assert new["logprob"] == pytest.approx(old["logprob"], abs=1e-3)

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -127,3 +128,15 @@ def test_each_variant_in_the_readme_is_one_that_is_run() -> None:
     for run, broken in BROKEN.items():
         assert f"### {run}\n" in readme
         assert broken in readme.partition(f"### {run}\n")[2].partition("###")[0]
+
+
+def test_each_everyday_run_is_tested() -> None:
+    runs = runpy.run_path(str(MODEL / "check.py"))["RUNS"]
+    assert {*SOUND, *BROKEN} == {run.name for run in runs if not run.is_deep}
+
+
+def test_a_misspelt_run_is_not_a_run_of_nothing() -> None:
+    command = [sys.executable, str(MODEL / "check.py"), "repetitoin"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2
+    assert "no such run: repetitoin" in done.stderr

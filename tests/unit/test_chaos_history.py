@@ -167,7 +167,11 @@ def test_deleted_entry() -> None:
     assert found(lost(TOKENS[:2])) == set()
     assert report(gather(lost([])), []).entries_lost == 1
     assert found(lost([99])) == {"wrong"}
-    # but it must end, and no other may.
+    # in both places where its client may listen, in each of them once.
+    copies = [Published(100.5, C, ID, "result", 0, [], "failed", place=to) for to in ("a", "b")]
+    assert found([*lost([])[:3], *copies, lost([])[-1]]) == set()
+    assert found([*lost([]), *copies, copies[0]]) == {"twice"}
+    # But it must end, and no other may.
     assert found(lost([])[:3]) == {"lost"}
     assert found([one for one in lost([]) if not isinstance(one, Trimmed)]) == {"wrong"}
 
@@ -294,9 +298,9 @@ def test_record_of_the_broker() -> None:
     assert events == [
         Moved(5.0, C, ID, "intake:low"),
         Moved(5.0, "anon", ID, "lane:w.1"),
-        Published(5.0, C, ID, "delta", 0, TOKENS[:2]),
-        Published(5.0, C, ID, "result", 2, TOKENS, "completed"),
-        Published(5.0, "anon", ID, "delta", 0, TOKENS[:2]),
+        Published(5.0, C, ID, "delta", 0, TOKENS[:2], place="replies"),
+        Published(5.0, C, ID, "result", 2, TOKENS, "completed", place="replies"),
+        Published(5.0, "anon", ID, "delta", 0, TOKENS[:2], place="reply"),
         Joined("w.1", 7),
     ]
 
