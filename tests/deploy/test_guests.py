@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from tests.contract.blocking import BlockingClient, Loop
 from tests.deploy.conftest import GUESTS_YARD
@@ -23,6 +24,7 @@ from tokenyard import (
     QueueFull,
     SettingsError,
 )
+from tokenyard.cli import main
 
 NewClient = Callable[..., Client]
 
@@ -35,6 +37,11 @@ class GuestDay(Day):
 
     def open(self, **options: object) -> None:
         self.coordinator(guests="guest,eve", **options)
+
+    def command_as_default(self, *arguments: str) -> None:
+        options = ["--redis-url", self.server.url_of("default"), "--yard", self.keys.yard]
+        done = CliRunner().invoke(main, [*options, *arguments])
+        assert done.exit_code == 0, done.output
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ class LeaderScripts(Caller):
             route = (move.intake, move.worker, move.lane_limit, move.alone)
             number = routes.setdefault(route, len(routes) + 1)
             items += (number, move.entry, move.why, move.digest)
-        keys = [self.keys.leader, self.keys.leases, self.keys.info, self.keys.quarantine]
+        keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
         args: list[Arg] = [token, GROUP, len(routes)]
         for intake, worker, limit, alone in routes:
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
@@ -90,7 +90,7 @@ class LeaderScripts(Caller):
             self.keys.ledger(client, request_id),
             self.keys.tokens(client, request_id),
             destination(self.keys, request),
-            self.keys.info,
+            self.keys.tally,
             self.keys.dead,
         ]
         args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
@@ -126,7 +126,7 @@ class LeaderScripts(Caller):
         cursor, *entries = self._run("overdue", [self.keys.intake(intake)], [after, count])
         return cursor.decode(), [entry.decode() for entry in entries]
 
-    def watch_clients(self, count: int) -> list[str]:
-        """Clients whose leases have run out."""
+    def watch_clients(self, count: int) -> list[bytes]:
+        """Clients whose leases have run out, by names that anybody may have written."""
         names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
-        return [name.decode(errors="replace") for name in names]
+        return names
