@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 
 def span(ms: float) -> str:
     """A time in at most five characters."""
@@ -35,10 +33,10 @@ def harmless(text: str) -> str:
 
 def harmless_json(text: str) -> str:
     """The same for JSON, which means what it meant before."""
-    if text.isascii():
+    if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or one.isascii() else json.dumps(one)[1:-1] for one in text
+        one if one.isprintable() or one in "\n\t" else _escaped_in_json(one) for one in text
     )
 
 
@@ -49,3 +47,8 @@ def indented(text: str) -> str:
 
 def _escaped(one: str) -> str:
     return one.encode("unicode_escape", errors="surrogatepass").decode()
+
+
+def _escaped_in_json(one: str) -> str:
+    units = one.encode("utf-16-be", errors="surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
