@@ -369,8 +369,7 @@ class Coordinator:
         """How long this turn may wait for something to read."""
         if self._backlog or self._sweeper.has_more or self._wishes.has_more:
             return 0
-        patience_s = min(self._placer.patience_s, self._inboxes.patience_s)
-        return math.ceil(min(self._block_ms, 1000 * patience_s))
+        return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
 
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""
@@ -380,6 +379,7 @@ class Coordinator:
     def _close(self) -> None:
         with contextlib.suppress(redis.RedisError):
             self._leadership.resign()
+        self._inboxes.stop()
         self._selection.close()
         if self._endpoint:
             self._endpoint.stop()

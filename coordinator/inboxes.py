@@ -16,6 +16,7 @@ import redis
 
 from coordinator.asks import Address, Ask, Attending, Cancelling, Submission, Unreadable, read_ask
 from coordinator.counts import Counts
+from coordinator.knocks import Knocks
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.receipts import Receipt, ReceiptCode
@@ -35,10 +36,6 @@ from tokenyard.settings import CoordinatorSettings
 
 log = logging.getLogger("tokenyard.coordinator.inboxes")
 
-#: Time between two looks while guests are at work, and while they are not.
-BUSY_S: Final = 0.002
-IDLE_S: Final = 0.02
-STAYS_BUSY_S: Final = 2.0
 #: Entries of one inbox that one look takes.
 MOST_ENTRIES: Final = 256
 #: After a look it rests for so many times as long, so that a flood leaves most of the leader's time
@@ -72,34 +69,28 @@ class Inboxes:
         self._scripts = scripts
         self._keys = keys
         self._guests = tuple(dict.fromkeys(settings.guests))
+        self._knocks = Knocks(settings.redis_url, keys, self._guests)
         self._settings = settings
         self._counts = counts
         self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
-        self._due = 0.0
-        self._busy_until = 0.0
         self._cut_off: dict[str, float] = {}  # guest to when it is heard again (monotonic)
         self._rests: dict[str, float] = {}  # guest to when its inbox is tried again
 
-    @property
-    def patience_s(self) -> float:
-        """How long the coordinator may wait for something else."""
-        if not self._guests:
-            return float("inf")
-        return BUSY_S if time.monotonic() < self._busy_until else IDLE_S
-
     def run_once(self) -> None:
-        """One look into the inboxes, when it is due."""
-        now = time.monotonic()
-        if not self._guests or now < self._due:
+        """Look into the inboxes that something was written into."""
+        if not self._guests:
             return
-        written = self._written()
-        if written:
-            self._busy_until = now + STAYS_BUSY_S
+        now = time.monotonic()
+        written = self._knocks.take()
         room = self._room() if written else 0
         for guest in written:
             room -= self._look(guest, max(0, room), now)
-        ended = time.monotonic()
-        self._due = ended + max(self.patience_s / 2, (ended - now) * RESTS)
+        if written:
+            self._knocks.rest((time.monotonic() - now) * RESTS)
+
+    def stop(self) -> None:
+        """Hear no more; idempotent."""
+        self._knocks.stop()
 
     def _look(self, guest: str, room: int, now: float) -> int:
         """See to one inbox; how many requests were handed on. No guest stops the others."""
@@ -115,14 +106,6 @@ class Inboxes:
             self._counts.found_bad("inbox")
             log.warning("the inbox of guest %s cannot be read: %s", guest, fault)
             return 0
-
-    def _written(self) -> list[str]:
-        """The guests that have written something."""
-        pipeline = self._connection.pipeline(transaction=False)
-        for guest in self._guests:
-            pipeline.xlen(self._keys.inbox(guest))
-        lengths = pipeline.execute()
-        return [guest for guest, length in zip(self._guests, lengths, strict=True) if length]
 
     def _take(self, guest: str, room: int) -> int:
         [haul] = self._scripts.collect(
