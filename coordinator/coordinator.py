@@ -27,6 +27,7 @@ from coordinator.models import Models
 from coordinator.placer import Placer
 from coordinator.prefixes import Cache
 from coordinator.promotion import Promotion
+from coordinator.queued import QueuedTokens
 from coordinator.recall import Recall
 from coordinator.reconciler import Reconciler
 from coordinator.rescuer import Rescuer
@@ -143,6 +144,7 @@ class Coordinator:
             answer=lambda entry, refused: self._dispatcher.answer(
                 self._leadership.token, entry, refused
             ),
+            found_bad=self._counts.found_bad,
         )
         self._reconciler = Reconciler(
             self._scripts,
@@ -152,7 +154,8 @@ class Coordinator:
         )
         self._recall = Recall(self._connection, self._keys, self._roster, self._selection)
         self._promotion = Promotion(self._connection, self._scripts)
-        self._wishes = Wishes(self._connection, self._scripts, self._keys)
+        self._wishes = Wishes(self._connection, self._scripts, self._keys, self._counts.found_bad)
+        self._queued = QueuedTokens(self._connection, self._keys)
         self._inboxes = Inboxes(self._connection, self._scripts, self._keys, settings, self._counts)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
@@ -262,6 +265,7 @@ class Coordinator:
         self._publish_handshake()
         self._recognize_server()
         self._intake.read_again()
+        self._queued.begin()
         self._recall.begin()
         self._reconciler.begin()
         self._roster.mark_stale()
@@ -284,10 +288,16 @@ class Coordinator:
     def _recall_models(self) -> None:
         """Models that an earlier leader knew stay known."""
         names, adapters = self._connection.hmget(self._keys.info, "models", "adapters")
-        self._models.recall(
-            msgspec.json.decode(names or b"[]", type=list[str]),
-            msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
-        )
+        try:
+            self._models.recall(
+                msgspec.json.decode(names or b"[]", type=list[str]),
+                msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+            self._counts.found_bad("info")
+            log.warning(
+                "the models in the handshake cannot be read, and are written anew: %s", fault
+            )
 
     def _publish_handshake(self) -> None:
         self._recall_models()
@@ -318,6 +328,7 @@ class Coordinator:
         self._recognize_server()
         self._load_scripts()
         self._roster.forget_hosts()
+        self._queued.run_once()
         self._follow_lanes()
         if self._models.learn(self._roster.bases()):
             self._publish_handshake()
@@ -379,8 +390,7 @@ class Coordinator:
         services = (self._sweeper, self._wishes, self._reconciler)
         if self._backlog or any(service.has_more for service in services):
             return 0
-        patience_s = min(self._placer.patience_s, self._inboxes.patience_s)
-        return math.ceil(min(self._block_ms, 1000 * patience_s))
+        return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
 
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""
@@ -390,6 +400,7 @@ class Coordinator:
     def _close(self) -> None:
         with contextlib.suppress(redis.RedisError):
             self._leadership.resign()
+        self._inboxes.stop()
         self._selection.close()
         if self._endpoint:
             self._endpoint.stop()

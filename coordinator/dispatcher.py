@@ -254,7 +254,7 @@ class Dispatcher:
                 work = event.fields.get(b"work", b"")
                 weight = int(work) if work.isdigit() and len(work) < 16 else None
                 self._roster.free(worker, int(count), event.id, work=weight)
-            else:
+            elif event.fields.get(b"event") != b"inbox":
                 self._roster.mark_stale()
 
     def _make_plan(self) -> list[Placed]:

@@ -157,7 +157,7 @@ class Yard:
 
     def queued_tokens(self) -> int:
         """The yard's count of tokens that wait."""
-        return int(self.connection.hget(self.keys.info, "queued_tokens") or 0)
+        return int(self.connection.hget(self.keys.tally, "queued_tokens") or 0)
 
     def ledger(self, request: Request) -> dict[str, str]:
         """The ledger of a request, but for the result."""

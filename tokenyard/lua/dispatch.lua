@@ -3,7 +3,7 @@
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] leases (zset): lease expiry in ms by worker
--- KEYS[3] info (hash)
+-- KEYS[3] tally (hash)
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[5...] for each route from an intake to a lane: intake:<class> (stream),
 --   lane:<worker> (stream); then for each item: request:<client>/<id> (hash)
@@ -19,6 +19,7 @@
 -- Atomic, because the entry must be in the intake or on the lane at every moment, and because
 -- a deposed leader must move nothing.
 
+-- @include count_in
 -- @include has_lease
 -- @include is_reused
 -- @include leave_intake
@@ -189,5 +190,5 @@ for item = 0, items - 1 do
     ARGV[a + 2], ARGV[a + 3])
 end
 for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries) end
-if queued > 0 then redis.call('HINCRBY', KEYS[3], 'queued_tokens', -queued) end
+if queued > 0 then count_in(KEYS[3], 'queued_tokens', -queued) end
 return replies

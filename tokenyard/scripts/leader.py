@@ -60,7 +60,7 @@ class LeaderScripts(Caller):
             route = (move.intake, move.worker, move.lane_limit, move.alone)
             number = routes.setdefault(route, len(routes) + 1)
             items += (number, move.entry, move.why, move.digest)
-        keys = [self.keys.leader, self.keys.leases, self.keys.info, self.keys.quarantine]
+        keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
         args: list[Arg] = [token, GROUP, len(routes)]
         for intake, worker, limit, alone in routes:
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
@@ -91,7 +91,7 @@ class LeaderScripts(Caller):
             self.keys.ledger(client, request_id),
             self.keys.tokens(client, request_id),
             destination(self.keys, request),
-            self.keys.info,
+            self.keys.tally,
             self.keys.dead,
         ]
         args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
@@ -129,7 +129,7 @@ class LeaderScripts(Caller):
 
     def astray(self, cursor: int, count: int) -> AstrayLook:
         """Requests whose entry is gone, among about ``count`` keys of the server."""
-        keys = [self.keys.leases, self.keys.info]
+        keys = [self.keys.leases, self.keys.tally]
         after, ledgers, tokens, queued, found = self._run("astray", keys, [cursor, count])
         missed = [one for each in found for one in _astray(*each)]
         return AstrayLook(int(after), ledgers, tokens, queued, missed)
@@ -148,6 +148,7 @@ class LeaderScripts(Caller):
         once, for a deposed leader.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
+        keys.append(self.keys.tally)
         args: list[Arg] = [token, excess_tokens, DEFAULT_RESULT_TTL_S, self._reply_maxlen, GROUP]
         args.append(len(told))
         for item in told.items():
@@ -166,10 +167,10 @@ class LeaderScripts(Caller):
         answer = self._run("reconcile", keys, args)
         return codes(Reconciled, answer, max(1, len(lost)))
 
-    def watch_clients(self, count: int) -> list[str]:
-        """Clients whose leases have run out."""
+    def watch_clients(self, count: int) -> list[bytes]:
+        """Clients whose leases have run out, by names that anybody may have written."""
         names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
-        return [name.decode(errors="replace") for name in names]
+        return names
 
 
 def _astray(
