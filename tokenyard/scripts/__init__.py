@@ -37,7 +37,14 @@ from tokenyard.scripts.client import (
 )
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
-from tokenyard.scripts.leader import RESCUE_HELD, RESCUE_NOT_LEADER, LeaderScripts
+from tokenyard.scripts.leader import (
+    ACQUIT_CHANGED,
+    ACQUIT_DONE,
+    ACQUIT_NOT_LEADER,
+    RESCUE_HELD,
+    RESCUE_NOT_LEADER,
+    LeaderScripts,
+)
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
 
 
@@ -46,6 +53,9 @@ class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
 
 
 __all__ = [
+    "ACQUIT_CHANGED",
+    "ACQUIT_DONE",
+    "ACQUIT_NOT_LEADER",
     "CANCEL_LOOKS",
     "CLIENT_LEASE_MS",
     "PLACE_FIELDS",
