@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from coordinator.counts import Counts
 from coordinator.dispatcher import Deposed, Dispatcher
+from coordinator.hearings import Hearings
 from coordinator.history import Limits
 from coordinator.inboxes import Inboxes
 from coordinator.intake import Intake
@@ -34,6 +36,7 @@ from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.spans import QueueSpans
+from coordinator.suspicion import Patience
 from coordinator.sweeper import Sweeper, bounds_by_class
 from coordinator.trials import Trials
 from coordinator.wishes import Wishes
@@ -97,7 +100,11 @@ class Coordinator:
             self._scripts, settings.name, settings.lease_ms, self._read_leader
         )
         self._rescuer = Rescuer(
-            self._connection, self._scripts, self._keys, on_moved=self._count_moved
+            self._connection,
+            self._scripts,
+            self._keys,
+            on_moved=self._count_moved,
+            slots_of=self._slots_of,
         )
         self._intake = Intake(
             self._connection,
@@ -124,8 +131,17 @@ class Coordinator:
             ),
             self._selection,
             max_batch=settings.max_batch,
+            max_trial_share=settings.max_trial_share,
             counts=self._counts,
             spans=QueueSpans(self._tracer, settings.yard),
+        )
+        self._hearings = Hearings(
+            self._connection,
+            self._scripts,
+            self._keys,
+            self._roster,
+            Patience(settings.trial_tokens, 1000 * settings.trial_s),
+            has_suspects=self._dispatcher.has_suspects,
         )
         self._trials = Trials(self._scripts, self._roster)
         self._placer = Placer(
@@ -231,6 +247,7 @@ class Coordinator:
         self._follow_roster()
         self._trials.run_once()
         self._rescue()
+        self._hearings.run_once(self._leadership.token)
         self._sweeper.run_once()
         self._reconcile()
         self._wishes.run_once(is_woken=self._intake.take_wished())
@@ -375,6 +392,11 @@ class Coordinator:
         if not self._reconciler.run_once(self._leadership.token):
             raise Deposed
 
+    def _slots_of(self, worker: str) -> int:
+        """How many requests a worker's engine runs at once, as far as the roster tells."""
+        member = self._roster.members.get(worker)
+        return member.info.slots if member else sys.maxsize
+
     def _count_moved(self, worker: str, count: int) -> None:
         """Requests were taken back from a lost worker."""
         member = self._roster.members.get(worker)
@@ -390,7 +412,8 @@ class Coordinator:
         services = (self._sweeper, self._wishes, self._reconciler)
         if self._backlog or any(service.has_more for service in services):
             return 0
-        return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
+        patience_s = min(self._placer.patience_s, self._hearings.patience_s)
+        return math.ceil(min(self._block_ms, 1000 * patience_s))
 
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""

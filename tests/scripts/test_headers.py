@@ -37,6 +37,11 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS = {
     "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
+    "acquit": {
+        "NOT_LEADER": scripts.ACQUIT_NOT_LEADER,
+        "ACQUITTED": scripts.ACQUIT_DONE,
+        "CHANGED": scripts.ACQUIT_CHANGED,
+    },
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
     "recognize": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
