@@ -37,6 +37,7 @@ NOT_LOADED: Final = {
     "torchaudio": "sound",
     "torchcodec": "video",
     "torchvision": "images",
+    "triton": "compiles kernels for GPUs, whose torch brings it",
 }
 #: For vLLM's wheels before `manylinux_2_N`.
 _OLD_TAGS: Final = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
