@@ -94,6 +94,7 @@ class Outcomes:
         self._kept.keep(f"{report.nodeid} {report.when}", f"{told} {failure}".strip())
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Tell outcomes as they come, where a device is tested."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")

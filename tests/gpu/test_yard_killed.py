@@ -144,13 +144,20 @@ def test_unloading(yard: GpuYard) -> None:
     yard.check_well()
 
 
+def _streams(yard: GpuYard, model: str) -> tuple[list[Request], list[str]]:
+    """Streams that run for a second or more, and the answers with which they begin, if known."""
+    if model == "adder":
+        return sums(model, 160)
+    return yard.make(model, 16, yard.long // 2), []
+
+
 @pytest.mark.parametrize("model", ["adder", "random"])
 def test_a_stream_goes_on_as_if_nothing_had_been(
     yard: GpuYard, figures: Figures, model: str
 ) -> None:
     # Given streams, and what they are when nothing disturbs them
-    asked, right = sums("adder", 160) if model == "adder" else (yard.make("random", 16, 200), [])
-    again, _ = sums("adder", 160) if model == "adder" else (yard.make("random", 16, 200), [])
+    asked, right = _streams(yard, model)
+    again, _ = _streams(yard, model)
     calm = yard.answer_all(asked)
 
     # If their process is killed
