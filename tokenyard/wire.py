@@ -281,6 +281,8 @@ SYSTEM_FIELDS: Final = frozenset(
         b"not_before",
         b"published",
         b"epoch",
+        b"trial",
+        b"relapsed",
     }
 )
 

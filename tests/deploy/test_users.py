@@ -31,6 +31,7 @@ SCRIPTS = {
             "overdue",
         ),
         *("watch_clients", "cancel", "command", "recognize", "signal"),
+        *("collect", "settle", "submit", "attend"),  # for guests
     },
     "worker": {
         "probe",

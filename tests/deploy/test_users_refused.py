@@ -40,7 +40,9 @@ MANAGEMENT = [
 ]
 
 
-@pytest.mark.parametrize("user", ["client", "coordinator", "worker", "admin", "batch", "scaler"])
+@pytest.mark.parametrize(
+    "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "scaler"]
+)
 def test_nobody_manages_the_server(guarded: GuardedServer, user: str) -> None:
     # If a user of a yard gives commands that are for whoever keeps the server,
     # I expect that all are refused.
@@ -216,7 +218,7 @@ def test_without_a_password_nobody_logs_in(tmp_path: Path) -> None:
     server.start()
     try:
         # I expect that all others stay outside,
-        for user in ("client", "coordinator", "admin", "batch", "scaler", "replica", "sentinel"):
+        for user in ("client", "guest", "coordinator", "admin", "batch", "scaler", "replica"):
             with (
                 redis.Redis.from_url(server.url_of(user)) as connection,
                 pytest.raises(redis.AuthenticationError),

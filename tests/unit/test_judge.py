@@ -136,7 +136,8 @@ def test_only_retries_have_a_history() -> None:
 
     assert isinstance(judge(fields), Request)
     assert judging.history("normal", fields) == FRESH
-    assert judging.is_suspect(judging.history("retry", fields))
+    assert judging.trial_size(judging.history("normal", fields)) is None
+    assert judging.trial_size(judging.history("retry", fields)) == 0
 
 
 def test_several_choices_cannot_be_taken_up_again() -> None:

@@ -3,7 +3,7 @@
 -- generation in which the first of them was made, where one was set.
 local function back_fields(fields, ledger, tokens)
   local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
-    'not_before', 'epoch'}
+    'not_before', 'epoch', 'trial', 'relapsed'}
   local MOST_BYTES = 2000
   local values = redis.call('HMGET', ledger, unpack(NAMES))
   local history, out = {published = redis.call('GET', tokens)}, {}
