@@ -7,14 +7,9 @@ local function back_fields(fields, ledger, tokens, choices)
     'not_before', 'epoch', 'trial', 'relapsed'}
   local MOST_BYTES = 2000
   local values = redis.call('HMGET', ledger, unpack(NAMES))
-<<<<<<< HEAD
-  local history, out = {published = redis.call('GET', tokens)}, {}
+  local history, out = {published = redis.call('GET', tokens), choices = redis.call('GET', choices)}, {}
   -- A client may have written anything there, and as much as it likes.
   for i, name in ipairs(NAMES) do history[name] = values[i] and values[i]:sub(1, MOST_BYTES) end
-=======
-  local history, out = {published = redis.call('GET', tokens), choices = redis.call('GET', choices)}, {}
-  for i, name in ipairs(NAMES) do history[name] = values[i] end
->>>>>>> halves
   for i = 1, #fields, 2 do
     if history[fields[i]] == nil then
       out[#out + 1] = fields[i]
