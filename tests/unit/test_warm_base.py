@@ -97,15 +97,29 @@ def test_where_nothing_ever_slept_nothing_stays(monkeypatch: pytest.MonkeyPatch)
     warm_base._check_sleep_memory()
 
 
-def test_pools_that_a_failed_load_has_left_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "entry", [("pool", "its allocator"), [("pool", "its allocator")]], ids=["0.26", "0.32"]
+)
+def test_pools_that_a_failed_load_has_left_are_released(
+    entry: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     released: list[str] = []
-    instance = SimpleNamespace(release_pools=lambda: released.append("pools"))
+    pools = {"weights": entry}
+
+    def release() -> None:
+        released.extend(["pools", *map(str, warm_base._kept)])
+        pools.clear()
+
+    instance = SimpleNamespace(release_pools=release, allocator_and_pools=pools)
     allocator = SimpleNamespace(instance=instance)
     module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
 
+    monkeypatch.setattr(warm_base, "_kept", [])
+
+    warm_base._forget_sleep_memory()
     warm_base._forget_sleep_memory()
 
-    assert released == ["pools"]
+    assert released == ["pools", "its allocator"] * 2, "what gives memory back outlives them"
 
 
 def test_kernels_of_a_warm_up_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

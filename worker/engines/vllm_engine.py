@@ -40,7 +40,7 @@ from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm_params import ParamsMaker, build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
 from worker.engines.vllm_weights import add_adapters, exchange_weights, remove_adapters
-from worker.engines.warm_base import held_back, let_go
+from worker.engines.warm_base import held_back, keep_allocators, let_go
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ class VllmEngine:
         with held_back(has_kernels=True), self._turns.beside():
             if self._sleep is not None and self._asleep:
                 self._sleep.prepare_end(engine)
+            keep_allocators()
             engine.engine_core.shutdown()
             del engine
             let_go()

@@ -32,6 +32,8 @@ _MONITOR: Final = "vllm.utils.jit_monitor"
 _EVENT: Final = "_handle_jit_event"
 _SLEEP_MEMORY: Final = "vllm.device_allocator.cumem"
 
+_kept: Final[list[object]] = []
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -149,10 +151,23 @@ def _forget_graphs() -> None:
 
 def _forget_sleep_memory() -> None:
     """Let go of the pools of vLLM's sleep mode, as vLLM itself does of those of whole engines."""
+    keep_allocators()
     instance = _sleep_memory()
     if instance is not None:
-        gc.collect()  # what is still in use would outlive its allocator
         instance.release_pools()
+
+
+def keep_allocators() -> None:
+    """Keep what the memory of vLLM's sleep mode comes from, a few bytes for each load, for ever.
+
+    vLLM lets go of it with the engine. But memory that a compiled model or its graphs still hold at
+    that moment goes back through it later, and that of a process without it ends in a crash.
+    """
+    pools = getattr(_sleep_memory(), "allocator_and_pools", {})
+    for entry in pools.values():
+        # Pool and allocator in vLLM 0.26, a list of such pairs in 0.32.
+        pairs = entry if isinstance(entry, list) else [entry]
+        _kept.extend(allocator for _, allocator in pairs)
 
 
 def _sleep_memory() -> Any:
