@@ -101,7 +101,7 @@ def _life(device: Device, backend: Backend, spec: ModelSpec) -> dict[str, Any]:
             if value != getattr(before, name)
         },
         "new_files": len(_compiled_files() - files),
-        "reserved_mib": round(backend.memory().device / MIB, 1),
+        "reserved_mib": round((backend.memory().device or 0) / MIB, 1),
         "used_mib": device.used([os.getpid()]) >> 20,
         "awake_mib": awake >> 20,
     }

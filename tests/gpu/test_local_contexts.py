@@ -53,7 +53,7 @@ def test_its_first_model_ran_in_the_warm_up(local: Local, device: Device, figure
     found = [one.baseline for one in local.controller.status()]
 
     assert all(one is not None for one in found)
-    reserved = [one.device for one in found if one]
+    reserved = [one.device or 0 for one in found if one]
     figures.note("warm_reserved_mib", [round(one / MIB, 1) for one in reserved])
     assert not device.is_gpu or all(one > 0 for one in reserved)
 
