@@ -75,13 +75,12 @@ class Run:
     seed: int
     timing: Timing
     parts: Sequence[Part]
-    trims: bool
     folder: Path
 
     def schedule(self) -> list[Planned]:
         """The faults, which follow from the seed."""
         pace = FAST if self.engine == "simulated" else SLOW
-        return schedule(self.seed, self.seconds, pace, self.parts, trims=self.trims)
+        return schedule(self.seed, self.seconds, pace, self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +249,6 @@ def print_violations(outcome: Outcome) -> None:
     multiple=True,
     help="Break only these.",
 )
-@click.option("--trim-intakes", "trims", is_flag=True, help="Delete waiting requests, too.")
 @click.option("--default-timing", is_flag=True, help="Leases as by default, not short ones.")
 @click.option("--keep", is_flag=True, help="Keep history and logs of a clean run, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
@@ -262,7 +260,6 @@ def main(
     seed: int | None,
     parts: tuple[Part, ...],
     *,
-    trims: bool,
     default_timing: bool,
     keep: bool,
     as_json: bool,
@@ -276,7 +273,6 @@ def main(
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timing=DEFAULTS if default_timing else Timing(),
         parts=parts,
-        trims=trims,
         folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),
     )
     # Workers that crash on purpose would each leave a core file.

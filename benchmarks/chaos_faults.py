@@ -16,7 +16,7 @@ Kind = tuple[Part, Act]
 #: How often each kind comes, against the others. A worker is one process with an engine, a host
 #: is a controller with all its workers. What was ended is started again; worker processes by
 #: their controller.
-WEIGHTS: Final[dict[Kind, int]] = {
+WEIGHTS: Final[Mapping[Kind, int]] = {
     ("worker", "kill"): 30,
     ("worker", "crash"): 6,
     ("worker", "stop"): 6,
@@ -34,12 +34,18 @@ WEIGHTS: Final[dict[Kind, int]] = {
     ("broker", "stop"): 3,
     ("broker", "cut"): 4,
     ("broker", "flush"): 2,
+    ("broker", "trim"): 4,
     ("client", "kill"): 4,
 }
-#: Only where it is asked for.
-TRIM: Final[dict[Kind, int]] = {("broker", "trim"): 4}
-#: Each is killed once before chance decides, workers first: the shortest run has one of these.
-KILLED: Final[tuple[Part, ...]] = ("worker", "coordinator", "broker", "controller")
+#: Each comes once before chance decides, a worker's kill first: the shortest run has that.
+FIRST: Final[tuple[Kind, ...]] = (
+    ("worker", "kill"),
+    ("coordinator", "kill"),
+    ("broker", "kill"),
+    ("worker", "crash"),
+    ("broker", "trim"),
+    ("controller", "kill"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +86,12 @@ class Planned:
     lasts_s: float  # until SIGCONT, or until it is started again
 
 
-def schedule(
-    seed: int, seconds: float, pace: Pace, parts: Collection[Part] = (), *, trims: bool = False
-) -> list[Planned]:
+def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()) -> list[Planned]:
     """The faults of a run of so many seconds; only those of ``parts`` where given."""
     draw = random.Random(f"faults {seed}")
-    all_weights = WEIGHTS | TRIM if trims else WEIGHTS
-    kinds = [kind for kind in all_weights if not parts or kind[0] in parts]
-    weights = [all_weights[kind] for kind in kinds]
-    first: list[Kind] = [(part, "kill") for part in KILLED]
-    due = [kind for kind in [*first, *TRIM] if kind in kinds]
+    kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
+    weights = [WEIGHTS[kind] for kind in kinds]
+    due = [kind for kind in FIRST if kind in kinds]
     faults = []
     at_s = draw.uniform(*pace.gap_s)
     while at_s < seconds:

@@ -32,6 +32,8 @@ _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
 _POLL_S: Final = 0.05
 #: A program that was told to end and did not within this time is broken.
 _TERM_TIMEOUT_S: Final = 60.0
+#: What is being restarted is up again.
+_AGAIN_S: Final = 1.0
 #: A worker that is up has a stream under way within this time.
 _BUSY_TIMEOUT_S: Final = 1.0
 #: Something comes to wait within this time, for clients that never rest.
@@ -66,10 +68,14 @@ class Injector:
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         self._plan(time.monotonic() + seconds, act)
 
-    def _strike(self, fault: Planned) -> None:
-        """One fault, or a note that all that it could hit is down."""
+    def _strike(self, fault: Planned, tries: int = 2) -> None:
+        """One fault; where all that it could hit is down, a moment later, or a note of that."""
         strike = {"broker": self._strike_broker, "worker": self._strike_worker}
-        if not strike.get(fault.kind[0], self._strike_program)(fault):
+        if strike.get(fault.kind[0], self._strike_program)(fault):
+            return
+        if tries > 1:
+            self._later(_AGAIN_S, partial(self._strike, fault, tries - 1))
+        else:
             self._history.write(Missed(now(), " ".join(fault.kind)))
 
     def _strike_worker(self, fault: Planned) -> bool:

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from benchmarks.chaos_check import History
-from benchmarks.chaos_faults import KILLED, Part, Planned
+from benchmarks.chaos_faults import FIRST, Kind, Part, Planned
 from benchmarks.chaos_recovery import recoveries
 
 #: Of the schedule, so much may find no target: what it would have hit was just being restarted.
 MOST_MISSED: Final = 0.1
-#: A run of so many seconds has time for a kill of each part.
+#: A run of so many seconds has time for all of `FIRST`.
 FULL_S: Final = 60.0
 
 
@@ -31,10 +31,11 @@ def shortcomings(
     if not history.faults:
         yield f"none of {len(planned)} planned faults hit anything"
     yield from _missed(planned, history)
-    for part in _due(seconds, parts):
-        if not any(fault.kind == f"{part} kill" for fault in history.faults):
-            yield f"no {part} was killed"
-        elif part == "worker" and not recoveries(history, "worker kill"):
+    hit = {fault.kind for fault in history.faults}
+    for kind in map(" ".join, _due(seconds, parts)):
+        if kind not in hit:
+            yield f"no {kind} hit anything"
+        elif kind == "worker kill" and not recoveries(history, kind):
             yield "no recovery was measured: no killed worker had a stream under way"
 
 
@@ -45,7 +46,7 @@ def _missed(planned: Sequence[Planned], history: History) -> Iterator[str]:
         yield f"{missed.total()} of {len(planned)} faults had no target ({kinds})"
 
 
-def _due(seconds: float, parts: Collection[Part]) -> Sequence[Part]:
-    """What must have been killed; a short run has time for a worker only."""
-    due = KILLED if seconds >= FULL_S else KILLED[:1]
-    return [part for part in due if not parts or part in parts]
+def _due(seconds: float, parts: Collection[Part]) -> Sequence[Kind]:
+    """What must have hit something; a short run has time for a worker's kill only."""
+    due = FIRST if seconds >= FULL_S else FIRST[:1]
+    return [kind for kind in due if not parts or kind[0] in parts]

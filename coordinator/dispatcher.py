@@ -55,6 +55,7 @@ class Dispatcher:
         selection: Selection,
         *,
         max_batch: int,
+        max_trial_share: float = 0.5,
         counts: Counts | None = None,
         spans: QueueSpans | None = None,
     ) -> None:
@@ -67,6 +68,7 @@ class Dispatcher:
         self._judge = judge
         self._selection = selection
         self._max_batch = max_batch
+        self._trial_share = max_trial_share
         self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
@@ -126,6 +128,11 @@ class Dispatcher:
         """What waits and could run if its model had a worker; of what pauses, nothing counts."""
         return self._held.demands(self._roster.server_ms())
 
+    def has_suspects(self, model: str) -> bool:
+        """Whether suspects wait for a trial on that model."""
+        queue = self._held.queue(model)
+        return queue is not None and next(queue.suspects, None) is not None
+
     def fail_model(self, token: str, model: str, reason: str) -> None:
         """Answer requests for a model that cannot be had, at most a batch in a turn."""
         queue = self._held.queue(model)
@@ -173,7 +180,7 @@ class Dispatcher:
             tokens=prompt_tokens(request, entry.fields),
             since_ms=since_ms,
             history=history,
-            is_suspect=self._judge.is_suspect(history),
+            trial=self._judge.trial_size(history),
             published=_published(entry),
             trace=self._spans.trace_of(request),
             hints=self._selection.hints(request, entry.fields),
@@ -254,7 +261,7 @@ class Dispatcher:
                 work = event.fields.get(b"work", b"")
                 weight = int(work) if work.isdigit() and len(work) < 16 else None
                 self._roster.free(worker, int(count), event.id, work=weight)
-            else:
+            elif event.fields.get(b"event") != b"inbox":
                 self._roster.mark_stale()
 
     def _make_plan(self) -> list[Placed]:
@@ -270,6 +277,7 @@ class Dispatcher:
                 lanes,
                 choose=self._selection.choose,
                 most=self._max_batch - len(placed),
+                trial_share=self._trial_share,
             )
             placed += chosen
         return placed
@@ -301,6 +309,7 @@ class Dispatcher:
                 alone=item.alone,
                 why=item.why,
                 digest=item.waiting.digest,
+                on_trial=item.on_trial,
             )
             for item in placed
         ]
@@ -337,9 +346,8 @@ class Dispatcher:
     def _note_given(self, worker: str, items: Sequence[Placed]) -> None:
         """These have come onto the lane of ``worker``."""
         work = sum([item.waiting.hints.work for item in items])
-        self._roster.add_load(
-            worker, len(items), work=work, alone=any(item.alone for item in items)
-        )
+        tried = any(item.alone or item.on_trial for item in items)
+        self._roster.add_load(worker, len(items), work=work, tried=tried)
         self.rate.count(len(items))
         now_ms = self._roster.server_ms()
         for item in items:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import redis
 
 from coordinator.asks import Address, Ask, Attending, Cancelling, Submission, Unreadable, read_ask
 from coordinator.counts import Counts
+from coordinator.knocks import Knocks
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.receipts import Receipt, ReceiptCode
@@ -36,14 +36,11 @@ from tokenyard.settings import CoordinatorSettings
 
 log = logging.getLogger("tokenyard.coordinator.inboxes")
 
-#: Time between two looks while guests are at work, and while they are not.
-BUSY_S: Final = 0.002
-IDLE_S: Final = 0.02
-STAYS_BUSY_S: Final = 2.0
 #: Entries of one inbox that one look takes.
 MOST_ENTRIES: Final = 256
-#: Entries in a second that lead to nothing, after which a guest is cut off.
-MOST_VAIN: Final = 5_000
+#: After a look it rests for so many times as long, so that a flood leaves most of the leader's time
+#: to others.
+RESTS: Final = 3
 #: What a guest is told that finds the guests' part of the queue full.
 RETRY_AFTER_MS: Final = 1_000
 
@@ -72,68 +69,53 @@ class Inboxes:
         self._scripts = scripts
         self._keys = keys
         self._guests = tuple(dict.fromkeys(settings.guests))
+        self._knocks = Knocks(settings.redis_url, keys, self._guests)
         self._settings = settings
         self._counts = counts
         self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
-        self._due = 0.0
-        self._busy_until = 0.0
         self._cut_off: dict[str, float] = {}  # guest to when it is heard again (monotonic)
-        self._vain: Counter[str] = Counter()  # entries that led to nothing, by guest
-        self._vain_since = 0.0
-
-    @property
-    def patience_s(self) -> float:
-        """How long the coordinator may wait for something else."""
-        if not self._guests:
-            return float("inf")
-        return BUSY_S if time.monotonic() < self._busy_until else IDLE_S
+        self._rests: dict[str, float] = {}  # guest to when its inbox is tried again
 
     def run_once(self) -> None:
-        """One look into the inboxes, when it is due."""
+        """Look into the inboxes that something was written into."""
+        if not self._guests:
+            return
         now = time.monotonic()
-        if not self._guests or now < self._due:
-            return
-        self._due = now + self.patience_s / 2
-        self._forget_vain(now)
-        written = self._written()
-        if not written:
-            return
-        self._busy_until = now + STAYS_BUSY_S
-        heard = [guest for guest in written if not self._is_cut_off(guest, now)]
+        written = self._knocks.take()
+        room = self._room() if written else 0
         for guest in written:
-            if guest not in heard:
-                self._connection.unlink(self._keys.inbox(guest))
-        if heard:
-            self._take(heard)
+            room -= self._look(guest, max(0, room), now)
+        if written:
+            self._knocks.rest((time.monotonic() - now) * RESTS)
 
-    def _written(self) -> list[str]:
-        """The guests that have written something."""
-        pipeline = self._connection.pipeline(transaction=False)
-        for guest in self._guests:
-            pipeline.xlen(self._keys.inbox(guest))
-        lengths = pipeline.execute()
-        return [guest for guest, length in zip(self._guests, lengths, strict=True) if length]
+    def stop(self) -> None:
+        """Hear no more; idempotent."""
+        self._knocks.stop()
 
-    def _is_cut_off(self, guest: str, now: float) -> bool:
+    def _look(self, guest: str, room: int, now: float) -> int:
+        """See to one inbox; how many requests were handed on. No guest stops the others."""
         if now < self._cut_off.get(guest, 0.0):
-            return True
-        self._cut_off.pop(guest, None)
-        return False
+            self._connection.unlink(self._keys.inbox(guest))
+            return 0
+        if now < self._rests.get(guest, 0.0):
+            return 0
+        try:
+            return self._take(guest, room)
+        except redis.ResponseError as fault:
+            self._rests[guest] = now + self._settings.guest_cut_off_s
+            self._counts.found_bad("inbox")
+            log.warning("the inbox of guest %s cannot be read: %s", guest, fault)
+            return 0
 
-    def _take(self, guests: Sequence[str]) -> None:
-        hauls = self._scripts.collect(
-            guests,
+    def _take(self, guest: str, room: int) -> int:
+        [haul] = self._scripts.collect(
+            [guest],
             most_memory=self._settings.guest_inbox_bytes,
             most_bytes=self._settings.max_request_bytes,
             most_entries=MOST_ENTRIES,
         )
-        room = self._room()
-        for guest, haul in zip(guests, hauls, strict=True):
-            self._judge(guest, haul)
-            if haul.entries:
-                room -= self._serve(guest, haul, max(0, room))
-            if len(haul.entries) >= MOST_ENTRIES:
-                self._due = 0.0
+        self._judge(guest, haul)
+        return self._serve(guest, haul, room) if haul.entries else 0
 
     def _room(self) -> int:
         """How many requests of guests may still wait."""
@@ -165,22 +147,16 @@ class Inboxes:
         submissions = [ask for ask in asks if isinstance(ask, Submission)]
         for submission, acceptance in self._submit(submissions[:room]):
             notices += _told(submission.address, acceptance)
-            if acceptance.code is not Submitted.ACCEPTED:
-                self._vain[guest] += 1
         for submission in submissions[room:]:
             notices += _told(submission.address, _FULL)
-            self._vain[guest] += 1
         self._cancel(ask for ask in asks if isinstance(ask, Cancelling))
         self._attend(ask for ask in asks if isinstance(ask, Attending))
         self._scripts.settle(guest, [entry for entry, _ in haul.entries], notices)
-        if self._vain[guest] > MOST_VAIN:
-            self._cut(guest, f"{self._vain[guest]} entries led to nothing within a second")
         return min(room, len(submissions))
 
     def _refusals(self, guest: str, asks: Iterable[Ask]) -> Iterable[Notice]:
         for ask in asks:
             if isinstance(ask, Unreadable):
-                self._vain[guest] += 1
                 self._counts.found_bad("inbox")
                 log.debug("an entry of guest %s is refused: %s", guest, ask.reason)
                 if ask.address is not None:
@@ -215,11 +191,6 @@ class Inboxes:
         for ask in asks:
             lease_ms = 0 if ask.leaves else CLIENT_LEASE_MS
             self._scripts.call(attend(self._keys, ask.client, ask.ended, lease_ms=lease_ms))
-
-    def _forget_vain(self, now: float) -> None:
-        if now - self._vain_since >= 1.0:
-            self._vain.clear()
-            self._vain_since = now
 
 
 def _told(address: Address, acceptance: Acceptance) -> list[Notice]:

@@ -19,7 +19,7 @@ from coordinator.intake import Entry
 from coordinator.refusals import late, refuse
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys, PriorityClass
-from tokenyard.parse import parse_request
+from tokenyard.parse import parse_id, parse_name, parse_request
 from tokenyard.scripts import Cancelled, Scripts
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import Refused, Request
@@ -32,6 +32,8 @@ MOST_LOOKED_AT = 1000
 MOST_ACTED_ON = 100
 #: Its id cannot be tried again before a refusal is forgotten, so this one is soon.
 FULL_TTL_S = 60
+#: Bytes of a bad value that a log shows.
+_SHOWN = 100
 
 
 class Sweeper:
@@ -45,12 +47,16 @@ class Sweeper:
         *,
         bounds: Mapping[PriorityClass, int],
         answer: Callable[[Entry, Refused], None],
+        found_bad: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """``found_bad`` hears of values that were removed, by where they were."""
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
         self._bounds = bounds
         self._answer = answer
+        self._found_bad = found_bad
+        self._is_behind = False  # with names of clients
         self._cursors: dict[IntakeClass, str] = dict.fromkeys(INTAKE_CLASSES, "-")
         self._due = 0.0
         self._acted = 0  # in this round
@@ -71,7 +77,8 @@ class Sweeper:
                 self._expire(name)
         self._shed(lengths)
         self._cancel_abandoned()
-        self._due = 0.0 if self._acted >= MOST_ACTED_ON else time.monotonic() + EVERY_S
+        is_behind = self._is_behind or self._acted >= MOST_ACTED_ON
+        self._due = 0.0 if is_behind else time.monotonic() + EVERY_S
 
     @property
     def _left(self) -> int:
@@ -139,21 +146,37 @@ class Sweeper:
         return bool(self._connection.exists(ledger))
 
     def _cancel_abandoned(self) -> None:
-        for client in self._scripts.watch_clients(MOST_ACTED_ON):
+        names = self._scripts.watch_clients(MOST_ACTED_ON)
+        for raw in names:
             if not self._left:
                 return
-            attached = self._keys.attached(client)
-            ids: Any = self._connection.srandmember(attached, self._left)
-            if not ids:
-                self._connection.zrem(self._keys.clients, client)
-            for request_id in ids or ():
-                name = request_id.decode(errors="replace")
-                code = self._scripts.cancel(client, name, "its client has disappeared")
-                # Not before: should we die in between, our successor tries again.
-                self._connection.srem(attached, request_id)
-                self._acted += 1
+            client = parse_name(raw)
+            if client is None:
+                self._connection.zrem(self._keys.clients, raw)
+                self._found_bad("clients")
+                log.warning("removed %r from the clients: it is no name", raw[:_SHOWN])
+                continue
+            self._cancel_all(client)
+        # Many names that lead to nothing must not keep others waiting.
+        self._is_behind = len(names) == MOST_ACTED_ON
+
+    def _cancel_all(self, client: str) -> None:
+        """Cancel what a client that has disappeared has left, as far as this round goes."""
+        attached = self._keys.attached(client)
+        ids: Any = self._connection.srandmember(attached, self._left)
+        if not ids:
+            self._connection.zrem(self._keys.clients, client)
+        for raw in ids or ():
+            request_id = parse_id(raw)
+            if request_id is None:
+                self._found_bad("clients")
+            else:
+                code = self._scripts.cancel(client, request_id, "its client has disappeared")
                 if code is not Cancelled.OVER:
-                    log.info("cancelled %s/%s: its client has disappeared", client, name)
+                    log.info("cancelled %s/%s: its client has disappeared", client, request_id)
+            # Not before: should we die in between, our successor tries again.
+            self._connection.srem(attached, raw)
+            self._acted += 1
 
 
 def bounds_by_class(settings: CoordinatorSettings) -> dict[PriorityClass, int]:

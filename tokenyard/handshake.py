@@ -26,6 +26,7 @@ from tokenyard.keys import Keys
 from tokenyard.operations import Ask, Pause, Steps
 from tokenyard.receipts import mark_of
 from tokenyard.scripts import probe
+from tokenyard.streams import whole
 from tokenyard.wire import WIRE_VERSION
 from tokenyard.worker_info import WorkerInfo, decode_worker
 
@@ -97,16 +98,16 @@ def _read(yard: str, answers: list[Any], now: float, *, is_guest: bool) -> YardI
         )
     held = set(leases)
     workers = {
-        worker.decode(): read
+        worker.decode(errors="replace"): read
         for worker, packed in roster.items()
         if worker in held and (read := _worker(packed)) is not None
     }
     return YardInfo(
         yard=yard,
         protocol=protocol,
-        coordinator=leader.decode().partition(":")[2],
+        coordinator=leader.decode(errors="replace").partition(":")[2],
         models=_names(info.get(b"models", b"[]")),
-        default_model=info.get(b"default_model", b"").decode(),
+        default_model=info.get(b"default_model", b"").decode(errors="replace"),
         max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
         max_request_bytes=_number(info, b"max_request_bytes"),
         workers=workers,
@@ -116,14 +117,13 @@ def _read(yard: str, answers: list[Any], now: float, *, is_guest: bool) -> YardI
 
 
 def _number(info: Mapping[bytes, bytes], name: bytes) -> int:
-    raw = info.get(name, b"0")
-    return int(raw) if raw.isdigit() else 0
+    return max(0, whole(info.get(name)))
 
 
 def _names(raw: bytes) -> list[str]:
     try:
         return _names_decoder.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return []
 
 

@@ -86,6 +86,12 @@ class CoordinatorSettings:
     max_lost_alone: int = 3
     #: Times that an engine may fail to serve a request before it is given up.
     max_faults: int = 3
+    #: Most of a model's workers that try suspects of a crash at once; one at least.
+    max_trial_share: float = 0.5
+    #: A stream on trial that has published so many more tokens is innocent.
+    trial_tokens: int = 8
+    #: Any other request on trial that has run for so long is, until the next crash.
+    trial_s: float = 5.0
     #: Workers keep the models that they hold: none is loaded because requests wait for it.
     static: bool = False
     #: A model waits no longer for a worker that serves another one; the models file may say more.
@@ -131,18 +137,31 @@ class CoordinatorSettings:
             yield "lease_ms: must be at least 500"
         if self.max_model_wait_s < 0:
             yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
+        yield from self._faults_of_shares()
+        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
+        limits = (
+            "max_crashes",
+            "max_crashed_alone",
+            "max_lost_alone",
+            "max_faults",
+            "trial_tokens",
+        )
+        for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
+            if getattr(self, name) < 1:
+                yield f"{name}: must be at least 1"
+        yield from _faults_of_watching(self)
+
+    def _faults_of_shares(self) -> Iterator[str]:
         if self.lost_entry_wait_s < 0:
             yield "lost_entry_wait_s: must not be negative"
         if not 0 < self.max_swap_share <= 1:
             yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
         if not 0 < self.max_low_share <= self.max_normal_share <= 1:
             yield "max_low_share, max_normal_share: must be above 0, at most 1, and low's no larger"
-        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
-        limits = ("max_crashes", "max_crashed_alone", "max_lost_alone", "max_faults")
-        for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
-            if getattr(self, name) < 1:
-                yield f"{name}: must be at least 1"
-        yield from _faults_of_watching(self)
+        if not 0 < self.max_trial_share <= 1:
+            yield "max_trial_share: must be above 0 and at most 1, such as 0.5 for half of them"
+        if self.trial_s <= 0:
+            yield "trial_s: must be positive"
 
     def _faults_of_guests(self) -> Iterator[str]:
         for guest in self.guests:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from tests.contract.blocking import BlockingClient, Loop
 from tests.deploy.conftest import GUESTS_YARD
@@ -23,8 +25,9 @@ from tokenyard import (
     QueueFull,
     SettingsError,
 )
+from tokenyard.cli import main
 
-NewClient = Callable[..., Client]
+NewClient = Callable[..., Any]
 
 
 class GuestDay(Day):
@@ -35,6 +38,11 @@ class GuestDay(Day):
 
     def open(self, **options: object) -> None:
         self.coordinator(guests="guest,eve", **options)
+
+    def command_as_default(self, *arguments: str) -> None:
+        options = ["--redis-url", self.server.url_of("default"), "--yard", self.keys.yard]
+        done = CliRunner().invoke(main, [*options, *arguments])
+        assert done.exit_code == 0, done.output
 
 
 @pytest.fixture
@@ -51,12 +59,16 @@ def day(guarded: GuardedServer) -> Iterator[GuestDay]:
 def new_client(request: pytest.FixtureRequest, day: GuestDay) -> Iterator[NewClient]:
     """Makes clients of one kind that log in as guests."""
     loop = Loop() if request.param == "async" else None
-    made: list[Client] = []
+    made: list[Any] = []
 
-    def make(user: str = "guest", name: str | None = None, **options: object) -> Client:
-        given = {"client_id": name or f"{user}-1", "result_timeout_s": 30, **options}
+    def make(user: str = "guest", name: str | None = None, **options: Any) -> Any:
+        given: dict[str, Any] = {
+            "client_id": name or f"{user}-1",
+            "result_timeout_s": 30,
+            **options,
+        }
         url = day.server.url_of(user)
-        client = (
+        client: Any = (
             BlockingClient(loop, url, yard=day.keys.yard, **given)
             if loop
             else Client(url, day.keys.yard, **given)
@@ -157,8 +169,7 @@ def test_a_late_request_is_refused(day: GuestDay, new_client: NewClient) -> None
     day.open()
     guest = new_client()
     guest.submit([1], id="first")
-    rate = {"rate": "0.001"}
-    day.plant.connection.hset(day.keys.info, mapping=rate)
+    day.plant.connection.hset(day.keys.info, "rate", "0.001")
     with pytest.raises(DeadlineUnmeetable):
         guest.submit([1], deadline_s=5, refuse_late=True)
 
@@ -194,7 +205,7 @@ def test_a_client_by_hand_hears_of_refusals_on_its_reply_stream(day: GuestDay) -
         eve.xadd(inbox, {"id": "q3", "prompt": ""})
 
         def error(name: str) -> bytes:
-            found = eve.xread({day.keys.reply("eve", name): "0"}, block=20_000)
+            found: Any = eve.xread({day.keys.reply("eve", name): "0"}, block=20_000)
             return bytes(found[0][1][0][1][b"error"])
 
         # I expect what is refused to be told as a result,

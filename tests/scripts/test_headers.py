@@ -37,6 +37,11 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS = {
     "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
+    "acquit": {
+        "NOT_LEADER": scripts.ACQUIT_NOT_LEADER,
+        "ACQUITTED": scripts.ACQUIT_DONE,
+        "CHANGED": scripts.ACQUIT_CHANGED,
+    },
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
     "recognize": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
@@ -129,7 +134,7 @@ def test_header_tells_purpose_keys_answers_and_why_it_is_atomic(name: str) -> No
     header, _ = read_header(name)
 
     assert header.purpose.endswith(".")
-    assert "KEYS[1]" in header.sections
+    assert {"KEYS[1]", "KEYS[1...]"} & header.sections.keys()
     assert header.sections["Returns"]
     is_reader = "no-writes" in scripts.source(name).splitlines()[0]
     reason = "by itself" if is_reader else "because "
@@ -173,6 +178,7 @@ BUILDERS = {
     "freed": {r"\.freed\b"},
     "dead": {r"\.dead\b"},
     "info": {r"\.info\b"},
+    "tally": {r"\.tally\b"},
     "quarantine": {r"\.quarantine\b"},
     "departed": {r"\.departed\b"},
     "clients": {r"\.clients\b"},

@@ -170,7 +170,7 @@ def test_another_request_under_a_known_id_is_refused(yard: Yard, other: dict[str
     before = yard.ledger(waiting.request)
     assert refused() == "completed"
     assert yard.ledger(waiting.request) == before
-    assert yard.connection.hget(yard.keys.info, "count:ID_REUSED") == b"3"
+    assert yard.connection.hget(yard.keys.tally, "count:ID_REUSED") == b"3"
 
 
 @pytest.mark.parametrize(

@@ -310,4 +310,3 @@ def test_schedule_follows_from_the_seed() -> None:
     assert schedule(7, 60, FAST) != schedule(8, 60, FAST)
     assert {fault.kind[0] for fault in schedule(7, 60, FAST, ["broker"])} == {"broker"}
     assert all(0 < fault.at_s < 60 for fault in schedule(7, 60, FAST))
-    assert ("broker", "trim") in {fault.kind for fault in schedule(7, 60, FAST, trims=True)}

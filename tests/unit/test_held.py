@@ -37,7 +37,7 @@ def waiting(
         tokens=tokens,
         since_ms=since_ms,
         history=History(not_before_ms=not_before_ms) if not_before_ms else FRESH,
-        is_suspect=suspect,
+        trial=1 if suspect else None,
     )
 
 

@@ -15,7 +15,7 @@ from worker.engines import EngineInfo, Group, Memory
 from worker.leak import Verdict
 from worker.messages import Asleep, Beat, Ready, Stop, Warm
 from worker.models import ModelSpec
-from worker.pooled import AWAKE, CRASH_LOOP, HEALTHY_S, Pooled, State
+from worker.pooled import AWAKE, CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE, Pooled, State
 
 ADDER = ModelSpec(name="adder", path="models/adder")
 INFO = EngineInfo(
@@ -383,6 +383,17 @@ class TestBackoff:
 
         pooled._enter(State.WARMING)
         assert not pooled.is_in_crash_loop, "it gets another chance"
+
+    def test_deaths_in_service_cost_the_shortest_pause_for_a_while(self, clock: Clock) -> None:
+        pooled = make_ready()
+        pauses = []
+        for _ in range(MOST_IN_SERVICE + 3):
+            pooled._enter(State.READY)
+            pauses.append(self._die(pooled, clock))
+            assert not pooled.is_in_crash_loop
+
+        assert len(set(pauses[:MOST_IN_SERVICE])) == 1
+        assert pauses[0] < pauses[-3] < pauses[-2]
 
     def test_replacing_it_is_no_failure(self, clock: Clock) -> None:
         pooled = make_pooled()

@@ -11,6 +11,8 @@
 -- Atomic, because an entry must be looked at before anybody reads it: it may have gigabytes, or
 --   millions of fields.
 
+-- Behind this one there is no place to go on from; a guest may have chosen it.
+local HIGHEST = '18446744073709551615-18446744073709551615'
 local most_memory, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2])
 local most_fields, most_entries = tonumber(ARGV[3]), tonumber(ARGV[4])
 
@@ -34,6 +36,7 @@ local function read(inbox)
       redis.call('XDEL', inbox, entry[1])
       deleted = deleted + 1
     end
+    if entry[1] == HIGHEST then break end
     after = '(' .. entry[1]
   end
   return {0, deleted, entries}

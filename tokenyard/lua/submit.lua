@@ -7,7 +7,8 @@
 -- KEYS[5] intake:retry (stream)
 -- KEYS[6] clients (zset): lease expiry in ms by client, of those that want it watched
 -- KEYS[7] attached:<client> (set): ids to cancel when that lease ends
--- KEYS[8...] request:<client>/<id> (hash), one for each request
+-- KEYS[8] tally (hash): counters
+-- KEYS[9...] request:<client>/<id> (hash), one for each request
 -- ARGV[1] priority class: high, normal or low
 -- ARGV[2] the client, if its requests (also those that it has submitted before) are to be
 --   cancelled when it disappears, else ''
@@ -24,6 +25,7 @@
 -- Without `allow-oom`, which all other scripts have: a server without memory refuses new
 -- requests, and what it has accepted still ends and gives memory back.
 
+-- @include count_in
 -- @include is_reused
 -- @include queued_tokens_of
 -- @include server_ms
@@ -45,16 +47,17 @@ for i = 2, 5 do
   if i <= RANK[class] or i == 5 then ahead = ahead + length end
   if i >= RANK[class] and i < 5 then below = below + length end
 end
-local info = redis.call('HMGET', KEYS[1], 'max_num_queued_reqs', 'max_num_queued_tokens',
-  'queued_tokens', 'rate', 'waiting_clients', 'max_' .. class .. '_share')
-local share = tonumber(info[6] or '1')
-local most = tonumber(info[1] or '0')
+local info = redis.call('HMGET', KEYS[1], 'max_num_queued_reqs', 'max_num_queued_tokens', 'rate',
+  'waiting_clients', 'max_' .. class .. '_share')
+local share = tonumber(info[5] or '1') or 1
+local most = tonumber(info[1] or '0') or 0
 local most_below = math.ceil(most * share)
-local most_tokens = tonumber(info[2] or '0') * share
+local most_tokens = (tonumber(info[2] or '0') or 0) * share
+local counted = redis.call('HGET', KEYS[8], 'queued_tokens') or ''
 -- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
-local queued_tokens = waiting > 0 and math.max(0, tonumber(info[3] or '0')) or 0
-local rate = tonumber(info[4] or '0')
-local clients = math.max(1, tonumber(info[5] or '1'))
+local queued_tokens = waiting > 0 and tonumber(counted:match('^%d+$') or '0') or 0
+local rate = tonumber(info[3] or '0') or 0
+local clients = math.max(1, tonumber(info[4] or '1') or 1)
 local accepted, attached = false, false
 local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0}
 
@@ -94,7 +97,7 @@ end
 -- Nearly always all of them are new, which one command says.
 local MOST_UNPACKED = 1000
 local known = 0
-for first = 8, #KEYS, MOST_UNPACKED do
+for first = 9, #KEYS, MOST_UNPACKED do
   local last = math.min(first + MOST_UNPACKED - 1, #KEYS)
   known = known + redis.call('EXISTS', unpack(KEYS, first, last))
 end
@@ -107,7 +110,7 @@ local function state_and_digest_of(ledger)
 end
 
 local replies, at = {}, 5 + 3 * #moulds
-for i = 8, #KEYS do
+for i = 9, #KEYS do
   local ledger, mould, id = KEYS[i], moulds[tonumber(ARGV[at])], ARGV[at + 1]
   local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], mould.latest
   local tokens = queued_tokens_of({mould.field, prompt})
@@ -141,10 +144,10 @@ for i = 8, #KEYS do
   end
   at = at + 4
 end
-if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
+if accepted then redis.call('HSET', KEYS[8], 'queued_tokens', queued_tokens) end
 if attached then redis.call('ZADD', KEYS[6], server_ms() + tonumber(ARGV[3]), client) end
 -- Nobody else hears of these: the leader's metrics take the counts from here.
 for code, count in pairs(refused) do
-  if count > 0 then redis.call('HINCRBY', KEYS[1], 'count:' .. code, count) end
+  if count > 0 then count_in(KEYS[8], 'count:' .. code, count) end
 end
 return replies

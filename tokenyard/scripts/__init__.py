@@ -49,7 +49,14 @@ from tokenyard.scripts.client import (
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
 from tokenyard.scripts.inboxes import Haul, InboxScripts, Notice
-from tokenyard.scripts.leader import RESCUE_HELD, RESCUE_NOT_LEADER, LeaderScripts
+from tokenyard.scripts.leader import (
+    ACQUIT_CHANGED,
+    ACQUIT_DONE,
+    ACQUIT_NOT_LEADER,
+    RESCUE_HELD,
+    RESCUE_NOT_LEADER,
+    LeaderScripts,
+)
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
 
 
@@ -58,6 +65,9 @@ class Scripts(ClientScripts, ControlScripts, InboxScripts, LeaderScripts, Worker
 
 
 __all__ = [
+    "ACQUIT_CHANGED",
+    "ACQUIT_DONE",
+    "ACQUIT_NOT_LEADER",
     "CANCEL_LOOKS",
     "CLIENT_LEASE_MS",
     "MISSING_EVERY_S",
