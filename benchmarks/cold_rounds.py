@@ -90,6 +90,7 @@ def _round(
             if compiled() != before:
                 found.first |= result
                 tell(f"{part}: vLLM has compiled; once more")
+                save(found)
                 wait_until_free(before_mib)
                 result = run()
             timed |= result
