@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_pieces import LEFT_OUT
-from gpu_wheels import ROOT, Target, check
+from gpu_wheels import ROOT, Target, check, unmet
 
 _STAMP: Final = "installed.json"
 
@@ -114,6 +114,9 @@ def _pip_install(folder: Path, wheels: list[Path], timeout_s: float) -> None:
     done = _run([*pip, *map(str, wheels)], timeout_s)
     if done.returncode:
         raise NotInstalled(f"pip did not install the wheels: {_last(done.stderr)}")
+    said = _run([python, "-m", "pip", "check", "--disable-pip-version-check"], timeout_s).stdout
+    if lacking := unmet(said, [wheel.name.partition("-")[0] for wheel in wheels]):
+        raise NotInstalled(f"The folder lacks {', '.join(lacking)}: add their wheels.")
 
 
 def _fingerprint(wheels: list[Path]) -> str:

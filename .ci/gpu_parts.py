@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 #: Name -> what follows `python`.
 PARTS: Final[dict[str, list[str]]] = {
-    "tests": ["-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/gpu"],
+    "tests": ["-m", "pytest", "-q", "-p", "gpu_pytest", "-n", "0", "-m", "gpu", "tests/gpu"],
     "cold_start": ["-m", "benchmarks.cold_start", "--json"],
     "serving_1b": ["-m", "benchmarks.serving", "--shape", "1b", "--json"],
     "serving_8b": ["-m", "benchmarks.serving", "--shape", "8b", "--json"],
@@ -70,6 +70,8 @@ def run_part(
     figures.parent.mkdir(parents=True, exist_ok=True)
     figures.unlink(missing_ok=True)
     variables = environment(state, gpu) | {"TOKENYARD_BENCH_OUT": str(figures)}
+    if part == "tests":
+        variables["PYTHONPATH"] = str(Path(__file__).parent)  # of gpu_pytest
     result = bounded(part, command, state, variables, timeout_s=timeout_s)
     result.quick = "--quick" in command
     if figures.is_file():

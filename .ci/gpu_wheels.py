@@ -15,6 +15,30 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+#: What packages of the list ask for and text models do not load -> what it is for.
+NOT_LOADED: Final = {
+    "anthropic": "an API of vLLM's server",
+    "fastsafetensors": "another loader of weights",
+    "flashinfer-python": "other kernels for attention and sampling, used where they are there",
+    "humming-kernels": "kernels for other data types",
+    "lm-format-enforcer": "structured output, not by default",
+    "mcp": "tools of the Responses API",
+    "nvidia-cudnn-frontend": "kernels for other models",
+    "nvidia-cutlass-dsl": "kernels for other devices and models",
+    "nvtx": "marks for profilers",
+    "openai-harmony": "another name of oss-harmony",
+    "opentelemetry-exporter-otlp": "traces of vLLM",
+    "outlines-core": "structured output, not by default",
+    "pynvvideocodec": "video",
+    "quack-kernels": "kernels for other devices and models",
+    "supervisor": "vLLM in containers of one cloud",
+    "tilelang": "kernels for other models",
+    "tokenspeed-mla": "kernels for other devices and models",
+    "torchaudio": "sound",
+    "torchcodec": "video",
+    "torchvision": "images",
+    "triton": "compiles kernels for GPUs, whose torch brings it",
+}
 #: For vLLM's wheels before `manylinux_2_N`.
 _OLD_TAGS: Final = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+?)\s*(?:==\s*([^\s;]+))?\s*$")
@@ -142,6 +166,20 @@ def _check_needs(vllm: Path, torch: str | None, target: Target) -> None:
             f" folder with the version of vLLM whose METADATA says torch=={plain(torch)}, or use a"
             f" Python with torch {needed[1]}."
         )
+
+
+def unmet(pip_check: str, installed: Iterable[str]) -> list[str]:
+    """What packages of ours ask for and nobody has, out of what `pip check` says.
+
+    The host's own packages are its own business, and so are versions.
+    """
+    ours = {normal(name) for name in installed}
+    found = set()
+    for line in pip_check.splitlines():
+        match = re.fullmatch(r"(\S+) \S+ requires (\S+), which is not installed\.", line)
+        if match and normal(match[1]) in ours and normal(match[2]) not in NOT_LOADED:
+            found.add(f"{normal(match[2])} (for {normal(match[1])})")
+    return sorted(found)
 
 
 def misfit(wheel: str, target: Target) -> str | None:

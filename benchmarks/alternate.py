@@ -46,7 +46,7 @@ MAX_SWAP_SHARE: Final = CoordinatorSettings(redis_url="redis://nowhere").max_swa
 PATIENCE_S: Final = 120.0
 _YARD: Final = "alternate"
 #: How a model gives way, with the sleepers that this takes.
-_KINDS: Final = {"unload": 0, "sleep": 1}
+_KINDS: Final = {"sleep": 1, "unload": 0}
 #: The coordinator counts from when the old model gave way, which is a moment after its command.
 _MARGIN_S: Final = 0.5
 
@@ -273,7 +273,7 @@ def show(reports: Mapping[str, Report], plan: Plan) -> None:
 @click.option(
     "--requests",
     type=click.IntRange(2),
-    help="Of one run.  [default: 1000; on a GPU, where a swap takes longer, 300]",
+    help="Of one run.  [default: 1000; on a GPU, where a swap takes longer, 200]",
 )
 @click.option("--outstanding", default=64, type=click.IntRange(1), help="Of the second load.")
 @click.option(
@@ -301,7 +301,7 @@ def main(
 ) -> None:
     """Have two models take turns on one device, and compare with one of them alone."""
     end_in_order()
-    requests = requests or (300 if on_gpu() else 1000)
+    requests = requests or (200 if on_gpu() else 1000)
     each_s = limit_s / len(_KINDS) if on_gpu() else None
     plan = Plan(requests, outstanding, max_model_wait_s, rounds, each_s)
     if quick:

@@ -39,7 +39,7 @@ _QUESTIONS: Final = {
     "adder": ("12+34=", "46"),
     "subtractor": ("58-21=", "37"),
     "llama": ("w5 w6 w7", " w8 w9 w10 w11 w12 w13"),
-    "llama-twos": ("w5 w6 w7", " w9 w11 w13 w15 w17 w19"),
+    "llama-again": ("w50 w51", " w52 w53 w54 w55 w56 w57"),
 }
 
 

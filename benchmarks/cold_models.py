@@ -1,4 +1,4 @@
-"""The models files of `cold_start.py`: the arithmetic models, or two Llamas of 1B shape."""
+"""The models files of `cold_start.py`: the arithmetic models, or a Llama of 1B shape twice."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from benchmarks.cold_case import MODELS
 from benchmarks.device import on_gpu
-from benchmarks.llama import SHAPES, counting_in_twos, models_folder, shrunken, write_llama
+from benchmarks.llama import SHAPES, model_spec, models_folder, shrunken, write_llama
 from benchmarks.progress import tell
+from worker.models import ModelSpec
 
 Size = Literal["arithmetic", "1b"]
 
-#: As vLLM does by itself, with CUDA graphs, but for limits that it chooses by who asks, and the KV
-#: cache: a process that sleeps, or is only warm, has some of the memory.
-_DEFAULTS: Final = """[defaults]
-dtype = "bfloat16"
-max_model_len = 2048
-max_num_seqs = 256
-kv_cache_gib = {kv_cache_gib}
-enforce_eager = {eager}
-
-[defaults.engine_args]
-max_num_batched_tokens = 8192
-"""
+#: The same files under two names: two models to whoever loads them, and one to vLLM's compiler.
+_NAMES: Final = ("llama", "llama-again")
+_MAX_NUM_SEQS: Final = 256
 
 
 @contextmanager
@@ -37,13 +29,19 @@ def sized_models(size: Size, *, quick: bool) -> Iterator[Path]:
         return
     shape = shrunken(SHAPES[size]) if quick else SHAPES[size]
     with models_folder() as folder:
-        text = _DEFAULTS.format(
-            kv_cache_gib=8.0 if on_gpu() else 0.25, eager=str(not on_gpu()).lower()
-        )
-        for name, each in (("llama", shape), ("llama-twos", counting_in_twos(shape))):
-            tell(f"model: {each.name}")
-            path = json.dumps(str(write_llama(each, folder)))
-            text += f"\n[models.{name}]\npath = {path}\n"
+        tell(f"model: {shape.name}")
+        spec = model_spec(shape, write_llama(shape, folder), _MAX_NUM_SEQS, gpu=on_gpu())
         models = folder / f"{shape.name}.toml"
-        models.write_text(text)
+        models.write_text("\n".join(_table(name, spec) for name in _NAMES))
         yield models
+
+
+def _table(name: str, spec: ModelSpec) -> str:
+    keys = ("path", "dtype", "max_model_len", "max_num_seqs", "enforce_eager", "kv_cache_gib")
+    own = [_line(key, getattr(spec, key)) for key in keys]
+    more = [_line(key, value) for key, value in spec.engine_args.items()]
+    return "\n".join([f"[models.{name}]", *own, f"[models.{name}.engine_args]", *more, ""])
+
+
+def _line(key: str, value: Any) -> str:
+    return f"{key} = {json.dumps(value)}"

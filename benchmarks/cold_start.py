@@ -163,7 +163,6 @@ def main(size: Size | None, rounds: int, limit_s: float, *, quick: bool, as_json
             models,
             rounds=1 if quick else rounds,
             limit_s=limit_s if on_gpu() else None,
-            warm_caches=size != "arithmetic" and not quick,
             save=lambda so_far: save(report(so_far)),
         )
     figures = report(found)

@@ -2,8 +2,8 @@
 
 They compute as any other does, on random numbers. But what attention and MLP add to a token is
 small beside the token itself, and the last matrix knows each token's successor: the answer to a
-prompt goes on counting from its last token, in steps of the model's own, by a margin that no
-rounding and no batch reaches. Their tokens are the words w0, w1, ...
+prompt goes on counting from its last token, by a margin that no rounding and no batch reaches.
+Their tokens are the words w0, w1, ...
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.child import run_child
+from worker.models import ModelSpec
 
 #: Where models stay from one run to the next; without it they are written anew.
 FOLDER: Final = "TOKENYARD_BENCH_MODELS"
 #: Written last: a folder without it is half of a model.
 _CONFIG: Final = "config.json"
+#: Prompt and answer of the longest request.
+MAX_TOKENS: Final = 640
+_UTILIZATION: Final = 0.15
 _WRITE_TIMEOUT_S: Final = 400.0
 #: No prompt ends so close to the last token that its answer would begin again at the first.
 _LAST: Final = 256
@@ -31,7 +35,7 @@ _LAST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a Llama is, and how far it counts with each token."""
+    """How large a Llama is."""
 
     name: str
     hidden: int
@@ -40,7 +44,6 @@ class Shape:
     kv_heads: int
     inner: int
     vocabulary: int
-    step: int = 1
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -49,12 +52,12 @@ class Shape:
 
     def answer(self, last: int, count: int) -> list[int]:
         """What it says behind a prompt with this last token, greedily."""
-        return [last + self.step * number for number in range(1, count + 1)]
+        return list(range(last + 1, last + 1 + count))
 
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
         """Different random ones, the same in each run."""
         draw = random.Random(tokens)
-        most = self.vocabulary - self.step * _LAST
+        most = self.vocabulary - _LAST
         return [[draw.randrange(most) for _ in range(tokens)] for _ in range(count)]
 
 
@@ -79,11 +82,6 @@ def shrunken(shape: Shape) -> Shape:
     )
 
 
-def counting_in_twos(shape: Shape) -> Shape:
-    """Another model of this shape."""
-    return replace(shape, name=f"{shape.name}-twos", step=2)
-
-
 @contextmanager
 def models_folder() -> Iterator[Path]:
     """The folder that `FOLDER` names, or one that is gone afterwards."""
@@ -106,6 +104,30 @@ def write_llama(shape: Shape, models: Path) -> Path:
         run_child("benchmarks.llama_weights", arguments, timeout_s=_WRITE_TIMEOUT_S)
         (folder / _CONFIG).write_text(json.dumps(_config(shape)))
     return folder
+
+
+def model_spec(shape: Shape, path: Path, max_num_seqs: int, *, gpu: bool) -> ModelSpec:
+    """How all sides of all benchmarks load it, so that they find what another has compiled.
+
+    As vLLM does by itself, but for limits that it chooses by who asks, and for memory, which
+    several engines share: the KV cache holds as many requests as run at once, of `MAX_TOKENS`
+    each, and the utilization is only what must be free. Nobody has a prefix cache, since prompts
+    come again.
+    """
+    cache_gib = shape.kv_bytes_per_token * MAX_TOKENS * max_num_seqs / 1024**3
+    arguments: dict[str, Any] = {"enable_prefix_caching": False, "max_num_batched_tokens": 8192}
+    if gpu:
+        arguments["gpu_memory_utilization"] = _UTILIZATION
+    return ModelSpec(
+        name=shape.name,
+        path=str(path),
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=max_num_seqs,
+        enforce_eager=not gpu,
+        kv_cache_gib=round(cache_gib + 0.25, 2),
+        engine_args=arguments,
+    )
 
 
 def _config(shape: Shape) -> dict[str, Any]:

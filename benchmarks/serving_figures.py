@@ -10,7 +10,7 @@ from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.serving_alone import OF_ENGINE
 from benchmarks.serving_case import Outcome
-from benchmarks.serving_shape import ANSWER_TOKENS, MAX_NUM_SEQS, PROMPT_TOKENS, Found, Plan
+from benchmarks.serving_shape import ANSWER_TOKENS, PROMPT_TOKENS, Found, Plan
 
 #: How the tables call the sides: first those with whole answers, then those that stream.
 SIDES: Final = {
@@ -43,7 +43,7 @@ Figures = dict[str, Any]
 def summary(found: Found, plan: Plan) -> Figures:
     """For ``--json``: null is what could not be measured, and `reasons` says why."""
     figures: Figures = {"shape": plan.shape.name, "machine": machine_facts()}
-    figures |= {"requests": plan.requests, "concurrent": MAX_NUM_SEQS, "failed": found.failed}
+    figures |= {"requests": plan.requests, "concurrent": plan.concurrent, "failed": found.failed}
     figures |= {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS}
     figures["rounds"] = {side: len(outcomes) for side, outcomes in found.full.items()}
     figures |= {"offered_per_s": _rounded(found.offered_per_s)}
@@ -100,7 +100,7 @@ def _broker(found: Found) -> dict[str, float]:
     """What the broker spends on a token that is streamed at full load.
 
     Its share of a token is the CPU time of the broker's process for one token, divided by the
-    mean time from one token of a stream to its next, both with `MAX_NUM_SEQS` streams.
+    mean time from one token of a stream to its next, both with as many streams as run at once.
     """
     shares = [broker_share(one) for one in found.full.get("tokenyard_stream", ())]
     return {
@@ -137,7 +137,8 @@ def show(figures: Mapping[str, Any]) -> None:
     """The figures as tables."""
     print_table(
         f"{figures['shape']}, {machine()}: {figures['requests']:,} requests at once, "
-        f"{MAX_NUM_SEQS} of them run; {PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out; medians",
+        f"{figures['concurrent']} of them run; {PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out; "
+        "medians",
         ("", "requests/s", "tokens/s", "CPU µs/token"),
         [
             (title, *(_cell(figures[f"{_prefix(side)}{unit}"]) for unit in UNITS))

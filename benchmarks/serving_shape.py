@@ -1,27 +1,28 @@
-"""`serving.py --shape`: a Llama of a real size, one side after the other, within a time limit."""
+"""`serving.py --shape`: a Llama of a real size, within a time limit.
+
+The engines run in waves: those of one are on the GPU together, and idle while another is asked.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from benchmarks.device import on_gpu, used_mib, wait_until_free
-from benchmarks.llama import SHAPES, Shape, models_folder, shrunken, write_llama
+from benchmarks.llama import SHAPES, Shape, model_spec, models_folder, shrunken, write_llama
 from benchmarks.progress import tell, told
-from benchmarks.serving_alone import OF_ENGINE, Engine, alone
+from benchmarks.serving_alone import OF_ENGINE, Engine, Ready, begin
 from benchmarks.serving_case import Load, Outcome, Task, Workload, poisson
 from benchmarks.serving_stage import Side
-from worker.models import ModelSpec
 
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128
-MAX_NUM_SEQS: Final = 256
 _STREAMED: Final = frozenset({"stepped", "tokenyard_stream", "async", "serve_stream"})
-_MAX_MODEL_LEN: Final = 1024
-_UTILIZATION: Final = 0.85
 _SEED: Final = 6
 _WARM_UP: Final = 128
 _LEAST_PACED: Final = 8
@@ -33,10 +34,11 @@ class Plan:
 
     shape: Shape
     requests: int  # at once
+    concurrent: int  # of them run
     rounds: int
     paced_s: float  # of streams at half load
     limit_s: float
-    engines: Sequence[Engine] = tuple(OF_ENGINE)
+    waves: Sequence[Sequence[Engine]] = (tuple(OF_ENGINE),)
     on_gpu: bool = True
 
 
@@ -58,41 +60,30 @@ def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
         return Plan(
             shape=shape,
             requests=16,
+            concurrent=256,
             rounds=1,
             paced_s=2.0,
             limit_s=limit_s,
-            engines=("program", "tokenyard"),
+            waves=(("program", "tokenyard"),),
             on_gpu=on_gpu(),
         )
+    # Of 80 GB the 1B shape has room for four engines of 256 requests, the 8B shape for two of 192.
+    is_small = name == "1b"
     return Plan(
         shape=SHAPES[name],
-        requests={"1b": 1024, "8b": 256}[name],
+        requests=512 if is_small else 192,
+        concurrent=256 if is_small else 192,
         rounds=rounds,
-        paced_s=12.0,
+        paced_s=6.0,
         limit_s=limit_s,
+        waves=(tuple(OF_ENGINE),) if is_small else (("program", "tokenyard"), ("serve", "async")),
         on_gpu=on_gpu(),
     )
 
 
-def workload_for(plan: Plan, path: str) -> Workload:
-    """The model, and how all sides load it: as vLLM does by itself, but for what is named here.
-
-    Those are limits that vLLM chooses by who asks. Prompts come again in each round, so nobody has
-    a prefix cache.
-    """
-    arguments: dict[str, Any] = {"enable_prefix_caching": False, "max_num_batched_tokens": 8192}
-    if plan.on_gpu:
-        arguments["gpu_memory_utilization"] = _UTILIZATION
-    model = ModelSpec(
-        name=plan.shape.name,
-        path=path,
-        dtype="bfloat16",
-        max_model_len=_MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS,
-        enforce_eager=not plan.on_gpu,
-        kv_cache_gib=0.0 if plan.on_gpu else 0.25,
-        engine_args=arguments,
-    )
+def workload_for(plan: Plan, path: Path) -> Workload:
+    """The model, and how it is asked."""
+    model = model_spec(plan.shape, path, plan.concurrent, gpu=plan.on_gpu)
     title = f"{PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out"
     return Workload(plan.shape.name, title, model, ANSWER_TOKENS, True)
 
@@ -106,33 +97,30 @@ def tasks_for(plan: Plan) -> list[Task]:
 
 
 def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
-    """All engines, one after the other; one that fails is noted, and the others have their turn."""
+    """All waves, one after the other; one that would begin too late is left out."""
     found, until, before_mib = Found(), time.monotonic() + plan.limit_s, used_mib()
     with models_folder() as models:
         began = time.monotonic()
-        workload = workload_for(plan, str(write_llama(plan.shape, models)))
+        workload = workload_for(plan, write_llama(plan.shape, models))
         found.write_s = time.monotonic() - began
         tell(f"{plan.shape.name}: written in {found.write_s:.1f} s")
-        run = _Run(plan, tasks_for(plan), found, save)
-        for number, engine in enumerate(plan.engines):
+        run, start_s = _Run(plan, tasks_for(plan), found, save), 0.0
+        for number, wave in enumerate(plan.waves):
             now = time.monotonic()
-            share_s = max(0.0, until - now) / (len(plan.engines) - number)
-            try:
-                if not share_s:
-                    raise TimeoutError(f"not started: the {plan.limit_s:g} s were over")
+            if number and now + start_s >= until:
+                words = f"not started: the {plan.limit_s:g} s were nearly over"
+                found.failed |= dict.fromkeys(wave, words)
+                tell(f"{', '.join(wave)}: {words}")
+            else:
                 wait_until_free(before_mib)
-                with alone(engine, workload) as sides:
-                    tell(f"{engine}: ready after {time.monotonic() - now:.1f} s")
-                    run.measure(sides, now + share_s)
-            except Exception as fault:  # noqa: BLE001 - whatever it is, the others have their turn
-                found.failed[engine] = told(fault)
-                tell(f"{engine}: FAILED: {found.failed[engine]}")
+                share_s = (until - now) / (len(plan.waves) - number)
+                start_s = run.wave(wave, workload, now + share_s)
             save(found)
     return found
 
 
 class _Run:
-    """Puts the loads on the sides of one engine."""
+    """Starts the engines of a wave, and puts the loads on their sides."""
 
     def __init__(
         self, plan: Plan, tasks: Sequence[Task], found: Found, save: Callable[[Found], None]
@@ -142,19 +130,59 @@ class _Run:
         self._found = found
         self._save = save
 
-    def measure(self, sides: Mapping[str, Side], until: float) -> None:
-        """One round and the streams at half load in any case; further rounds as time is left."""
-        for name, side in sides.items():
-            side.put(self._load(name, min(_WARM_UP, self._plan.requests)), name)
+    def wave(self, engines: Sequence[Engine], workload: Workload, until: float) -> float:
+        """Seconds until all were ready. One that fails is noted, and the others have their turn."""
         began = time.monotonic()
-        self._round(sides)
+        with ExitStack() as stack:
+            begun: dict[Engine, Ready] = {}
+            for engine in engines:
+                with self._noted(engine):
+                    begun[engine] = begin(engine, workload, stack)
+            sides: dict[Engine, Mapping[str, Side]] = {}
+            # A yard starts when it is waited for, and should do so beside the others.
+            for engine in sorted(begun, key=lambda one: one != "tokenyard"):
+                with self._noted(engine):
+                    sides[engine] = begun[engine]()
+                    tell(f"{engine}: ready after {time.monotonic() - began:.1f} s")
+            start_s = time.monotonic() - began
+            self._measure({engine: sides[engine] for engine in engines if engine in sides}, until)
+        return start_s
+
+    def _measure(self, sides: Mapping[Engine, Mapping[str, Side]], until: float) -> None:
+        """One round, and the streams at half load, in any case; more as time is left."""
+        self._each(sides, self._warm_up)
+        began = time.monotonic()
+        self._each(sides, self._round)
         round_s = time.monotonic() - began
-        self._pace(sides)
+        self._each(sides, self._pace)
         for _ in range(1, self._plan.rounds):
             if time.monotonic() + round_s > until:
                 tell("no time for another round")
                 break
-            self._round(sides)
+            self._each(sides, self._round)
+
+    def _each(
+        self,
+        sides: Mapping[Engine, Mapping[str, Side]],
+        put: Callable[[Mapping[str, Side]], None],
+    ) -> None:
+        for engine, own in sides.items():
+            if engine not in self._found.failed:
+                with self._noted(engine):
+                    put(own)
+
+    @contextmanager
+    def _noted(self, engine: Engine) -> Iterator[None]:
+        try:
+            yield
+        except Exception as fault:  # noqa: BLE001 - whatever it is, the others have their turn
+            self._found.failed[engine] = told(fault)
+            tell(f"{engine}: FAILED: {self._found.failed[engine]}")
+            self._save(self._found)
+
+    def _warm_up(self, sides: Mapping[str, Side]) -> None:
+        for name, side in sides.items():
+            side.put(self._load(name, min(_WARM_UP, self._plan.requests)), name)
 
     def _round(self, sides: Mapping[str, Side]) -> None:
         for name, side in sides.items():

@@ -176,6 +176,7 @@ class Coordinator:
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""
+        self._has_loaded = False  # the scripts, into the server that it is connected to
         self._heard_at = -math.inf  # monotonic; when the server answered last
         self._quiet_until = 0.0
         self._complete = settings.expect_workers == 0
@@ -238,6 +239,11 @@ class Coordinator:
 
     def run_once(self) -> None:
         """One turn: keep the lead, know the workers, rescue, dispatch."""
+        if not self._has_loaded:
+            # Before it leads: a server that takes no writes lets nobody lead, and clients call a
+            # script to learn that.
+            self._load_scripts()
+            self._has_loaded = True
         if not self._keep_lead():
             self._prepared_for = ""
             self._ready.set()
@@ -278,7 +284,6 @@ class Coordinator:
         token = self._leadership.token
         if self._prepared_for == token:
             return
-        self._load_scripts()
         self._publish_handshake()
         self._recognize_server()
         self._intake.read_again()
@@ -418,6 +423,7 @@ class Coordinator:
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""
         self._prepared_for = ""
+        self._has_loaded = False
         self._heard_at = -math.inf
 
     def _close(self) -> None:

@@ -40,7 +40,8 @@ class History:
     faults: int = 0
     not_before_ms: int = 0
     reason: str = ""
-    has_published: bool = False
+    published: int = 0  # tokens that its readers have seen
+    choices: int = 0  # of how many of them it is known whose they are, where there are several
     trial: int | None = None
 
     def trial_size(self, limits: Limits) -> int | None:
@@ -63,8 +64,8 @@ class History:
             return Code.POISONED, f"{times}, the last: {self.reason}"
         if self.faults >= limits.max_faults:
             return Code.INFERENCE_ERROR, f"failed {self.faults} times, at last: {self.reason}"
-        if choices > 1 and self.has_published:
-            return Code.WORKER_LOST, "a stream with n > 1 cannot be continued by another worker"
+        if choices > 1 and self.choices != self.published:
+            return Code.WORKER_LOST, "whose its published tokens are is not known any more"
         return None
 
 
@@ -81,7 +82,8 @@ def read_history(fields: Mapping[bytes, bytes]) -> History:
         faults=_count(fields, b"faults"),
         not_before_ms=_count(fields, b"not_before"),
         reason=fields.get(b"reason", b"").decode(errors="replace"),
-        has_published=bool(fields.get(b"published")),
+        published=len(fields.get(b"published", b"")) // 4,
+        choices=len(fields.get(b"choices", b"")),
         trial=_count(fields, b"trial") if b"trial" in fields else None,
     )
 

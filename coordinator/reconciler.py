@@ -24,7 +24,8 @@ from tokenyard.wording import counted
 log = logging.getLogger("tokenyard.coordinator.reconciler")
 
 EVERY_S: Final = 1.0
-#: Keys of the server that one round looks at, about, and requests that one round ends.
+#: Keys of the server that one round looks at, about (a request that waits or runs counts as
+#: five), and requests that one round ends.
 MOST_LOOKED_AT: Final = 1000
 MOST_ENDED: Final = 100
 #: After a pass in a hurry that was called for there is none for so many times its own time.

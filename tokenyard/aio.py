@@ -216,7 +216,7 @@ class AsyncClient:
 
     async def _call(self, call: Call[Any]) -> Any:
         """Call a script; one that the leader is to load is waited for."""
-        give_up = time.monotonic() + self._dialogue.connect_timeout_s
+        give_up = time.monotonic() + self._dialogue.patience_s(call)
         run: Any = self._connection.execute_command  # redis-py gives no types for it
         command = command_of(call)
         while True:

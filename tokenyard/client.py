@@ -277,7 +277,7 @@ class Client:
 
     def _call(self, call: Call[Any]) -> Any:
         """Call a script; one that the leader is to load is waited for."""
-        give_up = time.monotonic() + self._dialogue.connect_timeout_s
+        give_up = time.monotonic() + self._dialogue.patience_s(call)
         while True:
             try:
                 return self._scripts.call(call)

@@ -49,7 +49,7 @@ from tokenyard.operations import Ask, Operation, Pause, Steps
 from tokenyard.outage import Outage
 from tokenyard.receipts import owns
 from tokenyard.replies import TERMINAL
-from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, Wished, place_of
+from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Call, Cancelled, Submitted, Wished, place_of
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
@@ -140,6 +140,10 @@ class Dialogue:
                 [f"client_id {self.client_id!r}: for the guest {user} use it or {user}-..."]
             )
         return Guest(user, self.client_id, self.keys, self._session)
+
+    def patience_s(self, call: Call[Any]) -> float:
+        """How long a script is waited for that the server has not got; `probe` says what is now."""
+        return 0.0 if call.script == "probe" else self.connect_timeout_s
 
     def close(self) -> None:
         """End all waiting; `take_leave` cancels what is to be cancelled, other requests go on."""

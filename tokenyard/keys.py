@@ -71,6 +71,13 @@ class Keys:
         """String: the published tokens of a request that is still running, packed int32."""
         return f"{self._prefix}tokens:{client}/{request_id}"
 
+    def choices(self, client: str, request_id: str) -> str:
+        """String: whose each of those tokens is, a byte each; only of streams with ``n`` above 1.
+
+        No client is named like this, so it is no other request's ``tokens``.
+        """
+        return f"{self._prefix}tokens:{client}#/{request_id}"
+
     def reply(self, client: str, request_id: str) -> str:
         """Stream of replies to one request, one entry each, plain fields."""
         return f"{self._prefix}reply:{client}/{request_id}"

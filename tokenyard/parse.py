@@ -270,6 +270,7 @@ def parse_assignment(
         faults=faults,
         fault=fault,
         first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
+        choices=fields.get(b"choices", b""),
     )
 
 

@@ -255,6 +255,14 @@ class Assignment(Struct, frozen=True, kw_only=True):
     faults: int = 0  # times that an engine could not serve it
     fault: str = ""  # why this version cannot read the request, if it cannot
     first_epoch: int | None = None  # of generation, in which the first published token was made
+    choices: bytes = b""  # whose each of the published tokens is, a byte each; of n > 1 only
+
+    def published_of(self, index: int) -> list[int]:
+        """The tokens of one choice that its readers have seen."""
+        tokens = unpack_tokens(self.published)
+        if self.request.params.n == 1:
+            return tokens
+        return [token for token, whose in zip(tokens, self.choices, strict=True) if whose == index]
 
     @property
     def accepted_ms(self) -> int:
@@ -283,6 +291,7 @@ SYSTEM_FIELDS: Final = frozenset(
         b"epoch",
         b"trial",
         b"relapsed",
+        b"choices",
     }
 )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
+from tokenyard.scripts import load_scripts
 
 #: The users that may log in; their passwords are their names.
 USERS = ("client", "coordinator", "worker", "admin", "batch", "scaler", "default")
@@ -27,5 +29,12 @@ def guarded(
         request.param, folder, USERS, clients=["bob"], guests=["guest", "eve"], yard=GUESTS_YARD
     )
     server.start()
+    load_all(server)
     yield server
     server.stop()
+
+
+def load_all(server: GuardedServer) -> None:
+    """Load the scripts, as every coordinator does, for tests that have none."""
+    with redis.Redis.from_url(server.url_of("default")) as keeper:
+        load_scripts(keeper)

@@ -95,7 +95,7 @@ def _is_told(default: Any, told: str) -> bool:
 
 
 def test_the_diagrams_have_the_states_of_the_code() -> None:
-    request, lease, process, posture = code(page("docs/states.md"), "mermaid")
+    request, _, lease, process, posture = code(page("docs/states.md"), "mermaid")
     assert _states(request) == {"waiting", "assigned"} | TERMINAL
     assert _states(lease) == {"held", "lost", "left", "crashed"}
     assert _states(process) == {state.value for state in State}

@@ -74,6 +74,7 @@ def ask(
     messages: list[dict[str, Any]] | None = None,
     stream: bool = False,
     published: Sequence[int] = (),
+    choices: bytes = b"",
     model: str = "",
     **params: Any,
 ) -> Assignment:
@@ -89,7 +90,7 @@ def ask(
         model=model,
         params=SamplingParams(**params),
     )
-    return make_assignment(request, entry=key, published=published)
+    return make_assignment(request, entry=key, published=published, choices=choices)
 
 
 def greedy(key: str = "1-0", **fields: Any) -> Assignment:

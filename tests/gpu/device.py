@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +15,7 @@ import psutil
 MIB = 1024**2
 GIB = 1024**3
 Name = Literal["cuda", "cpu"]
-#: CUDA opens it when it is initialized, and it stays open for as long as the process lives. Who
-#: only asks the driver about its GPUs does not.
-_CUDA_FILE = "/dev/nvidia-uvm"
+_DRIVER = "/dev/nvidia"
 _TIMEOUT_S = 30.0
 
 
@@ -58,24 +58,28 @@ class Device:
             return _gpus()[_first(len(_gpus()))][1]
         return sum(_resident(pid) for pid in pids)
 
-    def holders(self, pids: Iterable[int]) -> set[int]:
-        """Those of these processes in which CUDA is initialized."""
-        return {pid for pid in pids if has_open(pid, _CUDA_FILE)}
-
     def computing(self) -> set[int]:
-        """The processes that compute on any GPU, as NVML tells; it may call them otherwise."""
-        nvml = _nvml()
-        if nvml is None:
-            return set()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
-        running = [nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
-        return {process.pid for processes in running for process in processes}
+        """The processes that compute on any GPU, as NVML tells.
+
+        In a container it may know them by other numbers, or not at all.
+        """
+        with _nvml() as nvml:
+            if nvml is None:
+                return set()
+            count = nvml.nvmlDeviceGetCount()
+            handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(count)]
+            running = [nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
+            return {process.pid for processes in running for process in processes}
 
 
-def has_open(pid: int, path: str) -> bool:
-    """Whether a process has this file open."""
-    links = Path(f"/proc/{pid}/fd").iterdir()
-    return any(_target(link) == path for link in links)
+def device_files(pid: int) -> dict[str, int]:
+    """The files of NVIDIA's driver that a process has open, and how often."""
+    return dict(Counter(path for path in open_files(pid) if path.startswith(_DRIVER)))
+
+
+def open_files(pid: int) -> list[str]:
+    """What a process has open."""
+    return [_target(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
 
 
 def _target(link: Path) -> str:
@@ -98,28 +102,33 @@ def _first(count: int) -> int:
     return int(named) if named.isdecimal() and int(named) < count else 0
 
 
-def _nvml() -> Any:
-    """NVML's Python API, initialized; None where it is not installed."""
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML's Python API; None where it is not installed. Nothing of the driver stays open."""
     try:
         import pynvml
     except ImportError:
-        return None
+        yield None
+        return
     pynvml.nvmlInit()
-    return pynvml
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _gpus() -> list[tuple[str, int]]:
     """The GPUs of this host: name, and bytes in use."""
-    nvml = _nvml()
-    if nvml is None:
-        return list(_asked_of_nvidia_smi())
-    found = []
-    for at in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(at)
-        name = nvml.nvmlDeviceGetName(handle)
-        text = name.decode() if isinstance(name, bytes) else name
-        found.append((text, int(nvml.nvmlDeviceGetMemoryInfo(handle).used)))
-    return found
+    with _nvml() as nvml:
+        if nvml is None:
+            return list(_asked_of_nvidia_smi())
+        found = []
+        for at in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(at)
+            name = nvml.nvmlDeviceGetName(handle)
+            text = name.decode() if isinstance(name, bytes) else name
+            found.append((text, int(nvml.nvmlDeviceGetMemoryInfo(handle).used)))
+        return found
 
 
 def _asked_of_nvidia_smi() -> Iterable[tuple[str, int]]:

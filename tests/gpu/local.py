@@ -26,6 +26,7 @@ class Local:
     def __init__(self, device: Device, controller: WorkerController) -> None:
         self.device = device
         self.controller = controller
+        self.warm_up_s = [dict(one.phases_s) for one in controller.status()]
 
     def pids(self) -> list[int]:
         """The processes of the pool."""
@@ -84,12 +85,12 @@ def running_local(device: Device) -> Iterator[Local]:
         leak_tolerance=1.0,
     )
     with controller:
-        local = Local(device, controller)
         try:
             controller.wait_warm(device.patience * WARM_S)
         except WaitTimeout as fault:
-            raise AssertionError(f"{fault}: {local.told()}") from fault
-        yield local
+            told = "; ".join(map(str, controller.status()))
+            raise AssertionError(f"{fault}: {told}") from fault
+        yield Local(device, controller)
 
 
 def answers(engine: EngineHandle) -> list[list[int]]:

@@ -27,12 +27,11 @@ def one_gpu(device: Device) -> None:
         pytest.skip(f"{device.count} GPUs are here")
 
 
-@pytest.mark.parametrize("devices", [(), ("0", "0")], ids=["more slots than GPUs", "one GPU twice"])
 @pytest.mark.usefixtures("one_gpu", "cache_root")
-def test_one_gpu_is_not_given_to_two_processes(devices: tuple[str, ...]) -> None:
-    controller = WorkerController(slots=2, device="cuda", devices=devices)
+def test_one_gpu_is_not_given_to_two_processes() -> None:
+    controller = WorkerController(slots=2, device="cuda", devices=("0", "0"))
 
-    with pytest.raises(SettingsError, match=r"slots|devices|cannot be used") as refused:
+    with pytest.raises(SettingsError, match=r"devices|cannot be used") as refused:
         controller.start()
 
     print(refused.value)  # noqa: T201  # pytest shows it

@@ -10,10 +10,11 @@ from tests.support.looks import make_look, make_view_worker
 from tokenyard.admin import WorkerView
 from tokenyard.dead_letters import DeadLetter
 from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
-from tokenyard.doctor.evidence import Disk, Group, Refusal
+from tokenyard.doctor.evidence import Disk, Group, LostLook, Refusal
 from tokenyard.doctor.sampling import KeySample, Kind
 from tokenyard.keys import Keys
 from tokenyard.posture import Posture, Postures
+from tokenyard.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.wire import WIRE_VERSION
 from tokenyard.worker_info import HostInfo, ModelInfo
 
@@ -41,7 +42,8 @@ CONFIG = {
     "timeout": "0",
 }
 SAMPLE = KeySample({"request": Kind(3, 3000)}, {"w.1": 0}, is_whole=True)
-HANDSHAKE = {"protocol": str(WIRE_VERSION)}
+PASS = encode_pass(Pass(at_ms=50_000, took_s=1.5, ledgers=1234, ended=0)).decode()
+HANDSHAKE = {"protocol": str(WIRE_VERSION), LAST: PASS}
 
 
 def sound(**changes: Any) -> Evidence:
@@ -309,3 +311,46 @@ def test_dead_letters() -> None:
     [finding] = found(looked(dead=1, letters=[letter]), "dead letters")
 
     assert (finding.verdict, finding.found) == ("warning", "1, the last: it killed its worker")
+
+
+class TestEntries:
+    def entries(self, evidence: Evidence) -> Finding:
+        (one,) = found(evidence, "entries")
+        return one
+
+    def test_last_look_is_told_by_number(self) -> None:
+        entries = self.entries(sound())
+
+        assert entries.verdict == "ok"
+        assert "looked at 1,234 ledgers in 1.5 s, 10 s ago" in entries.found
+
+    def test_what_was_ended_lately(self) -> None:
+        told = encode_pass(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()
+        entries = self.entries(looked(handshake=HANDSHAKE | {LAST_FOUND: told}))
+
+        assert entries.verdict == "warning"
+        assert entries.found == "7 requests ended as ENTRY_LOST, 40 s ago"
+        assert "XTRIM" in entries.todo
+
+    @pytest.mark.parametrize("told", ["", "[]", "garbage", '{"at_ms":"x"}'])
+    def test_leader_that_has_told_nothing(self, told: str) -> None:
+        told_so = HANDSHAKE | {LAST: told, LAST_FOUND: told}
+        entries = self.entries(looked(handshake=told_so))
+
+        assert entries.verdict == "unknown"
+        assert "SCAN" in entries.found
+
+    def test_what_is_lost_now(self) -> None:
+        lost = LostLook([f"anon/{at}" for at in range(7)], 100)
+        entries = self.entries(sound(lost=lost))
+
+        assert entries.verdict == "warning"
+        assert entries.found.startswith("7 of 100 requests have lost their entry: anon/0, anon/1")
+        assert entries.found.endswith("anon/4, ...")
+
+    def test_lost_and_nobody_leads(self) -> None:
+        look = make_look(60_000, [make_view_worker("w.1")], handshake={}, leader=None)
+        entries = self.entries(sound(look=look, lost=LostLook(["a/b"], 1)))
+
+        assert entries.verdict == "fault"
+        assert "start one" in entries.todo

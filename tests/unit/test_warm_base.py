@@ -77,7 +77,7 @@ def test_a_vllm_without_such_graphs_or_pools_is_left_alone(
 def test_what_stays_of_a_model_that_could_sleep_ends_the_process(
     used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance = SimpleNamespace(get_current_usage=lambda: used)
+    instance = SimpleNamespace(get_current_usage=lambda: used, release_pools=lambda: None)
     allocator = SimpleNamespace(instance=instance)
     module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
 
@@ -95,3 +95,26 @@ def test_where_nothing_ever_slept_nothing_stays(monkeypatch: pytest.MonkeyPatch)
     warm_base._check_sleep_memory()
     monkeypatch.delitem(sys.modules, "vllm.device_allocator.cumem")
     warm_base._check_sleep_memory()
+
+
+def test_pools_that_a_failed_load_has_left_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    instance = SimpleNamespace(release_pools=lambda: released.append("pools"))
+    allocator = SimpleNamespace(instance=instance)
+    module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
+
+    warm_base._forget_sleep_memory()
+
+    assert released == ["pools"]
+
+
+def test_kernels_of_a_warm_up_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    module("vllm.utils.jit_monitor", monkeypatch, _handle_jit_event=heard.append)
+    monitor: Any = sys.modules["vllm.utils.jit_monitor"]
+
+    with warm_base.unmonitored(), warm_base.unmonitored():
+        monitor._handle_jit_event("in the warm-up")
+    monitor._handle_jit_event("afterwards")
+
+    assert heard == ["afterwards"]

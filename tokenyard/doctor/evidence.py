@@ -15,6 +15,7 @@ import redis
 from tokenyard.doctor.sampling import KeySample, sample_keys
 from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.look import Look, read_look
+from tokenyard.scripts import Scripts
 
 T = TypeVar("T")
 
@@ -22,6 +23,9 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 #: Settings of the server that say something about a yard.
 _SETTINGS: Final = ("appendfsync", "bind", "dir", "protected-mode", "tcp-keepalive", "timeout")
 _REFUSALS: Final = 20
+#: Keys in one look for lost entries, about, and most such looks.
+_LOOK: Final = 1000
+_MOST_LOOKS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,14 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class LostLook:
+    """Requests whose entry is not where their ledger says, among those that were looked at."""
+
+    names: Sequence[str]  # <client>/<id>
+    ledgers: int  # looked at
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """All that the checks go by. None stands for what cannot be seen; ``unseen`` says why."""
 
@@ -69,6 +81,7 @@ class Evidence:
     look: Look | None = None
     groups: Sequence[Group] | None = None
     sample: KeySample | None = None
+    lost: LostLook | None = None
     disk: Disk | None = None
     unseen: Mapping[str, str] = field(default_factory=dict)
 
@@ -113,6 +126,7 @@ def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
         look=read("the yard", lambda: read_look(connection, keys)),
         groups=read("XINFO GROUPS", lambda: _groups(read.run, keys)),
         sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
+        lost=read("lost entries", lambda: _lost(Scripts(connection, keys))),
         disk=_disk(url, config),
         unseen=read.unseen,
     )
@@ -171,6 +185,20 @@ def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:
             return ()
         raise
     return groups
+
+
+def _lost(scripts: Scripts) -> LostLook:
+    names: dict[str, None] = {}  # SCAN may name a key more than once
+    cursor = ledgers = 0
+    for _ in range(_MOST_LOOKS):
+        look = scripts.astray(cursor, _LOOK)
+        cursor, ledgers = look.cursor, ledgers + look.ledgers
+        # What a worker with a lease has may be on its way back: it is the leader's to watch.
+        found = [one for one in look.found if not one.may_run]
+        names |= dict.fromkeys(f"{one.client}/{one.request_id}" for one in found)
+        if not cursor:
+            break
+    return LostLook(list(names), ledgers)
 
 
 def _disk(url: str, config: Mapping[str, str] | None) -> Disk | None:

@@ -5,7 +5,7 @@
 -- KEYS[1] leases (zset): lease expiry in ms by worker; its name says how the yard's keys begin
 -- KEYS[2] tally (hash): counters
 -- ARGV[1] the cursor of SCAN: 0 to begin
--- ARGV[2] most keys of the server to look at, about
+-- ARGV[2] most keys of the server to look at, about; a request that waits or runs counts as five
 -- Returns where to go on (0 at the end), the number of ledgers looked at, the tokens of those among
 --   them that wait where they should, the yard's count of tokens that wait, and the requests
 --   found, each as <client>/<id>, state, class or worker where it should be, entry there, 1 if
@@ -17,17 +17,19 @@
 -- @include place_of
 -- @include queued_tokens_of
 
--- Entries come with what is in them, so a look also ends after very many bytes.
-local PAGE, MOST_BYTES = 16, 4 * 1024 * 1024
+-- To look for an entry takes as long as a few ledgers of what is over. It comes with what is in it, so
+-- a look also ends after very many bytes.
+local PAGE, ENTRY, MOST_BYTES = 16, 4, 4 * 1024 * 1024
 local prefix = KEYS[1]:sub(1, -1 - #'leases')
 local ledgers = prefix .. 'request:'
 
-local found, looked, tokens, size = {}, 0, 0, 0
+local found, looked, tokens, size, seen = {}, 0, 0, 0, 0
 local function look(ledger)
   looked = looked + 1
   local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
   local where, entry = place_of(known)
   if not where then return end
+  seen = seen + ENTRY
   local state = known[1]
   local waits = state == 'waiting'
   local stream = prefix .. (waits and 'intake:' or 'lane:') .. where
@@ -41,7 +43,7 @@ local function look(ledger)
   if waits and where ~= 'retry' then tokens = tokens + queued_tokens_of(fields) end
 end
 
-local cursor, seen = ARGV[1], 0
+local cursor = ARGV[1]
 repeat
   local page = redis.call('SCAN', cursor, 'MATCH', ledgers .. '*', 'COUNT', PAGE, 'TYPE', 'hash')
   cursor, seen = page[1], seen + PAGE

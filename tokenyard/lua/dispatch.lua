@@ -33,9 +33,9 @@ local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED = -1, 1, 2, 
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
   lost_alone = true, faults = true, reason = true, not_before = true, published = true,
-  epoch = true, trial = true, relapsed = true}
+  epoch = true, trial = true, relapsed = true, choices = true}
 -- And those of them that go on with a retry.
-local CARRIED = {published = true, epoch = true}
+local CARRIED = {published = true, epoch = true, choices = true}
 -- What a request has been through, of which only a retry has anything.
 local HISTORY = {'crashes', 'faults'}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.

@@ -9,7 +9,8 @@
 -- KEYS[5] intake:retry (stream)
 -- KEYS[6] quarantine (hash): what is on trial on a lane, by worker
 -- KEYS[7] departed (hash): why a worker is gone, by worker
--- KEYS[8...] for each entry: request:<client>/<id> (hash), tokens:<client>/<id> (string)
+-- KEYS[8...] for each entry: request:<client>/<id> (hash), tokens:<client>/<id> (string),
+--   tokens:<client>#/<id> (string): whose those are
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the worker
 -- ARGV[3...] for each entry to move, in the order of KEYS: its id, and what it means for it if
@@ -58,21 +59,23 @@ local function note(ledger, entry, trial)
   end
 end
 
-local function take_back(entry, trial, ledger, tokens)
+local function take_back(entry, trial, ledger, tokens, choices)
   local found = redis.call('XRANGE', lane, entry, entry)[1]
   if not found then return end
   redis.call('XDEL', lane, entry)
   local owner = redis.call('HMGET', ledger, 'worker', 'state', 'entry', 'attempt')
   if owner[1] ~= worker or owner[2] ~= 'assigned' or owner[3] ~= entry then return end
   note(ledger, entry, trial)
-  local back = redis.call('XADD', KEYS[5], '*', unpack(back_fields(found[2], ledger, tokens)))
+  local back = redis.call('XADD', KEYS[5], '*', 
+    unpack(back_fields(found[2], ledger, tokens, choices)))
   redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
     'r' .. whole(owner[4]), server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
   redis.call('HDEL', ledger, 'worker')
 end
 
 for i = 3, #ARGV, 2 do
-  take_back(ARGV[i], ARGV[i + 1], KEYS[i + 5], KEYS[i + 6])
+  local k = 8 + (i - 3) / 2 * 3
+  take_back(ARGV[i], ARGV[i + 1], KEYS[k], KEYS[k + 1], KEYS[k + 2])
 end
 
 local rest = redis.call('XLEN', lane)

@@ -130,6 +130,7 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, worker]
         for at, (entry, client, request_id) in enumerate(entries):
             keys += [self.keys.ledger(client, request_id), self.keys.tokens(client, request_id)]
+            keys.append(self.keys.choices(client, request_id))
             trial = trials[at] if trials else 0
             args += [entry, "" if trial is None else trial]
         left: int = self._run("rescue", keys, args)

@@ -18,7 +18,14 @@ from worker.engines.device_faults import is_device_lost, is_out_of_memory, was_d
 from worker.engines.device_turns import Turns
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_environment import engine_modules
-from worker.engines.warm_base import freeze, give_back, held_back, let_go, uncollected
+from worker.engines.warm_base import (
+    freeze,
+    give_back,
+    held_back,
+    let_go,
+    uncollected,
+    unmonitored,
+)
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -152,14 +159,14 @@ class VllmBackend:
         """Be as warm as before; raises `DeviceLost` where that cannot be."""
         # What vLLM's sleep mode takes memory with refuses all memory once it had too little.
         is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(fault)
-        lost = DeviceLost(f"{type(fault).__name__}: {fault}")
+        said = f"{type(fault).__name__}: {fault}"
         if is_stuck or is_device_lost(fault):
-            raise lost from fault
+            raise DeviceLost(said) from fault
         try:
             let_go()
         except Exception as more:
             if is_device_lost(more):
-                raise lost from more
+                raise DeviceLost(f"{said} (and then {more})") from more
             raise
 
     def _take_device(self) -> None:
@@ -188,6 +195,7 @@ class VllmBackend:
 
         try:
             with (
+                unmonitored(),
                 tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
                 closing(self._load(write_model(Path(folder)))) as engine,
             ):
@@ -198,7 +206,9 @@ class VllmBackend:
         except Exception as fault:
             if is_device_lost(fault):
                 raise
-            log.warning("no model runs in the warm-up; the first takes longer", exc_info=True)
+            reason = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+            log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
+            log.debug("the warm-up:", exc_info=True)
 
 
 def _executor_for(group: Group) -> type[GroupExecutor]:

@@ -28,6 +28,8 @@ _GRAPHS: Final = (
     ("vllm.compilation.breakable_cudagraph", "BreakableCUDAGraphWrapper"),
 )
 _POOL: Final = "_global_graph_pool"
+_MONITOR: Final = "vllm.utils.jit_monitor"
+_EVENT: Final = "_handle_jit_event"
 _SLEEP_MEMORY: Final = "vllm.device_allocator.cumem"
 
 
@@ -63,9 +65,25 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
         stack.enter_context(_replaced(gc, "freeze", _do_nothing))
         stack.enter_context(_replaced(gc, "unfreeze", _do_nothing))
         stack.enter_context(_own_excepthook())
+        stack.enter_context(unmonitored())
         platform = _platform()
-        if has_kernels and hasattr(platform, _KERNELS):
+        # Of its class: a platform itself warns of what it has not.
+        if has_kernels and hasattr(type(platform), _KERNELS):
             stack.enter_context(_replaced(platform, _KERNELS, _do_nothing))
+        yield
+
+
+@contextmanager
+def unmonitored() -> Iterator[None]:
+    """While a process warms up or loads, to compile kernels is no surprise.
+
+    vLLM warns of each that is compiled behind the warm-up of the first engine of a process.
+    """
+    monitor = sys.modules.get(_MONITOR)
+    if not hasattr(monitor, _EVENT):
+        yield
+        return
+    with _replaced(monitor, _EVENT, _do_nothing):
         yield
 
 
@@ -79,6 +97,7 @@ def let_go() -> None:
 
     _forget_models()
     _forget_graphs()
+    _forget_sleep_memory()
     cleanup_dist_env_and_memory()
     give_back()
     torch.cuda.empty_cache()  # what the last collection has freed; nothing without a GPU
@@ -128,10 +147,23 @@ def _forget_graphs() -> None:
         setattr(platform, _POOL, None)
 
 
+def _forget_sleep_memory() -> None:
+    """Let go of the pools of vLLM's sleep mode, as vLLM itself does of those of whole engines."""
+    instance = _sleep_memory()
+    if instance is not None:
+        gc.collect()  # what is still in use would outlive its allocator
+        instance.release_pools()
+
+
+def _sleep_memory() -> Any:
+    """The allocator of vLLM's sleep mode; None where no model has used it."""
+    allocator = getattr(sys.modules.get(_SLEEP_MEMORY), "CuMemAllocator", None)
+    return getattr(allocator, "instance", None)
+
+
 def _check_sleep_memory() -> None:
     """See that nothing is left there: vLLM would refuse each model that can sleep."""
-    allocator = getattr(sys.modules.get(_SLEEP_MEMORY), "CuMemAllocator", None)
-    instance = getattr(allocator, "instance", None)
+    instance = _sleep_memory()
     left = instance.get_current_usage() if instance is not None else 0
     if left:
         raise DeviceLost(f"{left / 1024**2:.0f} MiB of a model that is gone stay on the GPU")
@@ -143,7 +175,7 @@ def _known_in(module: str, name: str) -> MutableMapping[Any, Any]:
     return found
 
 
-def _do_nothing() -> None:
+def _do_nothing(*_: object, **__: object) -> None:
     return
 
 
@@ -164,7 +196,7 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, function: Callable[[], None]) -> Iterator[None]:
+def _replaced(owner: Any, name: str, function: Callable[..., None]) -> Iterator[None]:
     """Another function under this name for a while."""
     kept = vars(owner).get(name)
     setattr(owner, name, function)
