@@ -32,7 +32,8 @@ _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
 _POLL_S: Final = 0.05
 #: A program that was told to end and did not within this time is broken.
 _TERM_TIMEOUT_S: Final = 60.0
-#: What is being restarted is up again.
+#: A fault waits so often and so long for what is being restarted: seconds on a busy machine.
+_TRIES: Final = 10
 _AGAIN_S: Final = 1.0
 #: A worker that is up has a stream under way within this time.
 _BUSY_TIMEOUT_S: Final = 1.0
@@ -68,8 +69,8 @@ class Injector:
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         self._plan(time.monotonic() + seconds, act)
 
-    def _strike(self, fault: Planned, tries: int = 2) -> None:
-        """One fault; where all that it could hit is down, a moment later, or a note of that."""
+    def _strike(self, fault: Planned, tries: int = _TRIES) -> None:
+        """One fault; where all it could hit is down, once it is not, or a note of that."""
         strike = {"broker": self._strike_broker, "worker": self._strike_worker}
         if strike.get(fault.kind[0], self._strike_program)(fault):
             return
