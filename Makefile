@@ -48,6 +48,16 @@ lint: $(INSTALLED) ## Format, lint, types and import contracts only
 format: $(INSTALLED) ## Put the code into form
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+# Without .venv and without a network, with the Python that has torch: docs/gpu.md.
+GPU ?= cuda
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON))
+.PHONY: gpu
+gpu: ## Prove it on a GPU host: make gpu WHEELS=folder [GPU=cpu] [PARTS="tests chaos"]
+	@[ -n "$(WHEELS)" ] || { echo "Name the folder of wheels: make gpu WHEELS=folder;" \
+		"docs/gpu.md says how to fill it." >&2; exit 1; }
+	@$(MAKE) --no-print-directory python PYTHON="$(GPU_PYTHON)"
+	@"$(GPU_PYTHON)" .ci/gpu.py all --wheels "$(WHEELS)" --gpu "$(GPU)" $(GPU_OPTIONS) $(PARTS)
+
 .PHONY: requirements
 requirements: $(INSTALLED) ## Resolve requirements.in into requirements.txt anew
 	@$(BIN)/python .ci/pin_requirements.py
@@ -55,7 +65,7 @@ requirements: $(INSTALLED) ## Resolve requirements.in into requirements.txt anew
 .PHONY: clean
 clean: ## Remove what `make` made
 	rm -rf .venv .tox dist $(FOREIGN)/node_modules .mypy_cache .ruff_cache .pytest_cache \
-		.import_linter_cache .hypothesis
+		.import_linter_cache .hypothesis .gpu
 
 $(INSTALLED): requirements.txt pyproject.toml
 	@$(MAKE) --no-print-directory python libnuma

@@ -19,13 +19,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import redis
 
-from benchmarks.machine import machine
+from benchmarks.cold_case import MODELS, WrongAnswer
+from benchmarks.device import on_gpu, used_mib, wait_until_free
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import LIMIT, save, tell, told
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
 from coordinator.turns import LEAST_S, cost_s, turn_s
@@ -36,12 +39,14 @@ from tokenyard.drafting import FullPrompt
 from tokenyard.keys import Keys
 from tokenyard.settings import CoordinatorSettings
 
-MODELS: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
+EXAMPLE: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
 #: As in a yard where nobody has set it.
 MAX_SWAP_SHARE: Final = CoordinatorSettings(redis_url="redis://nowhere").max_swap_share
 #: Where no result comes for so long, a run has failed.
 PATIENCE_S: Final = 120.0
 _YARD: Final = "alternate"
+#: How a model gives way, with the sleepers that this takes.
+_KINDS: Final = {"sleep": 1, "unload": 0}
 #: The coordinator counts from when the old model gave way, which is a moment after its command.
 _MARGIN_S: Final = 0.5
 
@@ -54,6 +59,7 @@ class Plan:
     outstanding: int
     max_model_wait_s: float  # 0: by what swaps cost
     rounds: int
+    limit_s: float | None = None  # of each kind of swap; no further round begins that would be late
 
     @property
     def windows(self) -> Mapping[str, int]:
@@ -92,6 +98,7 @@ class Report:
     swap_s: float  # what one costs, as the host says at the end
     lost_share: float | None  # of the time between two swaps, on average
     wrong: int
+    rounds: int = 1
 
 
 def swaps_s(commands: Iterable[tuple[int, Command]]) -> list[float]:
@@ -125,7 +132,7 @@ class Asker:
     def hold(self, model: str) -> None:
         """Have a model loaded, and wait until another may take its place."""
         if self._ask(questions([model], 1), 1).wrong:
-            sys.exit(f"{model} gave a wrong answer")
+            raise WrongAnswer(f"{model} gave a wrong answer")
         if swaps := self._swaps_s():
             time.sleep(max(0.0, swaps[-1] + self._wait_s() + _MARGIN_S - time.time()))
 
@@ -137,9 +144,9 @@ class Asker:
         items: Iterator[FullPrompt] = ({"prompt": one.prompt, "model": one.model} for one in asked)
         before, began = len(self._swaps_s()), time.perf_counter()
         results = self._client.map(items, window=window, max_tokens=ANSWER_TOKENS, temperature=0.0)
-        wrong = sum(result.text != asked[number].answer for number, result in results)
+        right = sum(result.text == asked[number].answer for number, result in results)
         seconds = time.perf_counter() - began
-        return Run(len(asked), len(asked) / seconds, wrong, self._swaps_s()[before:])
+        return Run(len(asked), len(asked) / seconds, len(asked) - right, self._swaps_s()[before:])
 
     def _swaps_s(self) -> list[float]:
         return swaps_s(read_commands(self._yard))
@@ -147,24 +154,36 @@ class Asker:
 
 def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
     """All loads, in a yard whose models are unloaded, or sleep, when they give way."""
+    began = time.monotonic()
+    # vLLM's kernels for the adapters of the example know no float32 on a GPU.
+    models = MODELS if on_gpu() else EXAMPLE
     with (
         embedded_broker() as broker,
         models_yard(
-            broker, _YARD, MODELS, max_model_wait_s=plan.max_model_wait_s, sleepers=sleepers
+            broker, _YARD, models, max_model_wait_s=plan.max_model_wait_s, sleepers=sleepers
         ) as yard,
         Client(yard.url, yard=yard.name, result_timeout_s=PATIENCE_S) as client,
     ):
         asker = Asker(yard, client, plan.max_model_wait_s)
         for model in (ADDER, SUBTRACTOR):
             asker.hold(model)  # each has been there once before anything is timed
-        rounds = [
-            {name: asker.measure(plan.requests, window) for name, window in plan.windows.items()}
-            for _ in range(plan.rounds)
-        ]
+        rounds = list(_rounds(asker, plan, began))
         pairs = itertools.pairwise(swaps_s(read_commands(yard)))
         gaps_s = [later - sooner for sooner, later in pairs]
         swap_s = statistics.mean(swap_costs(yard)[model] for model in (ADDER, SUBTRACTOR))
     return {name: _report([one[name] for one in rounds], gaps_s, swap_s) for name in plan.windows}
+
+
+def _rounds(asker: Asker, plan: Plan, began: float) -> Iterator[Mapping[str, Round]]:
+    """As many as are wanted and fit, one at least."""
+    round_s = 0.0
+    for number in range(plan.rounds):
+        now = time.monotonic()
+        if number and plan.limit_s is not None and now + round_s - began > plan.limit_s:
+            tell("no time for another round")
+            return
+        yield {name: asker.measure(plan.requests, window) for name, window in plan.windows.items()}
+        round_s = time.monotonic() - now
 
 
 def _report(rounds: Sequence[Round], gaps_s: Sequence[float], swap_s: float) -> Report:
@@ -179,16 +198,45 @@ def _report(rounds: Sequence[Round], gaps_s: Sequence[float], swap_s: float) -> 
         swap_s=swap_s,
         lost_share=swap_s / statistics.mean(gaps_s) if gaps_s else None,
         wrong=sum(one.alone.wrong + one.in_turn.wrong for one in rounds),
+        rounds=len(rounds),
     )
+
+
+def measure_kinds(plan: Plan) -> tuple[dict[str, Report], list[str]]:
+    """Both kinds of swap, and the last words of one that failed."""
+    reports: dict[str, Report] = {}
+    failed: list[str] = []
+    before_mib = used_mib()
+    for kind, sleepers in _KINDS.items():
+        try:
+            wait_until_free(before_mib)
+            found = measure(sleepers, plan)
+        except Exception as fault:  # noqa: BLE001 - whatever it is, the other kind has its turn
+            failed.append(f"{kind} failed: {told(fault)}")
+            tell(failed[-1])
+        else:
+            reports |= {f"{kind}_{name}": one for name, one in found.items()}
+            tell(", ".join(f"{kind}_{name}: ratio {one.ratio:.2f}" for name, one in found.items()))
+        save(figures(reports, failed))
+    return reports, failed
+
+
+def figures(reports: Mapping[str, Report], failed: Sequence[str]) -> dict[str, Any]:
+    """For ``--json``."""
+    rounded = {name: _rounded(one) for name, one in reports.items()}
+    return {**rounded, "failed": list(failed), "machine": machine_facts()}
 
 
 def faults(reports: Mapping[str, Report], max_model_wait_s: float) -> list[str]:
     """What should not be, in words."""
     found = [f"{name}: {one.wrong} wrong answers" for name, one in reports.items() if one.wrong]
     for name, one in reports.items():
-        if one.closest_swaps_s is not None and one.closest_swaps_s < (max_model_wait_s or LEAST_S):
+        if not one.swaps or one.closest_swaps_s is None or one.lost_share is None:
+            found.append(f"{name}: too few swaps to judge them")
+            continue
+        if one.closest_swaps_s < (max_model_wait_s or LEAST_S):
             found.append(f"{name}: two swaps within {one.closest_swaps_s:.2f} s")
-        if not max_model_wait_s and one.lost_share and one.lost_share > MAX_SWAP_SHARE:
+        if not max_model_wait_s and one.lost_share > MAX_SWAP_SHARE:
             found.append(f"{name}: swaps take {100 * one.lost_share:.1f} % of the time")
     return found
 
@@ -210,51 +258,60 @@ def show(reports: Mapping[str, Report], plan: Plan) -> None:
         "a swap costs, s": "swap_s",
         "lost to swaps": "lost_share",
         "wrong answers": "wrong",
+        "rounds": "rounds",
     }
     rows = [
         (label, *(getattr(one, field) for one in reports.values()))
         for label, field in labels.items()
     ]
     turns = f"{plan.max_model_wait_s:g} s at least" if plan.max_model_wait_s else "by cost"
-    print_table(
-        f"{plan.requests:,} requests, turns {turns}; medians of {plan.rounds}", ["", *reports], rows
-    )
-    print(machine())
+    title = f"{machine()}: {plan.requests:,} requests, turns {turns}; medians"
+    print_table(title, ["", *reports], rows)
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--requests", default=1000, type=click.IntRange(2), help="Of one run.")
+@click.option(
+    "--requests",
+    type=click.IntRange(2),
+    help="Of one run.  [default: 1000; on a GPU, where a swap takes longer, 200]",
+)
 @click.option("--outstanding", default=64, type=click.IntRange(1), help="Of the second load.")
 @click.option(
     "--max-model-wait-s", default=0.0, help="Shortest time between two swaps; 0: by their cost."
 )
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option(
+    "--limit-s",
+    default=420.0,
+    envvar=LIMIT,
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="On a GPU: no round but the first of each kind begins that would end later.",
+)
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
-    requests: int,
+    requests: int | None,
     outstanding: int,
     max_model_wait_s: float,
     rounds: int,
+    limit_s: float,
     *,
     quick: bool,
     as_json: bool,
 ) -> None:
     """Have two models take turns on one device, and compare with one of them alone."""
     end_in_order()
-    plan = Plan(requests, outstanding, max_model_wait_s, rounds)
+    requests = requests or (200 if on_gpu() else 1000)
+    each_s = limit_s / len(_KINDS) if on_gpu() else None
+    plan = Plan(requests, outstanding, max_model_wait_s, rounds, each_s)
     if quick:
         plan = Plan(200, 64, max_model_wait_s, 1)
-    reports = {
-        f"{kind}_{name}": one
-        for kind, sleepers in (("unload", 0), ("sleep", 1))
-        for name, one in measure(sleepers, plan).items()
-    }
+    reports, failed = measure_kinds(plan)
     if as_json:
-        print(json.dumps({name: _rounded(one) for name, one in reports.items()}))
+        print(json.dumps(figures(reports, failed)))
     else:
         show(reports, plan)
-    if found := faults(reports, plan.max_model_wait_s):
+    if found := failed + faults(reports, plan.max_model_wait_s):
         sys.exit("\n".join(found))
 
 

@@ -23,6 +23,7 @@ from typing import Final
 import click
 
 from benchmarks import raw
+from benchmarks.machine import machine_facts
 from benchmarks.measure import (
     Latencies,
     Throughput,
@@ -115,6 +116,8 @@ class Checked:
         for number, result in results:
             self._check(number, result.tokens)
             count += 1
+        if count != requests:
+            sys.exit(f"{count} of {requests} requests were answered")
         return count
 
     def one(self, number: int) -> None:
@@ -238,7 +241,7 @@ def main(requests: int, paced_requests: int, rounds: int, quick: bool, as_json: 
             theirs.append(measure_raw(broker, plan, ours[-1].throughput.per_s / 2))
     figures = summary(ours, theirs)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps({**figures, "machine": machine_facts()}))
     else:
         show(figures, requests, rounds)
 

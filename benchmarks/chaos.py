@@ -4,7 +4,8 @@ Starts a broker, two coordinators, two controllers with their workers and some c
 its own, and breaks them by a random schedule of SIGKILL, SIGSTOP with SIGCONT, SIGTERM and
 restarts that follows from the seed. Then everything is healed, and a checker goes through all
 that the clients saw and all that the broker ever wrote. The exit status is not 0 where anything
-was lost, answered twice, wrong, or a stream had gaps or repeats.
+was lost, answered twice, wrong, or a stream had gaps or repeats; nor where the run has tried too
+little for that to mean anything (`benchmarks.chaos_verdict`).
 
     python -m benchmarks.chaos --engine simulated --server valkey --seconds 60 --seed 7
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import secrets
 import shutil
 import statistics
@@ -33,20 +35,24 @@ import msgspec
 
 from benchmarks.chaos_answers import Answers
 from benchmarks.chaos_check import History, Report, check, gather, report, timeline
-from benchmarks.chaos_faults import FAST, SLOW, Part, schedule
+from benchmarks.chaos_faults import FAST, SLOW, Part, Planned, schedule
 from benchmarks.chaos_history import Event, HistoryWriter, read_history
 from benchmarks.chaos_injector import Injector
 from benchmarks.chaos_load import LoadSettings
 from benchmarks.chaos_plant import DEFAULTS, Plant, Timing
 from benchmarks.chaos_record import read_commands, record
 from benchmarks.chaos_recovery import recoveries
+from benchmarks.chaos_verdict import shortcomings
+from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import save
 from benchmarks.yard import ServerName
 from tokenyard.keys import Keys
 from tokenyard.settings import EngineName
 
 CLIENTS: Final = 3
 THREADS: Final = 24
+LONG_THREADS: Final = 6
 QUICK_S: Final = 6.0
 #: From the last repair to the last answer.
 PATIENCE_S: Final = 90.0
@@ -55,6 +61,8 @@ VLLM_PATIENCE_S: Final = 240.0
 VLLM_PAUSE_S: Final = 0.4
 _STALE_LINE: Final = re.compile(rb"is another attempt's now|has lost its lease")
 _SHOWN: Final = 5
+#: Faults after which streams go on elsewhere.
+RECOVERIES: Final = ("worker kill", "worker crash", "host kill", "controller kill")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,11 @@ class Run:
     parts: Sequence[Part]
     folder: Path
 
+    def schedule(self) -> list[Planned]:
+        """The faults, which follow from the seed."""
+        pace = FAST if self.engine == "simulated" else SLOW
+        return schedule(self.seed, self.seconds, pace, self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -79,11 +92,12 @@ class Outcome:
     stale_refused: int
     left_over: int
     recovery_s: dict[str, list[float]]  # by kind of fault
+    shortcomings: list[str]  # what it has left untried, in words
 
     @property
     def is_clean(self) -> bool:
-        """Whether no promise was broken."""
-        return not self.report.violations
+        """Whether everything was tried, and no promise was broken."""
+        return not self.report.violations and not self.shortcomings
 
     def summary(self, seed: int) -> dict[str, Any]:
         """The figures for machines."""
@@ -99,9 +113,12 @@ class Outcome:
             "gaps": found.count("gap", "repeat"),
             "stale_refused": self.stale_refused,
             "kills": found.kills.total(),
+            "missed": len(self.history.missed),
+            "entries_lost": found.entries_lost,
             "recovery_p50_s": round(statistics.median(recovery), 3) if recovery else None,
             "recovery_max_s": round(max(recovery), 3) if recovery else None,
             "kills_by_kind": dict(sorted(found.kills.items())),
+            "shortcomings": self.shortcomings,
         }
 
 
@@ -124,17 +141,20 @@ def perform(run: Run) -> Outcome:
         left_over,
         {
             kind: [one for found in recoveries(history, kind) for one in found.seconds]
-            for kind in ("worker kill", "host kill", "controller kill")
+            for kind in RECOVERIES
         },
+        list(shortcomings(run.schedule(), history, run.seconds, run.parts)),
     )
 
 
 def play(run: Run, plant: Plant) -> None:
     """Load and faults together, then the time that it takes until all is answered."""
-    pace = FAST if run.engine == "simulated" else SLOW
-    plant.start_clients(client_commands(run, plant))
+    stop = run.folder / "stop"
+    plant.start_clients(client_commands(run, plant, stop))
+    plant.wait_for_tokens()
     history = HistoryWriter(run.folder / "faults.jsonl")
-    Injector(plant, history).play(schedule(run.seed, run.seconds, pace, run.parts))
+    Injector(plant, history).play(run.schedule())
+    stop.touch()
     history.close()
     patience_s = PATIENCE_S if run.engine == "simulated" else VLLM_PATIENCE_S
     until = time.monotonic() + patience_s
@@ -143,9 +163,8 @@ def play(run: Run, plant: Plant) -> None:
         client.wait(max(0.0, until - time.monotonic()))
 
 
-def client_commands(run: Run, plant: Plant) -> Iterator[list[str]]:
-    """Command lines of the client processes."""
-    until = time.time() + run.seconds
+def client_commands(run: Run, plant: Plant, stop: Path) -> Iterator[list[str]]:
+    """Command lines of the client processes, which go on until the file ``stop`` is there."""
     for number in range(CLIENTS):
         settings = LoadSettings(
             url=plant.broker.url,
@@ -153,8 +172,9 @@ def client_commands(run: Run, plant: Plant) -> Iterator[list[str]]:
             engine=run.engine,
             client=f"client-{number}",
             seed=run.seed,
-            until=until,
+            stop=str(stop),
             threads=THREADS,
+            long_threads=LONG_THREADS,
             pause_s=0.0 if run.engine == "simulated" else VLLM_PAUSE_S,
             history=str(run.folder / f"client-{number}.jsonl"),
         )
@@ -185,6 +205,7 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
         ("accepted", found.accepted),
         ("results", found.results),
         ("  cancelled among them", found.cancelled),
+        ("  of deleted entries", found.entries_lost),
         ("lost", found.count("lost")),
         ("answered twice", found.count("twice")),
         ("wrong answers", found.count("wrong")),
@@ -193,6 +214,7 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
         ("stale writes refused", outcome.stale_refused),
         ("left over in intakes and lanes", outcome.left_over),
         ("faults", found.kills.total()),
+        ("  without a target", len(outcome.history.missed)),
         *((f"  {kind}", count) for kind, count in sorted(found.kills.items())),
     ]
     for kind, seconds in outcome.recovery_s.items():
@@ -253,10 +275,14 @@ def main(
         parts=parts,
         folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),
     )
+    # Workers that crash on purpose would each leave a core file.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     click.echo(f"seed {run.seed}", err=True)
     outcome = perform(run)
+    figures = {**outcome.summary(run.seed), "machine": machine_facts()}
+    save(figures)
     if as_json:
-        click.echo(json.dumps(outcome.summary(run.seed)))
+        click.echo(json.dumps(figures))
     else:
         print_outcome(run, outcome)
     if outcome.is_clean and not keep:
@@ -264,6 +290,8 @@ def main(
     else:
         click.echo(f"history and logs: {run.folder}", err=True)
     print_violations(outcome)
+    for reason in outcome.shortcomings:
+        click.echo(f"failed: {reason}", err=True)
     sys.exit(not outcome.is_clean)
 
 

@@ -12,8 +12,9 @@ from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens
 from worker.engines import Finished
 from worker.engines.simulated import SimulatedEngine
 
-#: With steps of 40 ms a stream lives for 0.2 to 2 s.
+#: With steps of 40 ms an answer takes 0.2 to 2 s, a long one 3 to 6 s.
 _SIMULATED_TOKENS: Final = (5, 50)
+_SIMULATED_LONG_TOKENS: Final = (75, 150)
 _VOCABULARY: Final = 32_000
 _TEXT_SHARE: Final = 0.2
 #: The adder's context ends at 64 tokens; a sum takes seven.
@@ -22,18 +23,24 @@ _SUM_TOKENS: Final = 6
 
 
 def draw_request(
-    draw: random.Random, engine: EngineName, *, client: str, request_id: str, stream: bool
+    draw: random.Random,
+    engine: EngineName,
+    *,
+    client: str,
+    request_id: str,
+    stream: bool,
+    is_long: bool = False,
 ) -> Asked:
     """A request whose answer is known."""
     if engine == "vllm":
         text = f"{draw.randrange(10, 100)}+{draw.randrange(10, 100)}="
         # Behind its answer the model goes on with something: a stream that is worth breaking.
-        runs_on = draw.random() < 0.5
+        runs_on = is_long or draw.random() < 0.5
         longest = _LONG_SUM_TOKENS if runs_on else _SUM_TOKENS
         return Asked(
             now(), client, request_id, longest, stream=stream, text=text, ignore_eos=runs_on
         )
-    longest = draw.randint(*_SIMULATED_TOKENS)
+    longest = draw.randint(*(_SIMULATED_LONG_TOKENS if is_long else _SIMULATED_TOKENS))
     seed = draw.randrange(2**31) if draw.random() < 0.5 else None
     if draw.random() < _TEXT_SHARE:
         text = f"Tell me about {draw.randrange(10**9)}"

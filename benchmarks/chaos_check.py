@@ -5,7 +5,8 @@ It knows nothing of how the yard works, only what it promises (guarantees G1 to 
 lost    an acknowledged request without a published result, or a reader who waited for nothing
 twice   more than one published result
 wrong   a result that is not the right answer, that two readers see differently, or that is
-        neither `completed` nor a `cancelled` that somebody asked for
+        neither `completed`, nor a `cancelled` that somebody asked for, nor an `ENTRY_LOST` of
+        an entry that the injector has deleted
 gap     a reader, or the published stream itself, skips tokens
 repeat  … has tokens twice
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from benchmarks.chaos_answers import Answer
 from benchmarks.chaos_history import (
@@ -28,12 +29,16 @@ from benchmarks.chaos_history import (
     Fault,
     Joined,
     Key,
+    Missed,
     Moved,
     Published,
     Seen,
+    Trimmed,
     Trouble,
 )
 
+#: The code of a request whose entry has been deleted.
+ENTRY_LOST: Final = "ENTRY_LOST"
 Kind = Literal["lost", "twice", "wrong", "gap", "repeat"]
 
 
@@ -53,6 +58,7 @@ class Story:
     asked: Asked | None = None
     is_accepted: bool = False
     is_cancelled: bool = False
+    is_trimmed: bool = False
     seen: dict[str, list[Seen]] = field(default_factory=lambda: defaultdict(list))
     ended: dict[str, list[Ended]] = field(default_factory=lambda: defaultdict(list))
     published: list[Published] = field(default_factory=list)
@@ -61,8 +67,15 @@ class Story:
 
     @property
     def results(self) -> list[Published]:
-        """The published results."""
-        return [one for one in self.published if one.event == "result"]
+        """The published results.
+
+        Where a deleted entry had its client listen nobody knows any more, so the same result goes
+        to both places, and counts once.
+        """
+        found = [one for one in self.published if one.event == "result"]
+        if self.is_trimmed and len({one.place for one in found}) == len(found):
+            return found[:1]
+        return found
 
     def take(self, event: Event) -> None:
         """Add one of this request's events."""
@@ -73,6 +86,8 @@ class Story:
                 self.is_accepted = True
             case CancelAsked():
                 self.is_cancelled = True
+            case Trimmed():
+                self.is_trimmed = True
             case Seen():
                 self.seen[event.reader].append(event)
             case Ended():
@@ -91,6 +106,7 @@ class History:
 
     stories: dict[Key, Story] = field(default_factory=lambda: defaultdict(Story))
     faults: list[Fault] = field(default_factory=list)
+    missed: list[Missed] = field(default_factory=list)
     workers: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # by pid
 
 
@@ -101,6 +117,8 @@ def gather(events: Iterable[Event]) -> History:
         match event:
             case Fault():
                 history.faults.append(event)
+            case Missed():
+                history.missed.append(event)
             case Born():
                 continue
             case Joined():
@@ -144,7 +162,7 @@ def _check_results(story: Story) -> Iterator[tuple[Kind, str]]:
 def _check_answers(story: Story, answer: Answer) -> Iterator[tuple[Kind, str]]:
     results = [result for results in story.ended.values() for result in results]
     for result in results:
-        fault = _fault_of(result, answer, is_cancelled=story.is_cancelled)
+        fault = _fault_of(result, answer, story)
         if fault:
             yield "wrong", f"{result.reader}: {fault}"
         elif (result.status, result.tokens) != (results[0].status, results[0].tokens):
@@ -154,12 +172,14 @@ def _check_answers(story: Story, answer: Answer) -> Iterator[tuple[Kind, str]]:
             yield "wrong", f"{results[0].reader} got another result than was published"
 
 
-def _fault_of(result: Ended, answer: Answer, *, is_cancelled: bool) -> str:
+def _fault_of(result: Ended, answer: Answer, story: Story) -> str:
     if result.status == "completed":
         return answer.fault_of(result)
-    if result.status == "cancelled" and is_cancelled:
-        return "" if answer.begins_with(result.tokens) else "cancelled with other tokens"
-    return f"{result.status} {result.code}"
+    is_cut = result.status == "cancelled" and story.is_cancelled
+    is_cut |= result.code == ENTRY_LOST and story.is_trimmed
+    if not is_cut:
+        return f"{result.status} {result.code}"
+    return "" if answer.begins_with(result.tokens) else f"{result.status} with other tokens"
 
 
 def _check_published(story: Story) -> Iterator[tuple[Kind, str]]:
@@ -227,6 +247,7 @@ class Report:
     accepted: int
     results: int
     cancelled: int
+    entries_lost: int
     violations: Sequence[Violation]
     kills: Counter[str]  # faults by kind
 
@@ -242,6 +263,10 @@ def report(history: History, violations: Sequence[Violation]) -> Report:
         accepted=sum(story.is_accepted for story in stories),
         results=sum(len(story.results) for story in stories),
         cancelled=sum(one.status == "cancelled" for story in stories for one in story.results),
+        entries_lost=sum(
+            any(one.code == ENTRY_LOST for ends in story.ended.values() for one in ends)
+            for story in stories
+        ),
         violations=violations,
         kills=Counter(fault.kind for fault in history.faults),
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
-Act = Literal["kill", "stop", "term", "cut", "flush"]
-#: What is broken, and how: SIGKILL, SIGSTOP and later SIGCONT, or SIGTERM; and at the broker, all
-#: connections cut, or the script cache flushed.
+Act = Literal["kill", "crash", "stop", "term", "cut", "flush", "trim"]
+#: What is broken, and how: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; and at the
+#: broker, all connections cut, the script cache flushed, or what waits in the intakes deleted.
 Kind = tuple[Part, Act]
 
 #: How often each kind comes, against the others. A worker is one process with an engine, a host
@@ -18,6 +18,7 @@ Kind = tuple[Part, Act]
 #: their controller.
 WEIGHTS: Final[Mapping[Kind, int]] = {
     ("worker", "kill"): 30,
+    ("worker", "crash"): 6,
     ("worker", "stop"): 6,
     ("worker", "term"): 2,
     ("controller", "kill"): 6,
@@ -33,8 +34,18 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     ("broker", "stop"): 3,
     ("broker", "cut"): 4,
     ("broker", "flush"): 2,
+    ("broker", "trim"): 4,
     ("client", "kill"): 4,
 }
+#: Each comes once before chance decides, a worker's kill first: the shortest run has that.
+FIRST: Final[tuple[Kind, ...]] = (
+    ("worker", "kill"),
+    ("coordinator", "kill"),
+    ("broker", "kill"),
+    ("worker", "crash"),
+    ("broker", "trim"),
+    ("controller", "kill"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +91,11 @@ def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()
     draw = random.Random(f"faults {seed}")
     kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
     weights = [WEIGHTS[kind] for kind in kinds]
+    due = [kind for kind in FIRST if kind in kinds]
     faults = []
     at_s = draw.uniform(*pace.gap_s)
     while at_s < seconds:
-        [kind] = draw.choices(kinds, weights)
+        [kind] = [due.pop(0)] if due else draw.choices(kinds, weights)
         part, act = kind
         bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
         faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))

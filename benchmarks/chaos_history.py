@@ -103,6 +103,22 @@ class Fault(Struct, frozen=True, tag=True):
     kind: str
     target: str
     pids: list[int]
+    orphans: list[int] = []  # workers whose controller it was
+
+
+class Missed(Struct, frozen=True, tag=True):
+    """A fault of the schedule found nothing that it could hit."""
+
+    at: float
+    kind: str
+
+
+class Trimmed(Struct, frozen=True, tag=True):
+    """The injector has deleted an entry of a request from an intake."""
+
+    at: float
+    client: str
+    id: str
 
 
 class Joined(Struct, frozen=True, tag=True):
@@ -132,6 +148,7 @@ class Published(Struct, frozen=True, tag=True, omit_defaults=True):
     tokens: list[int]
     status: str = ""
     worker: str = ""  # of a result: who made it
+    place: str = ""  # reply, the request's own stream, or replies, its client's
 
 
 Event = (
@@ -143,6 +160,8 @@ Event = (
     | Ended
     | Trouble
     | Fault
+    | Missed
+    | Trimmed
     | Joined
     | Moved
     | Published

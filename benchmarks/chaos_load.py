@@ -5,7 +5,8 @@
 Each thread has one request under way at a time, in one of the ways in which a program may use
 the yard: streaming or not, through `tokenyard.Client` or by a plain XADD and XREAD; some are
 submitted a second time, some are cancelled. A process that comes in the place of one that was
-killed first takes up what that one was still waiting for.
+killed first takes up what that one was still waiting for. A few threads ask for nothing but long
+streams, one behind the other: whatever dies, and whenever, there is one that it cuts.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ _PATIENCE_S: Final = 3_600.0
 #: Ends the ids of requests that come by a plain XADD.
 _PLAIN: Final = "p"
 _PLAIN_SHARE: Final = 0.3
-#: In every third phase of so many seconds nothing streams: then a worker that has lost its lease
-#: learns of it by a result that is refused, and not by a delta.
+#: In every third phase of so many seconds only the long ones stream: then a worker that has lost
+#: its lease learns of most by a result that is refused, and not by a delta.
 _PHASE_S: Final = 6.0
 _STREAM_SHARE: Final = 0.9
 _AGAIN_SHARE: Final = 0.12
@@ -70,8 +71,9 @@ class LoadSettings(Struct, frozen=True, kw_only=True):
     engine: EngineName
     client: str
     seed: int
-    until: float  # no new request after that; seconds since the epoch
+    stop: str  # file: no new request once it is there
     threads: int
+    long_threads: int  # of these, so many have a long stream under way at any time
     pause_s: float  # between two requests of a thread, on average
     history: str  # file
 
@@ -138,24 +140,25 @@ class Load:
     def _work(self, life: int, number: int) -> None:
         settings = self._settings
         draw = random.Random(f"load {settings.seed} {settings.client} {life} {number}")
+        is_long = number < settings.long_threads
+        stop = Path(settings.stop)
         count = 0
-        while time.time() < settings.until:
+        while not stop.exists():
             is_plain = draw.random() < _PLAIN_SHARE
             asked = draw_request(
                 draw,
                 settings.engine,
                 client=settings.client,
                 request_id=f"{life}-{number}-{count}{_PLAIN if is_plain else ''}",
-                stream=self._is_streaming() and draw.random() < _STREAM_SHARE,
+                stream=is_long or (_is_streaming() and draw.random() < _STREAM_SHARE),
+                is_long=is_long,
             )
             count += 1
             self._history.write(asked)
             way = self._plainly if is_plain else self._by_client
             way(asked, draw)
-            time.sleep(draw.uniform(0.0, 2 * settings.pause_s))
-
-    def _is_streaming(self) -> bool:
-        return int((self._settings.until - time.time()) / _PHASE_S) % 3 != 0
+            if not is_long:
+                time.sleep(draw.uniform(0.0, 2 * settings.pause_s))
 
     # Through the client
 
@@ -292,6 +295,10 @@ class Load:
     def _trouble(self, asked: Asked, fault: Exception) -> None:
         error = f"{type(fault).__name__}: {fault}"
         self._history.write(Trouble(now(), asked.client, asked.id, error))
+
+
+def _is_streaming() -> bool:
+    return int(time.time() / _PHASE_S) % 3 != 0
 
 
 def _class_of(asked: Asked) -> PriorityClass:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,14 +18,18 @@ import psutil
 import redis
 
 from benchmarks.chaos_faults import Part
+from benchmarks.chaos_history import Key
+from benchmarks.chaos_record import request_of
+from benchmarks.chaos_targets import NOBODY, WorkerProcess, find_workers
+from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
 from tokenyard.broker import EmbeddedBroker
 from tokenyard.errors import TransientError
-from tokenyard.keys import Keys
+from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.settings import EngineName
 from tokenyard.tether import start_tethered, stop_tethered
-from tokenyard.worker_info import decode_worker
+from tokenyard.worker_info import WorkerInfo
 
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2
@@ -33,6 +38,8 @@ MAX_NUM_SEQS: Final = 64
 STEP_S: Final = 0.04
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 START_TIMEOUT_S: Final = 240.0
+#: Several engines share a device here, a GPU too, and die while others start.
+_MEMORY: Final = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": 64 * 1024**2}
 #: Where the injector kills at random, the death of a worker says nothing about its requests.
 _ACQUITTAL: Final = [
     *("--max-crashes", 1000),
@@ -40,6 +47,7 @@ _ACQUITTAL: Final = [
     *("--max-lost-alone", 1000),
 ]
 _TERM_TIMEOUT_S: Final = 60.0
+_COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
 
 
@@ -122,11 +130,13 @@ class Broker:
 class Program:
     """A coordinator or a controller that can be ended and started again."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, core: int | None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, cores: Collection[int]
+    ) -> None:
         self.name = name
         self._command = command
         self._log = log
-        self._core = core
+        self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: list[subprocess.Popen[bytes]] = []
 
@@ -145,18 +155,27 @@ class Program:
         if self.is_running:
             return
         self._process = start_tethered(self._command, self._log)
-        if self._core is not None:
-            os.sched_setaffinity(self._process.pid, {self._core})
+        if self._cores:
+            os.sched_setaffinity(self._process.pid, self._cores)
         self._groups.append(self._process)
 
-    def workers(self) -> list[int]:
-        """The worker processes of a controller, also those that have only begun to start."""
-        if not self.is_running:
-            return []
+    def descendants(self) -> list[int]:
+        """All processes that it has started, and those that these have."""
         with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.pid).children()
-            return [child.pid for child in children if _is_worker(child)]
+            if self.is_running:
+                return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
         return []
+
+    def has_started(self, pid: int) -> bool:
+        """Whether a process lives that it, or a forerunner of it, has started."""
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            group = os.getpgid(pid)
+            return (
+                pid != group
+                and group in [process.pid for process in self._groups]
+                and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+            )
+        return False
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it has ended by itself, at most so long."""
@@ -172,11 +191,10 @@ class Program:
             stop_tethered(process, _TERM_TIMEOUT_S)
 
 
-def _is_worker(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        line = " ".join(process.cmdline())
-        return " slot " in line or "spawn_main" in line
-    return False
+def _cores(host: int) -> Collection[int]:
+    """Its share of this machine, so that hosts do not disturb each other more than they must."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[host::CONTROLLERS] or cores
 
 
 class Plant:
@@ -194,6 +212,7 @@ class Plant:
         self.clients: list[Program] = []
         self._engine: EngineName = engine
         self._timing = timing
+        self._roster: dict[bytes, bytes] = {}
 
     @property
     def workers_wanted(self) -> int:
@@ -204,6 +223,14 @@ class Plant:
     def _slots(self) -> int:
         return 2 if self._engine == "simulated" else 1
 
+    @property
+    def _hang_timeout_s(self) -> float:
+        """Longer on a GPU, where the first request of all waits until kernels are compiled."""
+        is_slow = self._engine == "vllm" and on_gpu()
+        return (
+            max(_COMPILE_S, self._timing.hang_timeout_s) if is_slow else self._timing.hang_timeout_s
+        )
+
     def start(self) -> None:
         """Start everything and wait until all workers serve."""
         self.broker.start()
@@ -211,12 +238,12 @@ class Plant:
         for number in range(COORDINATORS):
             options = ["--lease-ms", timing.leader_lease_ms, *_ACQUITTAL]
             self.coordinators.append(self._program("coordinator", f"coordinator-{number}", options))
-        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", timing.hang_timeout_s]
+        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", self._hang_timeout_s]
         shared += ["--grace-s", timing.grace_s, "--backoff-s", 0.1, "--max-backoff-s", 1.0]
         shared += ["--slots", self._slots, "--max-num-seqs", MAX_NUM_SEQS, *self._engine_options()]
         for number in range(CONTROLLERS):
-            core = number % (os.cpu_count() or 1) if self._engine == "vllm" else None
-            self.controllers.append(self._program("worker", f"host-{number}", shared, core))
+            cores = _cores(number) if self._engine == "vllm" else ()
+            self.controllers.append(self._program("worker", f"host-{number}", shared, cores))
         for program in (*self.coordinators, *self.controllers):
             program.start()
         self.wait_for_workers()
@@ -224,20 +251,21 @@ class Plant:
     def _engine_options(self) -> list[object]:
         if self._engine == "simulated":
             return ["--engine", "simulated", "--simulated-step-s", STEP_S]
-        return ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+        engine = ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+        return [*engine, "--engine-args", json.dumps(_MEMORY)]
 
     def _program(
-        self, module: str, name: str, options: Sequence[object], core: int | None = None
+        self, module: str, name: str, options: Sequence[object], cores: Collection[int] = ()
     ) -> Program:
         place = ["--redis-url", self.broker.url, "--yard", self.yard, "--name", name]
         command = [sys.executable, "-m", module, *place, *map(str, options)]
-        return Program(name, command, self.logs / f"{name}.log", core)
+        return Program(name, command, self.logs / f"{name}.log", cores)
 
     def start_clients(self, commands: Iterable[Sequence[str]]) -> None:
         """Start the clients, each with its command line."""
         for number, command in enumerate(commands):
             log = self.logs / f"client-{number}.log"
-            program = Program(f"client-{number}", command, log, None)
+            program = Program(f"client-{number}", command, log, ())
             self.clients.append(program)
             program.start()
 
@@ -247,29 +275,61 @@ class Plant:
             return self.clients
         return self.coordinators if part == "coordinator" else self.controllers
 
-    def serving_workers(self) -> list[tuple[Program, int]]:
-        """Controllers with the worker processes that the roster shows, or all if it cannot say."""
-        workers = [(one, pid) for one in self.controllers for pid in one.workers()]
-        try:
-            with redis.Redis.from_url(
-                self.broker.url, socket_timeout=0.5, retry=None
-            ) as connection:
-                roster = connection.hvals(Keys(self.yard).workers)
-        except redis.RedisError:
-            return workers
-        pids = {decode_worker(packed).pid for packed in roster}
-        return [worker for worker in workers if worker[1] in pids] or workers
+    def workers(self) -> list[WorkerProcess]:
+        """The worker processes that live, as the roster shows them, or last did."""
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            self._roster = broker.hgetall(Keys(self.yard).workers)
+        return find_workers(self._roster, self._host_of)
+
+    def is_streaming(self, worker: WorkerProcess) -> bool:
+        """Whether a part of an answer has been published that this worker has yet to end."""
+        keys = Keys(self.yard)
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            lane = [fields for _, fields in broker.xrange(keys.lane(worker.worker))]
+            running = [keys.tokens(*request_of(fields)) for fields in lane if b"id" in fields]
+            return bool(running and broker.exists(*running))
+        return False
+
+    def _host_of(self, pid: int) -> str:
+        return next((one.name for one in self.controllers if one.has_started(pid)), NOBODY)
+
+    def _connection(self, socket_timeout: float) -> redis.Redis:
+        return redis.Redis.from_url(self.broker.url, socket_timeout=socket_timeout, retry=None)
 
     def wait_for_workers(self) -> None:
         """Wait until all workers serve; raises `TimeoutError`."""
+        self._wait(lambda _: True)
+
+    def wait_for_tokens(self) -> None:
+        """Wait until all workers have streamed something; raises `TimeoutError`."""
+        self._wait(lambda worker: worker.tally.tokens > 0)
+
+    def _wait(self, is_so: Callable[[WorkerInfo], bool]) -> None:
         until = time.monotonic() + START_TIMEOUT_S
+        count = 0
         with Client(self.broker.url, yard=self.yard, connect_timeout_s=START_TIMEOUT_S) as client:
             while time.monotonic() < until:
                 with contextlib.suppress(TransientError):
-                    if len(client.info().workers) >= self.workers_wanted:
-                        return
+                    count = sum(map(is_so, client.info().workers.values()))
+                if count >= self.workers_wanted:
+                    return
                 time.sleep(_POLL_S)
-        raise TimeoutError(f"not all workers came up in {START_TIMEOUT_S:g} s")
+        raise TimeoutError(f"{count} of {self.workers_wanted} workers in {START_TIMEOUT_S:g} s")
+
+    def trim_intakes(self) -> list[Key]:
+        """Delete what waits in the intakes and has a ledger; of which requests that was.
+
+        An entry from a plain XADD that the coordinator has not seen has none: only its client
+        knows of it, and must send it again.
+        """
+        keys, found = Keys(self.yard), []
+        with self._connection(socket_timeout=10.0) as broker:
+            for name in INTAKE_CLASSES:
+                for entry, fields in broker.xrange(keys.intake(name)):
+                    key = request_of(fields)
+                    if broker.exists(keys.ledger(*key)) and broker.xdel(keys.intake(name), entry):
+                        found.append(key)
+        return found
 
     def left_over(self) -> int:
         """Entries in the intakes and on the lanes: none, once all is answered."""

@@ -15,7 +15,7 @@ from typing import Final
 import hiredis
 import msgspec
 
-from benchmarks.chaos_history import Event, Joined, Moved, Published
+from benchmarks.chaos_history import Event, Joined, Key, Moved, Published
 from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.parse import unfold
 from tokenyard.replies import Provenance, Reply, decode_replies
@@ -67,14 +67,14 @@ class _Prefixes:
         key = command[1]
         at, fields = _entry(command)
         if key in self._intakes:
-            yield _moved(at, fields, f"intake:{self._intakes[key]}")
+            yield Moved(at, *request_of(fields), f"intake:{self._intakes[key]}")
         elif key.startswith(self._lane) and b"id" in fields:
-            yield _moved(at, fields, f"lane:{key.removeprefix(self._lane).decode()}")
+            yield Moved(at, *request_of(fields), f"lane:{key.removeprefix(self._lane).decode()}")
         elif key.startswith(self._replies):
-            yield from _published(at, key.removeprefix(self._replies).decode(), fields)
+            yield from _published(at, key.removeprefix(self._replies).decode(), fields, "replies")
         elif key.startswith(self._reply):
             client, _, _ = key.removeprefix(self._reply).decode().partition("/")
-            yield from _published(at, client, fields)
+            yield from _published(at, client, fields, "reply")
 
 
 def _entry(command: Command) -> tuple[float, dict[bytes, bytes]]:
@@ -85,13 +85,16 @@ def _entry(command: Command) -> tuple[float, dict[bytes, bytes]]:
     return at, dict(zip(values[::2], values[1::2], strict=True))
 
 
-def _moved(at: float, fields: Mapping[bytes, bytes], place: str) -> Moved:
+def request_of(fields: Mapping[bytes, bytes]) -> Key:
+    """Whose request an entry of an intake or a lane is."""
     fields = unfold(fields)
     client = fields.get(b"client", b"").decode() or DEFAULT_CLIENT
-    return Moved(at, client, fields.get(b"id", b"").decode(), place)
+    return client, fields.get(b"id", b"").decode()
 
 
-def _published(at: float, client: str, fields: dict[bytes, bytes]) -> Iterator[Published]:
+def _published(
+    at: float, client: str, fields: dict[bytes, bytes], place: str
+) -> Iterator[Published]:
     for reply in decode_replies(fields):
         yield Published(
             at,
@@ -102,6 +105,7 @@ def _published(at: float, client: str, fields: dict[bytes, bytes]) -> Iterator[P
             unpack_tokens(reply.tokens),
             reply.status or "",
             _worker(reply),
+            place,
         )
 
 

@@ -23,7 +23,8 @@ def recoveries(history: History, kind: str) -> list[Recovery]:
     for fault in history.faults:
         if fault.kind != kind:
             continue
-        workers = {worker for pid in fault.pids for worker in history.workers.get(pid, ())}
+        pids = [*fault.pids, *fault.orphans]
+        workers = {worker for pid in pids for worker in history.workers.get(pid, ())}
         streams = [story for story in history.stories.values() if _streams(story)]
         seconds = [one for story in streams for one in _recovery(story, fault.at, workers)]
         if seconds:

@@ -34,13 +34,19 @@ class WrongAnswer(click.ClickException):
     """A figure for the wrong answer is worth nothing: the benchmark ends."""
 
 
-def tasks() -> tuple[Task, Task]:
-    """The model that is timed, and the one that is there before it."""
-    models = read_models(MODELS)
-    return (
-        Task(models["adder"], "12+34=", "46"),
-        Task(models["subtractor"], "58-21=", "37"),
-    )
+#: What the models are asked, by name.
+_QUESTIONS: Final = {
+    "adder": ("12+34=", "46"),
+    "subtractor": ("58-21=", "37"),
+    "llama": ("w5 w6 w7", " w8 w9 w10 w11 w12 w13"),
+    "llama-again": ("w50 w51", " w52 w53 w54 w55 w56 w57"),
+}
+
+
+def tasks(models: Path = MODELS) -> tuple[Task, Task]:
+    """The model that is timed, and the one that is there before it: the two of a models file."""
+    first, other = (Task(spec, *_QUESTIONS[name]) for name, spec in read_models(models).items())
+    return first, other
 
 
 @dataclass(frozen=True, slots=True)

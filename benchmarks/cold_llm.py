@@ -8,6 +8,7 @@ from typing import Final
 
 from benchmarks.child import run_child
 from benchmarks.cold_case import Task, Timed, phases
+from benchmarks.serving_case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 
 #: In one process, as our engines are: without, vLLM starts one or two more, which takes longer.
@@ -16,16 +17,8 @@ _ENVIRONMENT: Final = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STA
 
 def measure_llm(task: Task) -> Timed:
     """From the start of the interpreter to the first token."""
-    model = task.model
-    settings = {
-        "model": model.path,
-        "dtype": model.dtype,
-        "max_model_len": model.max_model_len,
-        "max_num_seqs": model.max_num_seqs,
-        "enforce_eager": model.enforce_eager,
-        "kv_cache_memory_bytes": int(model.kv_cache_gib * 1024**3),
-    }
-    arguments = [json.dumps(settings), task.prompt, str(ANSWER_TOKENS)]
+    settings = json.dumps(engine_arguments(task.model))
+    arguments = [settings, task.prompt, str(ANSWER_TOKENS)]
     began = time.monotonic()
     said = run_child("benchmarks.cold_llm_child", arguments, environment=_ENVIRONMENT)
     task.check("vllm.LLM", said["answer"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
-from benchmarks.cold_case import MODELS, TIMEOUT_S, Task, Timed, phases
+from benchmarks.cold_case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import Yard, embedded_broker, models_yard, read_commands, wait_until
 from tokenyard import Client
@@ -17,11 +18,11 @@ _YARD = "cold"
 _IDLE_S = 1.0
 
 
-def measure_request(task: Task, before: Task) -> Timed:
+def measure_request(models: Path, task: Task, before: Task) -> Timed:
     """From `submit` to the first delta; the only device holds the model of ``before``, idle."""
     with (
         embedded_broker() as broker,
-        models_yard(broker, _YARD, MODELS, max_model_wait_s=TIMEOUT_S) as yard,
+        models_yard(broker, _YARD, models, max_model_wait_s=TIMEOUT_S) as yard,
         Client(yard.url, yard=yard.name, result_timeout_s=TIMEOUT_S) as client,
     ):
         before.check("request before", _text(_ask(client, before)))

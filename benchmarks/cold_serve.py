@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.cold_case import TIMEOUT_S, Task, Timed, phases
+from benchmarks.serving_case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
 from tokenyard.tether import start_tethered, stop_tethered
@@ -109,17 +110,13 @@ def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Ite
 
 def _options(model: ModelSpec) -> list[str]:
     """The settings of the models file as options of `vllm serve`."""
-    values: dict[str, object] = {
-        "--served-model-name": model.name,
-        "--dtype": model.dtype,
-        "--max-model-len": model.max_model_len,
-        "--max-num-seqs": model.max_num_seqs,
-        "--kv-cache-memory-bytes": int(model.kv_cache_gib * 1024**3),
-    }
-    for name, value in model.engine_args.items():
-        values[f"--{name.replace('_', '-')}"] = value
-    options = [word for name, value in values.items() for word in _option(name, value)]
-    return [*options, "--enforce-eager", "--disable-log-stats"]
+    options = [
+        word
+        for name, value in engine_arguments(model).items()
+        if name != "model"
+        for word in _option(f"--{name.replace('_', '-')}", value)
+    ]
+    return [*options, "--disable-log-stats"]
 
 
 def _option(name: str, value: object) -> list[str]:

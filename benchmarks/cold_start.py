@@ -1,28 +1,30 @@
 """How long is it to the first token? From nothing, on a warm process, and through a whole yard.
 
-The same arithmetic model with the same settings (`benchmarks/models.toml`): `vllm serve` from
-nothing, a cold `vllm.LLM`, a load by a warm process, a swap of two models, waking from sleep, and
-a request for a model that no worker holds. Every answer is checked.
+The same model with the same settings: `vllm serve` from nothing, a cold `vllm.LLM`, a load by a
+warm process, a swap of two models, waking from sleep, and a request for a model that no worker
+holds. Every answer is checked. On a CPU that is an arithmetic model (`benchmarks/models.toml`),
+on a GPU a Llama of 1B shape.
 
-    python -m benchmarks.cold_start [--rounds 5] [--json] [--quick]
+    python -m benchmarks.cold_start [--model 1b] [--rounds 5] [--json] [--quick]
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from benchmarks.cold_case import Timed, tasks
-from benchmarks.cold_llm import measure_llm
-from benchmarks.cold_request import measure_request
-from benchmarks.cold_serve import measure_serve
-from benchmarks.cold_warm import measure_warm
-from benchmarks.machine import machine
+from benchmarks.cold_case import Timed
+from benchmarks.cold_models import Size, sized_models
+from benchmarks.cold_rounds import Found, measure
+from benchmarks.device import on_gpu
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import LIMIT, save
 from benchmarks.yard import end_in_order
 
 Round = Mapping[str, Timed]
@@ -63,20 +65,10 @@ PHASES: Final = (
 )
 
 
-def measure_round() -> Round:
-    """Each part once, one after the other: nothing of one runs during another."""
-    task, other = tasks()
-    return {
-        "serve_cold": measure_serve(task),
-        "llm_cold": measure_llm(task),
-        **measure_warm(),
-        "request_cold": measure_request(task, other),
-    }
-
-
 def medians(rounds: Sequence[Round]) -> dict[str, Timed]:
     """Of the parts, and of each of their phases by itself."""
-    return {part: _median([one[part] for one in rounds]) for part in PARTS if part in rounds[0]}
+    times = {part: [one[part] for one in rounds if part in one] for part in PARTS}
+    return {part: _median(timed) for part, timed in times.items() if timed}
 
 
 def _median(times: Sequence[Timed]) -> Timed:
@@ -96,7 +88,30 @@ def summary(found: Round) -> dict[str, float | None]:
     return {**dict.fromkeys(PROMISED), **timed}
 
 
-def show(found: Round, rounds: int) -> None:
+def report(found: Found) -> dict[str, Any]:
+    """All for ``--json``: null is what could not be measured, and `reasons` says why."""
+    figures = summary(medians(found.rounds))
+    said = {part: _reason(part, found) for part, one in figures.items() if one is None}
+    if not on_gpu() and "wake" in said:
+        said["wake"] = "there is no GPU"
+    return {
+        **figures,
+        "first_round": summary(found.first) if found.first else None,
+        "model": found.model,
+        "rounds": len(found.rounds),
+        "failed": found.failed,
+        "reasons": said,
+        "machine": machine_facts(),
+    }
+
+
+def _reason(part: str, found: Found) -> str:
+    """Why there is no figure; those of a warm process are timed together."""
+    together = part if part in {"serve_cold", "llm_cold", "request_cold"} else "warm_create"
+    return f"{together} failed" if together in found.failed else "not run"
+
+
+def show(found: Round, title: str) -> None:
     """Phase by phase, and what follows from it."""
     known = {phase for one in found.values() for phase in one.phases_s}
     rows = [
@@ -106,14 +121,15 @@ def show(found: Round, rounds: int) -> None:
     ]
     rows.append(("in all", *(_cell(one.seconds) for one in found.values())))
     columns = ["seconds", *(PARTS[part] for part in found)]
-    print_table(f"medians of {rounds}", columns, rows)
+    print_table(title, columns, rows)
     s = {part: one.seconds for part, one in found.items()}
-    print(f"vllm serve / create: {s['serve_cold'] / s['warm_create']:.1f}")
-    print(f"vllm serve / swap: {s['serve_cold'] / s['swap']:.1f}")
-    print(f"request - swap: {s['request_cold'] - s['swap']:+.3f} s")
-    if "wake" not in s:
+    for part in ("warm_create", "swap"):
+        if {"serve_cold", part} <= s.keys():
+            print(f"vllm serve / {PARTS[part]}: {s['serve_cold'] / s[part]:.1f}")
+    if {"request_cold", "swap"} <= s.keys():
+        print(f"request - swap: {s['request_cold'] - s['swap']:+.3f} s")
+    if not on_gpu():
         print("wake: not run, there is no GPU; on a CPU memory goes back to the system instead")
-    print(machine())
 
 
 def _cell(seconds: float | None) -> str:
@@ -121,19 +137,42 @@ def _cell(seconds: float | None) -> str:
 
 
 @click.command(context_settings={"show_default": True})
+@click.option(
+    "--model",
+    "size",
+    type=click.Choice(["arithmetic", "1b"]),
+    help="What is loaded: the arithmetic models, or Llamas of 1B shape."
+    "  [default: arithmetic on a CPU, 1b on a GPU]",
+)
 @click.option("--rounds", default=5, type=click.IntRange(1), help="Medians are shown.")
+@click.option(
+    "--limit-s",
+    default=420.0,
+    envvar=LIMIT,
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="On a GPU: no round but the first begins that would end later.",
+)
 @click.option("--quick", is_flag=True, help="One round, for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in seconds.")
-def main(rounds: int, *, quick: bool, as_json: bool) -> None:
+def main(size: Size | None, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
     """Time the way to the first token, from nothing and from warm."""
     end_in_order()
-    if quick:
-        rounds = 1
-    found = medians([measure_round() for _ in range(rounds)])
+    size = size or ("1b" if on_gpu() else "arithmetic")
+    with sized_models(size, quick=quick) as models:
+        found = measure(
+            models,
+            rounds=1 if quick else rounds,
+            limit_s=limit_s if on_gpu() else None,
+            save=lambda so_far: save(report(so_far)),
+        )
+    figures = report(found)
     if as_json:
-        print(json.dumps(summary(found)))
+        print(json.dumps(figures))
     else:
-        show(found, rounds)
+        title = f"{found.model}, {machine()}: medians of {len(found.rounds)}"
+        show(medians(found.rounds), title)
+    if found.failed:
+        sys.exit("\n".join(f"{part} failed: {words}" for part, words in found.failed.items()))
 
 
 if __name__ == "__main__":

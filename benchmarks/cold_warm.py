@@ -11,13 +11,12 @@ from typing import Final
 import msgspec
 
 from benchmarks.child import run_child
-from benchmarks.cold_case import MODELS, TIMEOUT_S, Task, Timed, tasks
+from benchmarks.cold_case import TIMEOUT_S, Task, Timed, tasks
+from benchmarks.device import on_gpu
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import end_in_order
 from tokenyard.replies import Result
-from tokenyard.settings import WorkerSettings
 from worker import EngineHandle, WorkerController
-from worker.engines.loading import is_on_cpu
 
 Parts = dict[str, Timed]
 
@@ -25,24 +24,26 @@ Parts = dict[str, Timed]
 _REST: Final = "pool"
 
 
-def measure_warm() -> Parts:
+def measure_warm(models: Path) -> Parts:
     """All parts, in a program that starts one process and waits until it is warm."""
-    return msgspec.convert(run_child("benchmarks.cold_warm"), Parts)
+    return msgspec.convert(run_child("benchmarks.cold_warm", [str(models)]), Parts)
 
 
 def main() -> None:
-    """The program; the file for its report is its argument."""
+    """The program; its arguments are the models file and the file for its report."""
     end_in_order()
+    models, report = map(Path, sys.argv[1:])
+    wake = "wake" if on_gpu() else "wake_cpu"
     began = time.perf_counter()
-    with WorkerController(MODELS, timeout_s=TIMEOUT_S) as controller:
+    with WorkerController(models, timeout_s=TIMEOUT_S) as controller:
         controller.wait_warm()
         [process] = controller.status()
         paid = Timed(time.perf_counter() - began, process.phases_s).with_rest("process")
-        parts = {"paid_before": paid, **_measure(controller, *tasks())}
-    Path(sys.argv[1]).write_bytes(msgspec.json.encode(parts))
+        parts = {"paid_before": paid, **_measure(controller, wake, *tasks(models))}
+    report.write_bytes(msgspec.json.encode(parts))
 
 
-def _measure(controller: WorkerController, first: Task, second: Task) -> Parts:
+def _measure(controller: WorkerController, wake: str, first: Task, second: Task) -> Parts:
     engine, created = _time(first, lambda: (controller.create(first.model.name), {}))
 
     def swap() -> tuple[EngineHandle, Mapping[str, float]]:
@@ -52,12 +53,11 @@ def _measure(controller: WorkerController, first: Task, second: Task) -> Parts:
         return controller.create(second.model.name), {"unload": unload_s}
 
     engine_2, swapped = _time(second, swap)
-    name = "wake_cpu" if is_on_cpu(WorkerSettings(redis_url="", models=MODELS)) else "wake"
     return {
         "warm_create": created,
         "swap": swapped,
-        name: _wake(engine_2, second, 1),
-        f"{name}_2": _wake(engine_2, second, 2),
+        wake: _wake(engine_2, second, 1),
+        f"{wake}_2": _wake(engine_2, second, 2),
     }
 
 

@@ -22,8 +22,9 @@ import msgspec
 
 from benchmarks.child import TIMEOUT_S, run_child
 from benchmarks.cycles_child import Cycle
-from benchmarks.machine import machine
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import save
 from benchmarks.yard import end_in_order
 from worker.engines import Memory
 from worker.leak import LOOKS, LeakRule, Look, Verdict
@@ -101,7 +102,7 @@ def _mib(memory: Memory | None) -> str:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--cycles", default=50, type=click.IntRange(1), help="Models that come and go.")
+@click.option("--cycles", default=50, type=click.IntRange(LOOKS), help="Models that come and go.")
 @click.option("--keep", is_flag=True, help="Replace no process, however much it keeps.")
 @click.option("--quick", is_flag=True, help="As many as a verdict needs, and two more, for CI.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -110,8 +111,10 @@ def main(cycles: int, *, keep: bool, quick: bool, as_json: bool) -> None:
     end_in_order()
     done = run(LOOKS + 2 if quick else cycles, keep=keep)
     figures = summary(done)
+    told = {**figures, "machine": machine_facts()}
+    save(told)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(told))
     else:
         show(done)
     if figures["wrong_answers"]:

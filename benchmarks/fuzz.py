@@ -24,13 +24,14 @@ from typing import Any, cast
 import click
 import redis
 
+from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client
 from tokenyard.digest import entry_digest
 from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.parse import parse_request
-from tokenyard.replies import TERMINAL
+from tokenyard.replies import TERMINAL, decode_replies
 from tokenyard.wire import Unanswerable, pack_tokens
 
 Fields = dict[bytes, bytes]
@@ -38,7 +39,18 @@ BATCH = 500
 #: Nothing may take longer; the bound only keeps a hang from lasting for ever.
 PATIENCE_S = 600.0
 DEAD_MAXLEN = 10_000_000
+#: Requests that are numbered one after the other and may share a stream of replies.
+LISTENED = 1_000
 _REUSED = b"ID_REUSED"
+BAD = [
+    "unanswered",
+    "answered_twice",
+    "ids_reused_in_vain",
+    "dead_letters_missing",
+    "processes_lost",
+]
+#: Enough entries come to each of these.
+TRIED = ["completed", "framed", "refused", "ids_reused", "dead_letters", "strays"]
 
 
 def sound(draw: random.Random, number: int) -> Fields:
@@ -56,7 +68,14 @@ def sound(draw: random.Random, number: int) -> Fields:
         b"params": json.dumps(params).encode(),
         **dict([draw.choice(prompts)]),
         **({b"stream": b"1"} if draw.random() < 0.3 else {}),
+        **(_listener(number) if draw.random() < 0.2 else {}),
     }
+
+
+def _listener(number: int) -> Fields:
+    """A client that is sent its replies in frames, few enough for its stream to keep them all."""
+    client = b"fuzz-client-%d" % (number // LISTENED)
+    return {b"client": client, b"reply_to": b"replies:" + client}
 
 
 def fold(fields: Fields) -> Fields:
@@ -156,6 +175,7 @@ class Fuzzer:
         self._connection = redis.Redis.from_url(yard.url, protocol=2)
         self._draw = random.Random(seed)
         self.sent = Sent()
+        self.strays = 0  # rubbish on lanes
 
     def send(self, count: int) -> None:
         """Add entries to all intakes but the system's own, and rubbish where only it writes."""
@@ -174,6 +194,7 @@ class Fuzzer:
         for lane in self._lanes():
             stray: dict[Any, Any] = mangle(self._draw, {b"cancel": b"1-0", b"id": b"none"})
             pipeline.xadd(lane, stray)
+            self.strays += 1
         event: dict[Any, Any] = mangle(self._draw, {b"event": b"freed", b"count": b"1"})
         pipeline.xadd(self._keys.events, event)
         pipeline.xadd(self._keys.freed, event)
@@ -201,13 +222,15 @@ class Fuzzer:
     def check(self) -> dict[str, int]:
         """Count what every id and every entry came to."""
         found: Counter[str] = Counter()
+        framed = self._framed()
         for client, request_id in sorted(self.sent.answerable):
-            found[self._outcome(client, request_id)] += 1
+            found[self._outcome(client, request_id, framed)] += 1
         letters = list(self._dead_without_answer())
         reused = Counter(one for reason, one in letters if reason.startswith(_REUSED))
         dead = len(letters) - reused.total()
         return {
             "entries": self.sent.entries,
+            "framed": framed.total(),
             "ids": len(self.sent.answerable),
             "completed": found["completed"],
             "refused": found["failed"] + found["expired"],
@@ -218,20 +241,30 @@ class Fuzzer:
                 count > self.sent.may_be_reused(*one) for one, count in reused.items()
             ),
             "dead_letters": dead,
+            "strays": self.strays,
             "dead_letters_missing": self.sent.unanswerable - dead,
         }
 
-    def _outcome(self, client: str, request_id: str) -> str:
+    def _framed(self) -> Counter[tuple[str, str]]:
+        """Results in frames, by client and id."""
+        results: Counter[tuple[str, str]] = Counter()
+        for client in {client for client, _ in self.sent.answerable}:
+            entries: Any = self._connection.xrange(self._keys.replies(client))
+            for reply in (one for _, fields in entries for one in decode_replies(fields)):
+                results[client, reply.id] += reply.event == "result"
+        return results
+
+    def _outcome(self, client: str, request_id: str, framed: Counter[tuple[str, str]]) -> str:
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.hget(self._keys.ledger(client, request_id), "state")
         pipeline.xrange(self._keys.reply(client, request_id))
-        pipeline.xlen(self._keys.replies(client))
-        state, replies, framed = pipeline.execute()
-        results = sum(fields.get(b"event") == b"result" for _, fields in replies)
+        state, replies = pipeline.execute()
+        flat = sum(fields.get(b"event") == b"result" for _, fields in replies)
         state = (state or b"").decode()
-        if state not in TERMINAL or not (results or framed):
+        if state not in TERMINAL or not (flat or framed[client, request_id]):
             return "unanswered"
-        return "twice" if results > 1 else state
+        # Entries of one id may ask for either place; in neither there may be two.
+        return "twice" if max(flat, framed[client, request_id]) > 1 else state
 
     def _dead_without_answer(self) -> Iterator[tuple[bytes, tuple[str, str]]]:
         """Reason, client and id of the letters of entries that no result speaks of."""
@@ -246,6 +279,18 @@ class Fuzzer:
                     else:
                         yield reason, (request.client, request.id)
             after = "(" + page[-1][0].decode()
+
+
+def faults(figures: Mapping[str, Any]) -> Iterator[str]:
+    """What must not be, and what must have been for the rest to mean anything, in words."""
+    for name in BAD:
+        if figures[name]:
+            yield f"{name}: {figures[name]}"
+    for name in TRIED:
+        if not figures[name]:
+            yield f"{name}: none, so nothing was tried"
+    if figures["next_good_request"] != "completed":
+        yield f"next_good_request: {figures['next_good_request']}"
 
 
 @click.command(context_settings={"show_default": True})
@@ -275,12 +320,10 @@ def main(entries: int, seed: int | None, as_json: bool) -> None:
         with Client(yard.url, yard=yard.name) as client:
             figures["next_good_request"] = client.submit("12+34=").result(60).status
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps({**figures, "machine": machine_facts()}))
     else:
         print_table("Generated entries against a running yard", ("", ""), figures.items())
-    wrong = ("unanswered", "answered_twice", "ids_reused_in_vain", "dead_letters_missing")
-    bad = (*wrong, "processes_lost")
-    sys.exit(any(figures[name] for name in bad))
+    sys.exit("\n".join(faults(figures)) or 0)
 
 
 if __name__ == "__main__":

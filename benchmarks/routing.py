@@ -22,7 +22,7 @@ from typing import Final, get_args
 import click
 
 from benchmarks import routing_model
-from benchmarks.machine import machine
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.routing_loads import Loads, Scale, Session
 from benchmarks.routing_run import Figures, Sample, figures, median, run
@@ -181,19 +181,27 @@ def show(measured: Measured, plan: Plan) -> None:
     print(machine())
 
 
+def _chosen(_: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+    known = POLICIES if parameter.name == "policies" else LOADS
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if unknown := sorted(set(names) - set(known)):
+        raise click.BadParameter(f"{', '.join(unknown)}: known are {', '.join(known)}")
+    return [one for one in known if one in names]
+
+
 @click.command(context_settings={"show_default": True})
 @click.option("--requests", default=600, type=click.IntRange(100), help="Of each workload.")
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
-@click.option("--policies", default=",".join(POLICIES), help="Which of them.")
-@click.option("--loads", default=",".join(LOADS), help="Which workloads.")
+@click.option("--policies", default=",".join(POLICIES), callback=_chosen, help="Which of them.")
+@click.option("--loads", default=",".join(LOADS), callback=_chosen, help="Which workloads.")
 @click.option("--vllm", is_flag=True, help="Also the sessions on vLLM workers.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
     requests: int,
     rounds: int,
-    policies: str,
-    loads: str,
+    policies: list[PolicyName],
+    loads: list[str],
     *,
     vllm: bool,
     quick: bool,
@@ -202,19 +210,20 @@ def main(
     """Compare policies on the same workloads; exit with 1 where an answer is wrong."""
     end_in_order()
     plan = Plan(48, 1) if quick else Plan(requests, rounds)
-    chosen = [policy for policy in POLICIES if policy in policies.split(",")]
-    names = [load for load in LOADS if load in loads.split(",")]
+    chosen, names = policies, loads
     if quick:
         # Starting a yard is what takes time.
         names, chosen = ["sessions"], [p for p in chosen if p not in ("megatron", "vllm")]
     measured = dict(measure_simulated(chosen, names, plan)) if names else {}
     if vllm:
         measured |= measure_vllm(chosen, replace(plan, requests=min(plan.requests, 400)))
+    if not any(measured.values()):
+        sys.exit("nothing was measured: name one workload at least, or --vllm, and one policy")
     if as_json:
         found = {
             load: {p: asdict(one) for p, one in each.items()} for load, each in measured.items()
         }
-        print(json.dumps({**found, "ratios": targets(measured)}))
+        print(json.dumps({**found, "ratios": targets(measured), "machine": machine_facts()}))
     else:
         show(measured, plan)
     wrong = sum(one.wrong for by_policy in measured.values() for one in by_policy.values())

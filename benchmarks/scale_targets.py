@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
 Part = Literal["workers", "backlog", "clients", "map", "yards"]
@@ -22,13 +22,18 @@ FLAT: Final = 1.1
 
 
 def missed(part: Part, figures: Figures) -> list[str]:
-    """Targets that do not hold, in words; where their sizes were not measured there is none."""
-    checks = {"workers": _workers, "backlog": _backlog, "map": _map, "yards": _yards}
-    return list(checks[part](figures)) if part in checks else []
+    """Targets that do not hold, or could not be looked at, in words."""
+    return list(_CHECKS[part](figures)) if part in _CHECKS else []
+
+
+def has_targets(part: Part) -> bool:
+    """Whether anything is expected of a part."""
+    return part in _CHECKS
 
 
 def _workers(figures: Figures) -> Iterator[str]:
     if not {"2", "1000"} <= figures.keys():
+        yield "workers: not measured with 2 and with 1,000"
         return
     ratio = figures["1000"]["full_us"] / figures["2"]["full_us"]
     if ratio > WORKERS_RATIO:
@@ -56,3 +61,11 @@ def _yards(figures: Figures) -> Iterator[str]:
     for count, one in figures.items():
         if one["ratio"] < 1:
             yield f"{count} yards: {one['ratio']:.2f} of the speed of one"
+
+
+_CHECKS: Final[Mapping[Part, Callable[[Figures], Iterator[str]]]] = {
+    "workers": _workers,
+    "backlog": _backlog,
+    "map": _map,
+    "yards": _yards,
+}

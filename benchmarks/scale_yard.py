@@ -120,6 +120,8 @@ class Asker:
             if result.tokens != self._answers[number % PROMPTS]:
                 sys.exit(f"request {number}: wrong answer {result.tokens}, {result.error}")
             count += 1
+        if count != requests:
+            sys.exit(f"{count} of {requests} requests were answered")
         return count
 
 

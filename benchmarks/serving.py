@@ -4,24 +4,33 @@ One real engine, asked through the whole of Tokenyard, called directly in three 
 `vllm serve`; whole answers and streams; sums with known answers, and 512 tokens in, 128 out on a
 Llama of random weights. Then all streams at the same offered load. Every answer is checked.
 
-    python -m benchmarks.serving [--rounds 3] [--json] [--quick]
+    python -m benchmarks.serving [--shape 1b] [--rounds 3] [--json] [--quick]
+
+With a shape the Llama is of a real size, and the sides run one after the other, as a GPU has room.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from benchmarks.machine import machine
+from benchmarks import serving_figures
+from benchmarks.device import on_gpu
+from benchmarks.llama import SHAPES
+from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import LIMIT, save
 from benchmarks.serving_case import Outcome, poisson
+from benchmarks.serving_shape import measure as measure_shape
+from benchmarks.serving_shape import plan_for as plan_for_shape
 from benchmarks.serving_stage import Stage, arithmetic_stage, long_stage, share_cores
 from benchmarks.yard import end_in_order
 
@@ -175,7 +184,7 @@ def _percentile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def show(figures: Mapping[str, float], plan: Plan, threads: int) -> None:
+def show(figures: Mapping[str, Any], plan: Plan, threads: int) -> None:
     """The figures as tables."""
     for prefix, title, requests in (
         ("arithmetic_", "sums", plan.short_requests),
@@ -197,14 +206,14 @@ def show(figures: Mapping[str, float], plan: Plan, threads: int) -> None:
     print(f"{machine()}; threads of each engine: {threads}")
 
 
-def _speed_rows(figures: Mapping[str, float], prefix: str) -> list[tuple[object, ...]]:
+def _speed_rows(figures: Mapping[str, Any], prefix: str) -> list[tuple[object, ...]]:
     return [
         (title, *(figures.get(f"{prefix}{_prefix(side)}{unit}", "not run") for unit in _UNITS))
         for side, title in SIDES.items()
     ]
 
 
-def _ratio_rows(figures: Mapping[str, float]) -> list[tuple[object, ...]]:
+def _ratio_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
             f"{SIDES[ours]} / {SIDES[theirs]}",
@@ -215,7 +224,7 @@ def _ratio_rows(figures: Mapping[str, float]) -> list[tuple[object, ...]]:
     ]
 
 
-def _time_rows(figures: Mapping[str, float]) -> list[tuple[object, ...]]:
+def _time_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
     kinds = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
     prefixes = {side: "" if side == "tokenyard_stream" else f"{side}_" for side in STREAMED}
     return [
@@ -224,16 +233,49 @@ def _time_rows(figures: Mapping[str, float]) -> list[tuple[object, ...]]:
     ]
 
 
+def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
+    """A Llama of a real size; exits with failure where a side did."""
+    plan = plan_for_shape(name, rounds, limit_s, quick=quick)
+    found = measure_shape(plan, lambda so_far: save(serving_figures.summary(so_far, plan)))
+    figures = serving_figures.summary(found, plan)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        serving_figures.show(figures)
+    if found.failed:
+        sys.exit("\n".join(f"{engine} failed: {words}" for engine, words in found.failed.items()))
+
+
 @click.command(context_settings={"show_default": True})
+@click.option(
+    "--shape",
+    type=click.Choice(["tiny", *SHAPES]),
+    help="Size of the model; with 1b and 8b the sides run one after the other."
+    "  [default: tiny on a CPU, 1b on a GPU]",
+)
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option(
+    "--limit-s",
+    default=420.0,
+    envvar=LIMIT,
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="With 1b and 8b: no round begins that would end later; one of each side does.",
+)
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(rounds: int, *, quick: bool, as_json: bool) -> None:
+def main(shape: str | None, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
     """Compare real vLLM behind Tokenyard with the same engine called directly, and by HTTP."""
     end_in_order()
-    threads = share_cores()
+    shape = shape or ("1b" if on_gpu() else "tiny")
+    threads = 0 if on_gpu() else share_cores()
+    if shape != "tiny":
+        run_shape(shape, rounds, limit_s, quick=quick, as_json=as_json)
+        return
+    if on_gpu():
+        raise click.UsageError("all sides at once have no room on a GPU; use --shape 1b or 8b")
     plan = plan_for(rounds, quick=quick)
-    figures = summary(measure(plan))
+    figures = {**summary(measure(plan)), "machine": machine_facts()}
+    save(figures)
     if as_json:
         print(json.dumps(figures))
     else:

@@ -68,6 +68,7 @@ class Outcome:
     ttft_ms: Sequence[float] = ()
     itl_ms: Sequence[float] = ()
     cpu_s: float = 0.0  # of all processes of the side, with that of who asked
+    broker_cpu_s: float = 0.0  # the broker's part of it, where there is one
 
     @property
     def cpu_us_per_token(self) -> float:
@@ -152,6 +153,9 @@ def poisson(requests: int, rate: float, seed: int) -> list[float]:
 
 def engine_arguments(model: ModelSpec) -> Mapping[str, Any]:
     """The settings of a model as vLLM's arguments."""
+    cache: dict[str, Any] = {}
+    if model.kv_cache_gib:
+        cache["kv_cache_memory_bytes"] = int(model.kv_cache_gib * 1024**3)
     return {
         "model": model.path,
         "served_model_name": model.name,
@@ -159,6 +163,6 @@ def engine_arguments(model: ModelSpec) -> Mapping[str, Any]:
         "max_model_len": model.max_model_len,
         "max_num_seqs": model.max_num_seqs,
         "enforce_eager": model.enforce_eager,
-        "kv_cache_memory_bytes": int(model.kv_cache_gib * 1024**3),
+        **cache,
         **model.engine_args,
     }

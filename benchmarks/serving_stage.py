@@ -44,6 +44,17 @@ class Side:
 
     run: Run
     pids: Sequence[int]
+    broker_pids: Sequence[int] = ()  # among them
+
+    def put(self, load: Load, name: str) -> Outcome:
+        """Put a load on it; raises `WrongAnswer`."""
+        pids = {"all": self.pids, "broker": self.broker_pids}
+        before = cpu_seconds(pids)
+        outcome = self.run(load)
+        if outcome.faults:
+            raise WrongAnswer(f"{name}: " + "\n".join(outcome.faults))
+        spent = {group: now - before[group] for group, now in cpu_seconds(pids).items()}
+        return dataclasses.replace(outcome, cpu_s=spent["all"], broker_cpu_s=spent["broker"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +72,7 @@ class Stage:
 
     def put(self, side: str, load: Load) -> Outcome:
         """Put a load on one side; raises `WrongAnswer`."""
-        own = self.sides[side]
-        before = _cpu_s(own.pids)
-        outcome = own.run(load)
-        if outcome.faults:
-            raise WrongAnswer(f"{self.workload.name}, {side}: " + "\n".join(outcome.faults))
-        return dataclasses.replace(outcome, cpu_s=_cpu_s(own.pids) - before)
-
-
-def _cpu_s(pids: Sequence[int]) -> float:
-    return cpu_seconds({"all": pids})["all"]
+        return self.sides[side].put(load, f"{self.workload.name}, {side}")
 
 
 def share_cores() -> int:
@@ -153,11 +155,11 @@ def _started(
         sides |= {way: Side(partial(child.run, way), [child.pid]) for way in _OF_PROGRAM}
     if "async" in children:
         child = children["async"]
-        sides["async"] = Side(partial(child.run, "streamed"), _family(child.pid))
+        sides["async"] = Side(partial(child.run, "streamed"), family(child.pid))
     if "serve" in parts:
         server = stack.enter_context(http_server(workload))
         server.wait_until_ready()
-        pids = [os.getpid(), *_family(server.pid)]
+        pids = [os.getpid(), *family(server.pid)]
         sides |= dict.fromkeys(("serve", "serve_stream"), Side(server.run, pids))
     if "workers" in parts:
         yard = stack.enter_context(tokenyard(workload, WORKERS))
@@ -165,5 +167,6 @@ def _started(
     return sides
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """A process and all that it has started."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]

@@ -134,4 +134,5 @@ def _worker_options(model: ModelSpec) -> list[str]:
         if name not in _NAMED | _NAMED_TOO
     }
     options = [str(each) for option in named.items() for each in option]
-    return [*options, "--enforce-eager", "--engine-args", json.dumps(rest)]
+    eager = ["--enforce-eager"] if model.enforce_eager else []
+    return [*options, *eager, "--engine-args", json.dumps(rest)]

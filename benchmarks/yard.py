@@ -42,7 +42,15 @@ class Yard:
 
     def missing(self) -> int:
         """How many of its processes are gone, also where another has taken the place."""
-        return sum(not psutil.pid_exists(pid) for group in self.pids.values() for pid in group)
+        return sum(_is_gone(pid) for group in self.pids.values() for pid in group)
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether a process has ended; a child of ours that has is there until somebody asks."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def end_in_order() -> None:

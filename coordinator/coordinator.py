@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from coordinator.counts import Counts
 from coordinator.dispatcher import Deposed, Dispatcher
+from coordinator.hearings import Hearings
 from coordinator.history import Limits
+from coordinator.inboxes import Inboxes
 from coordinator.intake import Intake
 from coordinator.judge import Judge
 from coordinator.leadership import Leadership
@@ -26,13 +29,15 @@ from coordinator.models import Models
 from coordinator.placer import Placer
 from coordinator.prefixes import Cache
 from coordinator.promotion import Promotion
+from coordinator.queued import QueuedTokens
 from coordinator.recall import Recall
 from coordinator.reconciler import Reconciler
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
 from coordinator.spans import QueueSpans
-from coordinator.sweeper import Sweeper
+from coordinator.suspicion import Patience
+from coordinator.sweeper import Sweeper, bounds_by_class
 from coordinator.trials import Trials
 from coordinator.wishes import Wishes
 from tokenyard.bell import Bell
@@ -43,7 +48,8 @@ from tokenyard.health import Health
 from tokenyard.keys import Keys
 from tokenyard.metrics import Endpoint
 from tokenyard.outage import Outage
-from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts
+from tokenyard.receipts import mark_of
+from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts, load_scripts
 from tokenyard.service_manager import ServiceManager
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.tracing import Tracer
@@ -94,13 +100,18 @@ class Coordinator:
             self._scripts, settings.name, settings.lease_ms, self._read_leader
         )
         self._rescuer = Rescuer(
-            self._connection, self._scripts, self._keys, on_moved=self._count_moved
+            self._connection,
+            self._scripts,
+            self._keys,
+            on_moved=self._count_moved,
+            slots_of=self._slots_of,
         )
         self._intake = Intake(
             self._connection,
             self._keys,
             max_batch=settings.max_batch,
-            most_held=settings.max_num_queued_reqs,
+            max_held=settings.max_held,
+            is_fair=not settings.deterministic,
         )
         self._models = Models()
         self._selection = Selection(settings)
@@ -120,8 +131,17 @@ class Coordinator:
             ),
             self._selection,
             max_batch=settings.max_batch,
+            max_trial_share=settings.max_trial_share,
             counts=self._counts,
             spans=QueueSpans(self._tracer, settings.yard),
+        )
+        self._hearings = Hearings(
+            self._connection,
+            self._scripts,
+            self._keys,
+            self._roster,
+            Patience(settings.trial_tokens, 1000 * settings.trial_s),
+            has_suspects=self._dispatcher.has_suspects,
         )
         self._trials = Trials(self._scripts, self._roster)
         self._placer = Placer(
@@ -136,10 +156,11 @@ class Coordinator:
             self._connection,
             self._scripts,
             self._keys,
-            max_num_queued_reqs=settings.max_num_queued_reqs,
+            bounds=bounds_by_class(settings),
             answer=lambda entry, refused: self._dispatcher.answer(
                 self._leadership.token, entry, refused
             ),
+            found_bad=self._counts.found_bad,
         )
         self._reconciler = Reconciler(
             self._scripts,
@@ -149,10 +170,13 @@ class Coordinator:
         )
         self._recall = Recall(self._connection, self._keys, self._roster, self._selection)
         self._promotion = Promotion(self._connection, self._scripts)
-        self._wishes = Wishes(self._connection, self._scripts, self._keys)
+        self._wishes = Wishes(self._connection, self._scripts, self._keys, self._counts.found_bad)
+        self._queued = QueuedTokens(self._connection, self._keys)
+        self._inboxes = Inboxes(self._connection, self._scripts, self._keys, settings, self._counts)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""
+        self._has_loaded = False  # the scripts, into the server that it is connected to
         self._heard_at = -math.inf  # monotonic; when the server answered last
         self._quiet_until = 0.0
         self._complete = settings.expect_workers == 0
@@ -215,6 +239,11 @@ class Coordinator:
 
     def run_once(self) -> None:
         """One turn: keep the lead, know the workers, rescue, dispatch."""
+        if not self._has_loaded:
+            # Before it leads: a server that takes no writes lets nobody lead, and clients call a
+            # script to learn that.
+            self._load_scripts()
+            self._has_loaded = True
         if not self._keep_lead():
             self._prepared_for = ""
             self._ready.set()
@@ -224,9 +253,11 @@ class Coordinator:
         self._follow_roster()
         self._trials.run_once()
         self._rescue()
+        self._hearings.run_once(self._leadership.token)
         self._sweeper.run_once()
         self._reconcile()
         self._wishes.run_once(is_woken=self._intake.take_wished())
+        self._inboxes.run_once()
         if self._complete:
             self._placer.run_once(self._leadership.token)
         self._dispatch()
@@ -256,11 +287,17 @@ class Coordinator:
         self._publish_handshake()
         self._recognize_server()
         self._intake.read_again()
+        self._queued.begin()
         self._recall.begin()
         self._reconciler.begin()
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
+
+    def _load_scripts(self) -> None:
+        """Clients may not load them; a new server process, or one told to forget, has none."""
+        if loaded := load_scripts(self._connection):
+            log.info("loaded %s into the server", counted(loaded, "script"))
 
     def _recognize_server(self) -> None:
         """A connection may have been made anew to another server, unnoticed by its user."""
@@ -273,10 +310,16 @@ class Coordinator:
     def _recall_models(self) -> None:
         """Models that an earlier leader knew stay known."""
         names, adapters = self._connection.hmget(self._keys.info, "models", "adapters")
-        self._models.recall(
-            msgspec.json.decode(names or b"[]", type=list[str]),
-            msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
-        )
+        try:
+            self._models.recall(
+                msgspec.json.decode(names or b"[]", type=list[str]),
+                msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+            self._counts.found_bad("info")
+            log.warning(
+                "the models in the handshake cannot be read, and are written anew: %s", fault
+            )
 
     def _publish_handshake(self) -> None:
         self._recall_models()
@@ -290,7 +333,13 @@ class Coordinator:
             "max_num_queued_reqs": self._settings.max_num_queued_reqs,
             "max_num_queued_tokens": self._settings.max_num_queued_tokens,
             "max_request_bytes": self._settings.max_request_bytes,
+            "max_normal_share": self._settings.max_normal_share,
+            "max_low_share": self._settings.max_low_share,
+            "waiting_clients": self._intake.held.clients,
             "rate": round(self._dispatcher.rate.per_s, 3),
+            "guests": msgspec.json.encode(
+                [mark_of(self._settings.yard, guest) for guest in self._settings.guests]
+            ),
         }
         if not self._scripts.take_over(self._leadership.token, info):
             raise Deposed
@@ -299,7 +348,9 @@ class Coordinator:
         if not self._roster.refresh():
             return
         self._recognize_server()
+        self._load_scripts()
         self._roster.forget_hosts()
+        self._queued.run_once()
         self._follow_lanes()
         if self._models.learn(self._roster.bases()):
             self._publish_handshake()
@@ -346,6 +397,11 @@ class Coordinator:
         if not self._reconciler.run_once(self._leadership.token):
             raise Deposed
 
+    def _slots_of(self, worker: str) -> int:
+        """How many requests a worker's engine runs at once, as far as the roster tells."""
+        member = self._roster.members.get(worker)
+        return member.info.slots if member else sys.maxsize
+
     def _count_moved(self, worker: str, count: int) -> None:
         """Requests were taken back from a lost worker."""
         member = self._roster.members.get(worker)
@@ -361,16 +417,19 @@ class Coordinator:
         services = (self._sweeper, self._wishes, self._reconciler)
         if self._backlog or any(service.has_more for service in services):
             return 0
-        return math.ceil(min(self._block_ms, 1000 * self._placer.patience_s))
+        patience_s = min(self._placer.patience_s, self._hearings.patience_s)
+        return math.ceil(min(self._block_ms, 1000 * patience_s))
 
     def _recover(self) -> None:
         """After a fault of the connection: what was read may have been lost on the way."""
         self._prepared_for = ""
+        self._has_loaded = False
         self._heard_at = -math.inf
 
     def _close(self) -> None:
         with contextlib.suppress(redis.RedisError):
             self._leadership.resign()
+        self._inboxes.stop()
         self._selection.close()
         if self._endpoint:
             self._endpoint.stop()

@@ -25,6 +25,8 @@ DEATHS: Final = (
 )
 #: What a request can end as that the coordinator answers.
 ENDS: Final[tuple[Status, ...]] = ("failed", "expired")
+#: Where clients write beside the intakes.
+PLACES: Final = ("inbox", "clients", "wishers", "wishes", "info")
 WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
 
 
@@ -46,6 +48,8 @@ class Counts:
         self.dead: Counter[str] = Counter(dict.fromkeys(map(str, DEATHS), 0))
         #: Entries taken back from workers that are gone, by why these are.
         self.taken_back: Counter[str] = Counter(dict.fromkeys(WHYS, 0))
+        #: Values that a client has written and that cannot be read, by where they were.
+        self.bad: Counter[str] = Counter(dict.fromkeys(PLACES, 0))
         self.swaps = 0
         self.queue_wait = {name: Histogram() for name in INTAKE_CLASSES}
         self.assign = Histogram()
@@ -69,6 +73,10 @@ class Counts:
     def took_back(self, lease_ms: float, count: int) -> None:
         """Requests wait again that a worker had whose lease has ended so."""
         self.taken_back[_WHY_BY_LEASE.get(lease_ms, "lost")] += count
+
+    def found_bad(self, place: str, count: int = 1) -> None:
+        """Values were removed that cannot be read."""
+        self.bad[place] += count
 
     def buried(self, reason: str = "UNANSWERABLE") -> None:
         """An entry whose sender cannot be answered is among the dead letters."""

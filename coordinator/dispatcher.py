@@ -6,7 +6,6 @@ import logging
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -56,6 +55,7 @@ class Dispatcher:
         selection: Selection,
         *,
         max_batch: int,
+        max_trial_share: float = 0.5,
         counts: Counts | None = None,
         spans: QueueSpans | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Dispatcher:
         self._judge = judge
         self._selection = selection
         self._max_batch = max_batch
-        self._turns: Counter[str] = Counter()  # by model, those that placed something
+        self._trial_share = max_trial_share
         self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
@@ -84,9 +84,7 @@ class Dispatcher:
         """
         room = self._room() if may_place else 0
         patience_ms = min(block_ms, self._patience_ms)
-        entries, events = self._intake.read(
-            room, patience_ms, everything=self._is_varied(), places=self._hears_places()
-        )
+        entries, events = self._intake.read(room, patience_ms, places=self._hears_places())
         self._heed(events)
         self.take_in(token, entries)
         self._drop_gone()
@@ -111,13 +109,6 @@ class Dispatcher:
         self._hears_at = now + HEAR_EVERY_S
         return True
 
-    def _is_varied(self) -> bool:
-        """Whether requests for one model could hide those for another behind them.
-
-        A model that is asked for and that nobody serves counts, too.
-        """
-        return len(self._roster.servable | self._held.models) > 1
-
     def _place(self, token: str) -> None:
         """Answer what is late, hand over what has a lane, and see how long the next may wait."""
         self._held.advance(self._roster.server_ms())
@@ -136,6 +127,11 @@ class Dispatcher:
     def demands(self) -> list[Demand]:
         """What waits and could run if its model had a worker; of what pauses, nothing counts."""
         return self._held.demands(self._roster.server_ms())
+
+    def has_suspects(self, model: str) -> bool:
+        """Whether suspects wait for a trial on that model."""
+        queue = self._held.queue(model)
+        return queue is not None and next(queue.suspects, None) is not None
 
     def fail_model(self, token: str, model: str, reason: str) -> None:
         """Answer requests for a model that cannot be had, at most a batch in a turn."""
@@ -184,7 +180,7 @@ class Dispatcher:
             tokens=prompt_tokens(request, entry.fields),
             since_ms=since_ms,
             history=history,
-            is_suspect=self._judge.is_suspect(history),
+            trial=self._judge.trial_size(history),
             published=_published(entry),
             trace=self._spans.trace_of(request),
             hints=self._selection.hints(request, entry.fields),
@@ -265,7 +261,7 @@ class Dispatcher:
                 work = event.fields.get(b"work", b"")
                 weight = int(work) if work.isdigit() and len(work) < 16 else None
                 self._roster.free(worker, int(count), event.id, work=weight)
-            else:
+            elif event.fields.get(b"event") != b"inbox":
                 self._roster.mark_stale()
 
     def _make_plan(self) -> list[Placed]:
@@ -277,14 +273,12 @@ class Dispatcher:
                 continue
             chosen = make_plan(
                 queue.suspects,
-                queue.others(self._turns[model]),
+                queue.others,
                 lanes,
                 choose=self._selection.choose,
                 most=self._max_batch - len(placed),
+                trial_share=self._trial_share,
             )
-            # Only turns that place something count: of others there may be one after each of
-            # these, and the fair turn would always fall on them.
-            self._turns[model] += bool(chosen)
             placed += chosen
         return placed
 
@@ -315,6 +309,7 @@ class Dispatcher:
                 alone=item.alone,
                 why=item.why,
                 digest=item.waiting.digest,
+                on_trial=item.on_trial,
             )
             for item in placed
         ]
@@ -334,6 +329,8 @@ class Dispatcher:
             if code in stay:
                 self._roster.mark_stale()
                 continue
+            if code is _DISPATCHED:
+                self._held.note_served(item.waiting)
             self._held.remove(item.waiting)
             if code is _DISPATCHED:
                 given.setdefault(item.lane.worker, []).append(item)
@@ -349,9 +346,8 @@ class Dispatcher:
     def _note_given(self, worker: str, items: Sequence[Placed]) -> None:
         """These have come onto the lane of ``worker``."""
         work = sum([item.waiting.hints.work for item in items])
-        self._roster.add_load(
-            worker, len(items), work=work, alone=any(item.alone for item in items)
-        )
+        tried = any(item.alone or item.on_trial for item in items)
+        self._roster.add_load(worker, len(items), work=work, tried=tried)
         self.rate.count(len(items))
         now_ms = self._roster.server_ms()
         for item in items:

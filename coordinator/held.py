@@ -8,29 +8,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, KeysView
-from itertools import islice
+from itertools import chain, islice
 
 from coordinator.demand import Demand
+from coordinator.shares import Line, Shares
 from coordinator.timetable import Timetable
 from coordinator.waiting import Waiting
-from tokenyard.keys import INTAKE_CLASSES, IntakeClass
-
-#: Every so many placements the classes are served from the lowest up, so that a steady stream
-#: of high priority cannot starve the rest.
-FAIR_TURN = 16
+from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass
 
 _Key = tuple[IntakeClass, str]
 
 
 class Queue:
-    """The requests for one model that could run now, each class in the order of arrival."""
+    """The requests for one model that could run now."""
 
-    def __init__(self) -> None:
-        # Ordered ones find their first as fast when thousands before it have left.
+    def __init__(self, *, is_fair: bool = True) -> None:
+        """One that is not fair has each class in the order of arrival, whoever its clients are."""
         self._suspects: OrderedDict[str, Waiting] = OrderedDict()
-        self._others: dict[IntakeClass, OrderedDict[str, Waiting]] = {
-            name: OrderedDict() for name in INTAKE_CLASSES
-        }
+        self._retries: OrderedDict[str, Waiting] = OrderedDict()
+        self._lines = {name: Line(is_fair=is_fair) for name in PRIORITY_CLASSES}
+        self._shares = Shares()
         self._count = 0
         self.tokens = 0
 
@@ -40,47 +37,72 @@ class Queue:
     def __iter__(self) -> Iterator[Waiting]:
         """All of it, suspects first."""
         yield from self._suspects.values()
-        yield from self.others(0)
+        yield from self.others
 
     def add(self, waiting: Waiting) -> None:
-        """Put a request behind those of its class."""
-        self._of(waiting)[waiting.entry] = waiting
+        """Put a request behind those of its class and client."""
+        if waiting.intake == "retry":
+            self._again(waiting)[waiting.entry] = waiting
+        else:
+            line = self._lines[waiting.intake]
+            if not line:
+                self._shares.join(waiting.intake)
+            line.add(waiting)
         self._count += 1
         self.tokens += waiting.tokens
 
     def discard(self, waiting: Waiting) -> None:
         """Take a request out, if it is here."""
-        if self._of(waiting).pop(waiting.entry, None) is not None:
+        if waiting.intake == "retry":
+            was_here = self._again(waiting).pop(waiting.entry, None) is not None
+        else:
+            was_here = self._lines[waiting.intake].discard(waiting)
+        if was_here:
             self._count -= 1
             self.tokens -= waiting.tokens
 
-    def _of(self, waiting: Waiting) -> OrderedDict[str, Waiting]:
-        return self._suspects if waiting.is_suspect else self._others[waiting.intake]
+    def _again(self, waiting: Waiting) -> OrderedDict[str, Waiting]:
+        return self._suspects if waiting.is_suspect else self._retries
+
+    def note_served(self, waiting: Waiting) -> None:
+        """A request that is here has got its place: it was the turn of its class and client."""
+        if waiting.intake == "retry":
+            return
+        line = self._lines[waiting.intake]
+        line.note_served(waiting)
+        if any(other for other in self._lines.values() if other is not line):
+            self._shares.note_served(waiting.intake)
 
     @property
     def suspects(self) -> Iterator[Waiting]:
         """Those that must run alone, in order."""
         yield from self._suspects.values()
 
-    def others(self, turn: int) -> Iterator[Waiting]:
-        """The rest, in the order in which it should be placed at this turn."""
-        classes = list(self._others)
-        if turn % FAIR_TURN == FAIR_TURN - 1:
-            classes = [classes[0], *reversed(classes[1:])]
-        for name in classes:
-            yield from self._others[name].values()
+    @property
+    def others(self) -> Iterator[Waiting]:
+        """The rest in the order in which it should be placed: first what was on a worker before."""
+        yield from self._retries.values()
+        yield from self._shares.order(self._lines)
+
+    @property
+    def clients(self) -> int:
+        """How many clients compete, at most: those of the class that has most."""
+        return max(line.clients for line in self._lines.values())
 
     @property
     def since_ms(self) -> float:
-        """When the oldest came in, about: the first of each class counts."""
-        boxes = (self._suspects, *self._others.values())
-        return min(next(iter(box.values())).since_ms for box in boxes if box)
+        """When the oldest came in, about."""
+        again = (next(iter(box.values())) for box in (self._suspects, self._retries) if box)
+        lines = (line.since_ms for line in self._lines.values() if line)
+        return min(chain((one.since_ms for one in again), lines))
 
 
 class Held:
     """All requests that are held: in a queue, pausing, or late."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fair: bool = True) -> None:
+        """``is_fair`` is for the queues; see `Queue`."""
+        self._is_fair = is_fair
         self._entries: dict[IntakeClass, dict[str, Waiting]] = {n: {} for n in INTAKE_CLASSES}
         self._queues: dict[str, Queue] = {}  # none is empty
         self._pauses: Timetable[_Key] = Timetable()
@@ -106,6 +128,11 @@ class Held:
     def models(self) -> KeysView[str]:
         """Models that requests wait for which could run now."""
         return self._queues.keys()
+
+    @property
+    def clients(self) -> int:
+        """How many clients compete for the same place, at most."""
+        return max((queue.clients for queue in self._queues.values()), default=0)
 
     def queue(self, model: str) -> Queue | None:
         """What waits for that model and could run now."""
@@ -135,6 +162,12 @@ class Held:
             self._pauses.discard(key)
             self._late.pop(key, None)
 
+    def note_served(self, waiting: Waiting) -> None:
+        """A request that is held has got its place."""
+        queue = self._queues.get(waiting.model)
+        if queue is not None:
+            queue.note_served(waiting)
+
     def clear(self) -> None:
         """Hold nothing any more."""
         for entries in self._entries.values():
@@ -146,7 +179,7 @@ class Held:
     def _enqueue(self, waiting: Waiting) -> None:
         queue = self._queues.get(waiting.model)
         if queue is None:
-            queue = self._queues[waiting.model] = Queue()
+            queue = self._queues[waiting.model] = Queue(is_fair=self._is_fair)
         queue.add(waiting)
 
     def _dequeue(self, waiting: Waiting) -> None:

@@ -1,9 +1,9 @@
 """What a request has been through, and what follows from it: pure functions.
 
 A crash says something about the requests that were running; a kill from outside does not. Whoever
-may have caused a crash is a suspect and runs alone from then on, so that only the request that
-kills its worker alone is given up and its neighbours complete. Once may be a coincidence with a
-crash of another cause, so it takes two.
+may have caused a crash is a suspect, and is tried with ever fewer others (`coordinator.suspicion`),
+at last alone. Only a request that kills its worker alone is given up, so its neighbours complete.
+Once may be a coincidence with a crash of another cause, so it takes two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The fields of a retry that only the system writes."""
+    """The fields of a retry that only the system writes.
+
+    ``trial`` is how many suspects there may be in its next trial, itself among them; 0: it must
+    run alone; None: it is no suspect.
+    """
 
     crashes: int = 0
     suspected: int = 0
@@ -36,11 +40,18 @@ class History:
     faults: int = 0
     not_before_ms: int = 0
     reason: str = ""
-    has_published: bool = False
+    published: int = 0  # tokens that its readers have seen
+    choices: int = 0  # of how many of them it is known whose they are, where there are several
+    trial: int | None = None
 
-    def is_suspect(self, limits: Limits) -> bool:
-        """Whether it may have killed a worker, and so must run alone."""
-        return self.suspected > 0 or self.crashes >= limits.max_crashes
+    def trial_size(self, limits: Limits) -> int | None:
+        """With how many suspects it may run, itself among them; 0: alone; None: it is none.
+
+        What has lost too many workers to kills from outside must run alone as well.
+        """
+        if self.crashes - self.suspected >= limits.max_crashes:
+            return 0
+        return self.trial
 
     def verdict(self, limits: Limits, choices: int) -> tuple[Code, str] | None:
         """Why it is given up, or None while it may run again."""
@@ -53,8 +64,8 @@ class History:
             return Code.POISONED, f"{times}, the last: {self.reason}"
         if self.faults >= limits.max_faults:
             return Code.INFERENCE_ERROR, f"failed {self.faults} times, at last: {self.reason}"
-        if choices > 1 and self.has_published:
-            return Code.WORKER_LOST, "a stream with n > 1 cannot be continued by another worker"
+        if choices > 1 and self.choices != self.published:
+            return Code.WORKER_LOST, "whose its published tokens are is not known any more"
         return None
 
 
@@ -71,7 +82,9 @@ def read_history(fields: Mapping[bytes, bytes]) -> History:
         faults=_count(fields, b"faults"),
         not_before_ms=_count(fields, b"not_before"),
         reason=fields.get(b"reason", b"").decode(errors="replace"),
-        has_published=bool(fields.get(b"published")),
+        published=len(fields.get(b"published", b"")) // 4,
+        choices=len(fields.get(b"choices", b"")),
+        trial=_count(fields, b"trial") if b"trial" in fields else None,
     )
 
 

@@ -19,8 +19,8 @@ from coordinator.held import Held
 from coordinator.waiting import Waiting
 from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
-#: Requests of each class that are read ahead where no lane has room, so that the first of every
-#: class is known when a place becomes free, and bad input is answered meanwhile.
+#: Requests of each class that are read where more wait than may be held and no lane has room, so
+#: that the first of every class is known when a place becomes free.
 LOOK_AHEAD = 16
 
 _Fields = Mapping[bytes, bytes]
@@ -45,13 +45,20 @@ class Intake:
     """Reads entries, and sees that what is held is what is pending."""
 
     def __init__(
-        self, connection: redis.Redis, keys: Keys, *, max_batch: int, most_held: int
+        self,
+        connection: redis.Redis,
+        keys: Keys,
+        *,
+        max_batch: int,
+        max_held: int,
+        is_fair: bool = True,
     ) -> None:
-        self.held = Held()
+        """At most about ``max_held`` requests are held; ``is_fair`` as in `coordinator.held`."""
+        self.held = Held(is_fair=is_fair)
         self._connection = connection
         self._keys = keys
         self._max_batch = max_batch
-        self._most_held = most_held
+        self._max_held = max_held
         self._names: dict[bytes, IntakeClass] = {
             keys.intake(name).encode(): name for name in INTAKE_CLASSES
         }
@@ -61,23 +68,23 @@ class Intake:
         self._audits: dict[IntakeClass, Audit] = {}
         self._next_audit = 0.0  # not before (monotonic)
         self._is_wished = False
-        self.is_behind = False  # whether it reads on, since more may wait than is held
         self._heard: dict[str, list[bytes]] = {}  # events to acknowledge, by stream
         # Streams of events of which some may be pending that a leader before has read.
         self._missed: set[str] = set()
 
     def read(
-        self, room: int, block_ms: int, *, everything: bool, places: bool = True
+        self, room: int, block_ms: int, *, places: bool = True
     ) -> tuple[list[Entry], list[Event]]:
         """Entries of each class and events; waits for either.
 
-        About ``room`` of each class; with ``everything`` a batch of each, turn by turn, until
-        all that waits is held or the bound is reached. What was pending when a term began is
-        read before anything new of its class. With ``places`` it also hears of those that became
-        free on lanes. Events are acknowledged with the next read, which spares a round trip in
-        each turn; they and wishers only wake, and whoever takes over reads the yard anew.
+        A batch of each class, turn by turn, until all that waits is held: only so can models,
+        classes and clients have their turns. Beyond the bound about ``room`` of each class. What
+        was pending when a term began is read before anything new of its class. With ``places`` it
+        also hears of those that became free on lanes. Events are acknowledged with the next read,
+        which spares a round trip in each turn; they and wishers only wake, and whoever takes over
+        reads the yard anew.
         """
-        count, wanted = self._wants(room, everything=everything)
+        count, wanted = self._wants(room)
         streams = {self._keys.intake(name): self._behind.get(name, ">") for name in wanted}
         for stream in (self._keys.events, *([self._keys.freed] if places else ())):
             streams[stream] = "0" if stream in self._missed else ">"
@@ -88,10 +95,7 @@ class Intake:
             *(("BLOCK", block_ms) if block_ms else ()),
             *("STREAMS", *streams, *streams.values()),
         )
-        entries, events = self._sort(answer or [], count)
-        goes_on = len(entries) >= count or any(name in self._behind for name in wanted)
-        self.is_behind = everything and goes_on
-        return entries, events
+        return self._sort(answer or [], count)
 
     def _ask(self, *command: str | int) -> Any:
         """Give a command, and acknowledge the events before it."""
@@ -106,9 +110,9 @@ class Intake:
         self._heard.clear()
         return answer
 
-    def _wants(self, room: int, *, everything: bool) -> tuple[int, list[IntakeClass]]:
+    def _wants(self, room: int) -> tuple[int, list[IntakeClass]]:
         """How many entries to read, at most, and of which classes."""
-        if everything and len(self.held) < self._most_held:
+        if len(self.held) < self._max_held:
             return self._max_batch, list(INTAKE_CLASSES)
         count = min(max(LOOK_AHEAD, room), self._max_batch)
         return count, [name for name in INTAKE_CLASSES if self.held.count(name) < count]
@@ -153,7 +157,6 @@ class Intake:
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
         self._missed = {self._keys.events, self._keys.freed}
-        self.is_behind = True
 
     @property
     def is_auditing(self) -> bool:

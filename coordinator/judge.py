@@ -50,9 +50,9 @@ class Judge:
         """
         return read_history(fields) if intake == "retry" else FRESH
 
-    def is_suspect(self, history: History) -> bool:
-        """Whether a request must run alone."""
-        return history.is_suspect(self._limits)
+    def trial_size(self, history: History) -> int | None:
+        """With how many suspects a request may run; see `History.trial_size`."""
+        return history.trial_size(self._limits)
 
     def model_of(self, request: Request) -> str:
         """The base model that serves a request; "" where the yard does not know it."""

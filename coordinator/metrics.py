@@ -20,6 +20,7 @@ from coordinator.roster import Member, Roster
 from tokenyard.connection import open_connection
 from tokenyard.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
 from tokenyard.metrics import Metric, histograms, numbers, summary
+from tokenyard.streams import whole
 from tokenyard.worker_info import WORKER_STATES
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ REDELIVERIES = Metric(
     "Requests that were taken back from workers that were lost or have crashed.",
 )
 DEAD = Metric("tokenyard_dead_total", "counter", ("reason",), "Dead letters written.")
+BAD = Metric(
+    "tokenyard_bad_values_total",
+    "counter",
+    ("place",),
+    "Values that were removed because they cannot be read, by the key that they were in; and guests"
+    " that were cut off.",
+)
 SWAPS = Metric(
     "tokenyard_model_swaps_total", "counter", (), "Models that controllers were told to load."
 )
@@ -124,7 +132,7 @@ MEMORY = Metric(
     "Memory that Redis uses, as a part of what it may use.",
 )
 METRICS: Final = (
-    *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, SWAPS, BATCH_LINES),
+    *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, BAD, SWAPS, BATCH_LINES),
     *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, TOKENS, OLDEST, PENDING),
     *(WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
 )
@@ -166,13 +174,15 @@ class CoordinatorMetrics:
 
     def _take_counts(self, connection: redis.Redis) -> None:
         """Take over what scripts have counted that clients call, each once, whoever leads."""
-        values: list[bytes | None] = connection.hmget(self._keys.info, COUNTED)  # type: ignore[assignment]
-        for name, value in zip(COUNTED, values, strict=True):
-            count = int(value or 0)
-            if count > 0:
-                # A server without memory refuses this; then the next scrape takes it.
-                connection.hincrby(self._keys.info, name, -count)
-                self._taken[name] += count
+        # Clients of an older release count in `info`.
+        for key in (self._keys.tally, self._keys.info):
+            values: list[bytes | None] = connection.hmget(key, COUNTED)  # type: ignore[assignment]
+            for name, value in zip(COUNTED, values, strict=True):
+                count = whole(value)
+                if count > 0:
+                    # A server without memory refuses this; then the next scrape takes it.
+                    connection.hincrby(key, name, -count)
+                    self._taken[name] += count
 
     def _own(self) -> Iterator[Family]:
         counts, taken = self._counts, self._taken
@@ -187,6 +197,7 @@ class CoordinatorMetrics:
         yield numbers(RETRIES, _by_one(back))
         yield numbers(REDELIVERIES, {(): back["lost"] + back["crashed"]})
         yield numbers(DEAD, _by_one(counts.dead.copy()))
+        yield numbers(BAD, _by_one(counts.bad.copy()))
         yield numbers(SWAPS, {(): counts.swaps})
         yield numbers(BATCH_LINES, {(name,): taken[f"count:lines:{name}"] for name in LINE_STATES})
         yield histograms(QUEUE_WAIT, {(name,): one for name, one in counts.queue_wait.items()})
@@ -204,7 +215,7 @@ def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
         pipeline.xrange(keys.intake(name), count=1)
-    pipeline.hget(keys.info, "queued_tokens")
+    pipeline.hget(keys.tally, "queued_tokens")
     pipeline.info("memory")
     *streams, queued, memory = pipeline.execute()
     roster = Roster(connection, keys)
@@ -213,7 +224,7 @@ def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
     lengths = dict(zip(INTAKE_CLASSES, streams[::2], strict=True))
     firsts = dict(zip(INTAKE_CLASSES, streams[1::2], strict=True))
     yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
-    tokens = max(0, int(queued or 0)) if any(lengths.values()) else 0
+    tokens = max(0, whole(queued)) if any(lengths.values()) else 0
     yield numbers(TOKENS, {("all",): tokens})
     yield numbers(OLDEST, {(name,): _age_s(first, now_ms) for name, first in firsts.items()})
     yield from _workers(roster.members, now_ms)

@@ -1,14 +1,15 @@
 """Who goes where in this turn: a pure decision over what waits for a model and its lanes.
 
-Models do not compete for lanes, so each has a plan of its own. Suspects (`coordinator.history`)
-run alone: for the first of each model the emptiest lanes are kept free until they have run dry,
-and nothing else may come onto them while the suspects are there.
+Models do not compete for lanes, so each has a plan of its own. Suspects (`coordinator.suspicion`)
+are tried in groups, or alone, on lanes that take nothing else meanwhile: empty ones, and those
+where a group before has survived. Where there is none, the emptiest is kept free until it has run
+dry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from coordinator.lanes import Lanes
 from coordinator.policies import Lane, Pick
 from coordinator.waiting import Waiting
+from tokenyard.wording import counted
 
 #: Chooses among the lanes of a request's model; None: it has to wait.
 Choose = Callable[[Waiting, Lanes], Pick | None]
@@ -31,6 +33,7 @@ class Placed(Struct, frozen=True):
     why: str  # there, in words
     alone: bool = False
     match: float | None = None  # see `Pick.match`
+    on_trial: bool = False  # with the others of this plan on its lane
 
 
 def make_plan(
@@ -40,35 +43,76 @@ def make_plan(
     *,
     choose: Choose,
     most: int,
+    trial_share: float = 0.5,
 ) -> list[Placed]:
     """Choose lanes for requests, given in the order in which they should be served.
 
-    ``lanes`` are those of their model. Of the requests no more are looked at than are placed,
-    and one: the first that has to wait holds back those behind it.
+    ``lanes`` are those of their model, of which ``trial_share`` at most, and at least one, are for
+    suspects at once. Of the others no more are looked at than are placed, and one: the first that
+    has to wait holds back those behind it.
     """
-    alone, left = _place_suspects(suspects, lanes)
-    return alone + _place_others(others, left, choose, most - len(alone))
+    tried, left = _place_suspects(suspects, lanes, trial_share)
+    return tried + _place_others(others, left, choose, most - len(tried))
 
 
-def _place_suspects(suspects: Iterable[Waiting], lanes: Lanes) -> tuple[list[Placed], Lanes]:
-    """Keep lanes free for suspects, at most half of them; what is placed, and the lanes left."""
-    rest = iter(suspects)
-    first = next(rest, None)
-    if first is None:  # nearly always, and then nobody looks at a thousand lanes
+def _place_suspects(
+    suspects: Iterable[Waiting], lanes: Lanes, share: float
+) -> tuple[list[Placed], Lanes]:
+    """What goes on trial now, and the lanes that are left for others."""
+    waiting = list(suspects)
+    if not waiting:  # nearly always, and then nobody looks at a thousand lanes
         return [], lanes.copy()
+    in_groups = [one for one in waiting if one.trial]
+    alone = [one for one in waiting if not one.trial]
     placed: list[Placed] = []
-    left = list(lanes)
-    kept = sum(lane.is_quarantined for lane in lanes)
-    for waiting in chain((first,), rest):
-        free = [lane for lane in left if not lane.is_quarantined]
-        if not free or kept >= max(1, len(lanes) // 2):
+    left = [lane for lane in lanes if not lane.is_quarantined]
+    kept = len(lanes) - len(left)
+    most = max(1, int(len(lanes) * share))
+    while in_groups and kept < most and left:
+        lane = _for_group(left)
+        group = take_group(in_groups, lane.idle) if lane else []
+        placed += _on_trial(group, lane) if lane else []
+        left.remove(lane or _emptiest(left))
+        kept += 1
+        if not group:
             break
-        lane = min(free, key=lambda one: one.load)
+    while alone and kept < most and left:
+        lane = _emptiest(left)
         left.remove(lane)
         kept += 1
         if lane.load == 0:
-            placed.append(Placed(waiting, lane, ALONE, alone=True))
+            placed.append(Placed(alone.pop(0), lane, ALONE, alone=True))
+    if len(lanes) > 1:
+        left = [lane for lane in left if not lane.is_kept]
     return placed, Lanes(left)
+
+
+def take_group(waiting: list[Waiting], room: int) -> list[Waiting]:
+    """Take the next group out of suspects in their order: no more than each of it may be with."""
+    count, limit = 0, room
+    for one in waiting:
+        limit = min(limit, one.trial or 0)
+        if count >= limit:
+            break
+        count += 1
+    group = waiting[:count]
+    del waiting[:count]
+    return group
+
+
+def _for_group(lanes: Sequence[Lane]) -> Lane | None:
+    """The lane with the most idle places where nothing runs but what has survived a trial."""
+    fit = [lane for lane in lanes if lane.load == 0 or lane.is_kept]
+    return max(fit, key=lambda lane: lane.idle, default=None)
+
+
+def _emptiest(lanes: Sequence[Lane]) -> Lane:
+    return min(lanes, key=lambda lane: lane.load)
+
+
+def _on_trial(group: Sequence[Waiting], lane: Lane) -> list[Placed]:
+    others = counted(len(group) - 1, "other suspect")
+    return [Placed(one, lane, f"on trial with {others}", on_trial=True) for one in group]
 
 
 def _place_others(

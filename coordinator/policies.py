@@ -21,14 +21,20 @@ class Lane(Struct, frozen=True, gc=False):
     model: str
     load: int  # entries on the lane
     limit: int  # most entries that it takes
-    is_quarantined: bool = False  # a suspect runs alone there
+    is_quarantined: bool = False  # suspects are on trial there
     work: int = 0  # tokens of those entries (`Request.work`), where the policy weighs them
     slots: int = 1  # how many of them the engine runs at once
+    is_kept: bool = False  # for further suspects; those before have survived
 
     @property
     def room(self) -> int:
         """How many more requests fit."""
         return 0 if self.is_quarantined or self.load >= self.limit else self.limit - self.load
+
+    @property
+    def idle(self) -> int:
+        """How many more requests the engine could run at once."""
+        return max(0, min(self.slots, self.limit) - self.load)
 
     @property
     def is_open(self) -> bool:

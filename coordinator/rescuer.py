@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
 
+from coordinator.suspicion import Inquest, read_mark
 from tokenyard.errors import InvalidRequest
 from tokenyard.keys import Keys
 from tokenyard.parse import unfold
@@ -30,9 +32,15 @@ class Rescuer:
         scripts: Scripts,
         keys: Keys,
         on_moved: Callable[[str, int], None] = lambda *_: None,
+        slots_of: Callable[[str], int] = lambda _: sys.maxsize,
     ) -> None:
-        """``on_moved`` is told of whom how many requests were taken back."""
+        """``on_moved`` is told of whom how many requests were taken back.
+
+        ``slots_of`` says how many requests a worker's engine runs at once.
+        """
         self._on_moved = on_moved
+        self._slots_of = slots_of
+        self._inquests: dict[str, Inquest] = {}  # of lanes that take several turns
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
@@ -57,12 +65,26 @@ class Rescuer:
             return held
         entries: Any = self._connection.xrange(self._keys.lane(worker), count=BATCH)
         batch = [(entry.decode(), *_address(fields)) for entry, fields in entries]
-        left = self._scripts.rescue(token, worker, batch)
+        trials = self._inquest(worker).trials([entry for entry, _, _ in batch])
+        left = self._scripts.rescue(token, worker, batch, trials)
+        if left <= 0:
+            self._inquests.pop(worker, None)
         if left != RESCUE_NOT_LEADER:
             self._on_moved(worker, sum(b"attempt" in fields for _, fields in entries))
         took_ms = (time.monotonic() - began) * 1000
         log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)
         return left
+
+    def _inquest(self, worker: str) -> Inquest:
+        """Who is suspect if this worker has crashed; the script knows whether it has."""
+        if worker not in self._inquests:
+            pipeline = self._connection.pipeline(transaction=False)
+            pipeline.hget(self._keys.quarantine, worker)
+            pipeline.xlen(self._keys.lane(worker))
+            mark, length = pipeline.execute()
+            slots = self._slots_of(worker)
+            self._inquests[worker] = Inquest(read_mark(mark), length=length, slots=slots)
+        return self._inquests[worker]
 
 
 def _address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:

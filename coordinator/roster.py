@@ -16,6 +16,7 @@ import redis
 
 from coordinator.lanes import Lanes, in_turn
 from coordinator.policies import Lane
+from coordinator.suspicion import UNMARKED, Mark, read_mark
 from tokenyard.keys import Keys
 from tokenyard.posture import CONDUCTS, Conduct, Postures, decode_postures
 from tokenyard.streams import position
@@ -24,6 +25,8 @@ from tokenyard.worker_info import HostInfo, WorkerInfo, decode_host, decode_work
 T = TypeVar("T")
 
 REFRESH_S = 1.0
+#: Of a lane onto which suspects have come since it was read.
+TO_BE_READ = Mark("?")
 #: The entry of a host is deleted when no worker has named it for so long.
 HOST_GONE_S = 60.0
 
@@ -38,9 +41,14 @@ class Member:
     #: Tokens of what is on its lane, and the last event that they take into account.
     work: int = 0
     weighed: tuple[int, int] = (0, 0)
-    is_quarantined: bool = False
+    mark: Mark = UNMARKED  # what is on trial on its lane
     conduct: Conduct = "RUNNING"  # see `_conduct`
     worked_ms: float = 0.0  # when it was last seen at work, by the server's clock; 0: never
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether its lane takes nothing because of what is on trial there."""
+        return not self.mark.is_open
 
     @property
     def has_lease(self) -> bool:
@@ -95,11 +103,11 @@ class Roster:
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.hgetall(self._keys.workers)
         pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
-        pipeline.hkeys(self._keys.quarantine)
+        pipeline.hgetall(self._keys.quarantine)
         pipeline.hgetall(self._keys.hosts)
         pipeline.hgetall(self._keys.posture)
         pipeline.time()
-        entries, leases, alone, hosts, told, (seconds, micros) = pipeline.execute()
+        entries, leases, marks, hosts, told, (seconds, micros) = pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
         self._clock = now_ms - time.monotonic() * 1000
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
@@ -112,7 +120,7 @@ class Roster:
                 ends[worker],
                 work=before[worker].work if worker in before else 0,
                 weighed=before[worker].weighed if worker in before else (0, 0),
-                is_quarantined=worker.encode() in alone,
+                mark=read_mark(marks.get(worker.encode())),
                 conduct=_conduct(info, self.postures),
                 worked_ms=before[worker].worked_ms if worker in before else 0.0,
             )
@@ -181,13 +189,15 @@ class Roster:
             member.work, member.weighed = work, position(event)
             self._show(worker, member)
 
-    def add_load(self, worker: str, count: int = 1, *, work: int = 0, alone: bool = False) -> None:
-        """Count entries that came onto a lane; with ``alone`` no other may follow."""
+    def add_load(self, worker: str, count: int = 1, *, work: int = 0, tried: bool = False) -> None:
+        """Count entries that came onto a lane; with ``tried`` they are on trial there."""
         member = self.members.get(worker)
         if member:
             member.load += count
             member.work += work
-            member.is_quarantined = member.is_quarantined or alone
+            if tried:  # `quarantine` has the entries by now
+                member.mark = TO_BE_READ
+                self.mark_stale()
             self._changed(worker, member)
 
     def free(self, worker: str, count: int, event: str, *, work: int | None = None) -> None:
@@ -249,6 +259,7 @@ def _lane(worker: str, member: Member) -> Lane:
         member.is_quarantined,
         member.work,
         member.info.slots,
+        member.mark.is_kept,
     )
 
 

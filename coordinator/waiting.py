@@ -35,11 +35,16 @@ class Waiting(Struct, frozen=True, kw_only=True, gc=False):
     tokens: int = 0  # of its prompt, see `prompt_tokens`
     since_ms: float = 0.0  # unix time at which it came in
     history: History = FRESH
-    is_suspect: bool = False  # must run alone; only a retry can be one
+    trial: int | None = None  # see `History.trial_size`; only a retry can be a suspect
     published: bytes = b""  # packed tokens that its readers have seen
     trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
     hints: Hints = NO_HINTS  # what the policy wants to know of it
     digest: str = ""  # see `tokenyard.digest`; a retry needs none
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may have killed a worker."""
+        return self.trial is not None
 
     @property
     def request(self) -> Request:

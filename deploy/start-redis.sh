@@ -6,6 +6,10 @@
 # ann-*, with PASSWORD_ANN and so on. PASSWORD_DEFAULT lets the user `default` do everything: for
 # whoever keeps this Redis.
 #
+# GUESTS="carl,dora" makes more users like `guest`, who are not trusted, each with PASSWORD_CARL and so
+# on. They may use the yard YARD (main) alone. Tell the coordinators of them, too, with
+# TOKENYARD_COORDINATOR_GUESTS.
+#
 # SERVER is the program, redis-server where not given. FOLDER is where users.acl and a copy of
 # redis.conf are written. A copy that is there is left as it is: Sentinels write into it who is whose
 # replica, so give a FOLDER that stays where they watch.
@@ -29,7 +33,17 @@ clients() {
     done
 }
 
-{ cat "$here/users.acl"; clients; } | while read -r _ name state rights; do
+guests() {
+    # The rights of a guest are for one yard: nobody empties the inbox of another.
+    sed -n "s/{main}/{${YARD:-main}}/g;/^user guest /p" "$here/users.acl"
+    for name in $(echo "${GUESTS:-}" | tr ',' ' '); do
+        [ "$name" = guest ] ||
+            sed -n "s/{main}/{${YARD:-main}}/g;/^user guest /s/\([: ]\)guest\([ /-]\)/\1$name\2/gp" \
+                "$here/users.acl"
+    done
+}
+
+{ grep -v '^user guest ' "$here/users.acl"; clients; guests; } | while read -r _ name state rights; do
     if [ -z "$(password_of "$name")" ]; then
         echo "user $name off $rights"
     elif [ "$name" = default ]; then

@@ -44,3 +44,11 @@ def test_links_lead_somewhere(name: str) -> None:
     text = INLINE_CODE.sub("", FENCED.sub("", document.read_text(encoding="utf-8")))
     targets = [found["target"] for found in LINK.finditer(text)]
     assert [target for target in targets if is_broken(document, target)] == []
+
+
+def test_links_are_found_and_broken_ones_too() -> None:
+    document = ROOT / "README.md"
+    targets = [found["target"] for found in LINK.finditer(document.read_text(encoding="utf-8"))]
+    assert any(target.startswith("docs/") for target in targets)
+    for target in ("docs/nothing.md", "docs/protocol.md#nothing", "#nothing", "../elsewhere.md"):
+        assert is_broken(document, target)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import redis.asyncio
-from redis.commands.core import AsyncScript
+from redis.exceptions import NoPermissionError, NoScriptError
 
 from tokenyard.client import (
     DEFAULT_CONNECT_TIMEOUT_S,
@@ -23,16 +23,22 @@ from tokenyard.client import (
 from tokenyard.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.dialogue import Dialogue, sound
 from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.errors import DeadlineUnmeetable, IdReused, QueueFull, TokenyardError
+from tokenyard.errors import (
+    DeadlineUnmeetable,
+    IdReused,
+    QueueFull,
+    ScriptsMissing,
+    TokenyardError,
+)
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
 from tokenyard.ledger import Cancellation, RequestState
 from tokenyard.news import News
-from tokenyard.operations import Ask, Operation, Pause, Steps
+from tokenyard.operations import Ask, Operation, Pause, Steps, checked
 from tokenyard.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.replies import Delta, Result
 from tokenyard.running import find_yard
-from tokenyard.scripts import source
+from tokenyard.scripts import MISSING_EVERY_S, Call, command_of, source
 from tokenyard.window import Window
 
 T = TypeVar("T")
@@ -62,7 +68,6 @@ class AsyncClient:
         self._connection = open_async_connection(
             url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
         )
-        self._scripts: dict[str, AsyncScript] = {}
         self._starting = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
         self._has_met = False
@@ -207,14 +212,23 @@ class AsyncClient:
                 case Ask():
                     return await _ask(connection, operation)
                 case _:
-                    script = self._script(operation.script)
-                    answer = await script(keys=operation.keys, args=operation.args)
-                    return operation.read(answer)
+                    return operation.read(await self._call(operation))
 
-    def _script(self, name: str) -> AsyncScript:
-        if name not in self._scripts:
-            self._scripts[name] = self._connection.register_script(source(name))
-        return self._scripts[name]
+    async def _call(self, call: Call[Any]) -> Any:
+        """Call a script; one that the leader is to load is waited for."""
+        give_up = time.monotonic() + self._dialogue.patience_s(call)
+        run: Any = self._connection.execute_command  # redis-py gives no types for it
+        command = command_of(call)
+        while True:
+            try:
+                return await run(*command)
+            except NoScriptError:
+                try:
+                    await run("SCRIPT LOAD", source(call.script))
+                except NoPermissionError as fault:
+                    if time.monotonic() >= give_up:
+                        raise ScriptsMissing(call.script) from fault
+                    await asyncio.sleep(MISSING_EVERY_S)
 
     async def _listen(self) -> None:
         """Meet the yard and start to hear replies, once."""
@@ -246,13 +260,15 @@ class AsyncClient:
 
 async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1:
+    if len(ask.commands) == 1 and ask.wait is None:
         return [await run.execute_command(*ask.commands[0])]
     async with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        answers: list[Any] = await pipeline.execute()
-    return answers
+        if ask.wait is not None:
+            pipeline.execute_command(*ask.wait)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+    return checked(answers, ask)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -11,7 +11,7 @@ import functools
 import re
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.connection import parse_url
 
@@ -49,6 +49,15 @@ def named_url(url: str) -> str:
     except ValueError:
         user = None
     return shown.replace("://", f"://{user}@", 1) if user else shown
+
+
+def user_of(url: str) -> str:
+    """The user that a URL logs in as; "" where it names none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return unquote(parts.username or "") or dict(parse_qsl(parts.query)).get("username", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,21 @@ import redis
 from tokenyard.connection import BLOCK_MARGIN_S, open_connection, translated
 from tokenyard.dialogue import BLOCK_MS, Dialogue, sound
 from tokenyard.drafting import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.errors import DeadlineUnmeetable, IdReused, QueueFull, TokenyardError
+from tokenyard.errors import (
+    DeadlineUnmeetable,
+    IdReused,
+    QueueFull,
+    ScriptsMissing,
+    TokenyardError,
+)
 from tokenyard.exchange import DeltaCursor, Exchange, Patience
 from tokenyard.handshake import YardInfo
 from tokenyard.ledger import Cancellation, RequestState
-from tokenyard.operations import Ask, Operation, Pause, Steps
+from tokenyard.operations import Ask, Operation, Pause, Steps, checked
 from tokenyard.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.replies import Delta, Result
 from tokenyard.running import find_yard
-from tokenyard.scripts import Scripts
+from tokenyard.scripts import MISSING_EVERY_S, Call, Scripts
 from tokenyard.window import Window
 
 T = TypeVar("T")
@@ -267,7 +273,17 @@ class Client:
                 case Ask():
                     return _ask(connection, operation)
                 case _:
-                    return self._scripts.call(operation)
+                    return self._call(operation)
+
+    def _call(self, call: Call[Any]) -> Any:
+        """Call a script; one that the leader is to load is waited for."""
+        give_up = time.monotonic() + self._dialogue.patience_s(call)
+        while True:
+            try:
+                return self._scripts.call(call)
+            except ScriptsMissing:
+                if time.monotonic() >= give_up or self._closing.wait(MISSING_EVERY_S):
+                    raise
 
     def _listen(self) -> None:
         """Meet the yard and start to hear replies, once."""
@@ -300,13 +316,15 @@ class Client:
 
 def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1:
+    if len(ask.commands) == 1 and ask.wait is None:
         return [run.execute_command(*ask.commands[0])]
     with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        answers: list[Any] = pipeline.execute()
-    return answers
+        if ask.wait is not None:
+            pipeline.execute_command(*ask.wait)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+    return checked(answers, ask)
 
 
 class Handle:

@@ -17,12 +17,15 @@ from typing import Any, Final
 
 from tokenyard import scripts, tracing
 from tokenyard.attendance import Attendance
+from tokenyard.broker_url import user_of
 from tokenyard.drafting import Draft, Drafter, Item, Prompt
+from tokenyard.durability import wait_command, why_not
 from tokenyard.errors import (
     BrokerUnavailable,
     DeadlineUnmeetable,
     IdReused,
     InvalidRequest,
+    NotDurable,
     NotPermitted,
     QueueFull,
     SettingsError,
@@ -30,6 +33,7 @@ from tokenyard.errors import (
     WaitTimeout,
 )
 from tokenyard.exchange import Exchange
+from tokenyard.guest import Guest
 from tokenyard.handshake import YardInfo, shake_hands
 from tokenyard.keys import Keys, is_name
 from tokenyard.ledger import (
@@ -41,10 +45,11 @@ from tokenyard.ledger import (
     snapshot_commands,
     status_commands,
 )
-from tokenyard.operations import Ask, Pause, Steps
+from tokenyard.operations import Ask, Operation, Pause, Steps
 from tokenyard.outage import Outage
+from tokenyard.receipts import owns
 from tokenyard.replies import TERMINAL
-from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Cancelled, Submitted, Wished, place_of
+from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Call, Cancelled, Submitted, Wished, place_of
 from tokenyard.session import Session, read_entries
 from tokenyard.tokenization import LocalText, load_tokenizer
 from tokenyard.window import Numbered, Window
@@ -79,6 +84,7 @@ class _Answer:
     placed: Mapping[int, Exchange]  # under way now
     refused: dict[int, DeadlineUnmeetable | IdReused] = field(default_factory=dict)
     retry_after_s: float | None = None  # for those that are in neither
+    doubt: NotDurable | None = None  # whether those that were placed are as safe as was asked for
 
 
 class Dialogue:
@@ -105,22 +111,39 @@ class Dialogue:
         self.keys = Keys(yard)
         self.result_timeout_s = result_timeout_s
         self.is_closed = False
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
         self._drafter = Drafter(self.client_id, self._tokenizer)
         self._session = Session(time.monotonic())
         self._attendance = Attendance()
         self._outage = Outage(log, f"submitting to yard {yard}")
         self._may_cancel = True  # until the server says otherwise
+        self._has_met = False
+        self._guest: Guest | None = None  # where the yard does not trust this client's user
 
     # Meeting the yard
 
     def meet(self) -> Steps[YardInfo]:
         """Shake hands; raises `NoCoordinator`, `BrokerNotWritable` or `ProtocolMismatch`."""
-        info = yield from shake_hands(self.keys, self.url, self._connect_timeout_s)
+        info = yield from shake_hands(self.keys, self.url, self.connect_timeout_s)
         self._drafter.max_request_bytes = info.max_request_bytes
         self._drafter.clock_offset_s = info.clock_offset_s
+        self._has_met = True
+        if info.is_guest and self._guest is None:
+            self._may_cancel = False
+            self._guest = self._as_guest(user_of(self.url))
         return info
+
+    def _as_guest(self, user: str) -> Guest:
+        if not owns(user, self.client_id):
+            raise SettingsError(
+                [f"client_id {self.client_id!r}: for the guest {user} use it or {user}-..."]
+            )
+        return Guest(user, self.client_id, self.keys, self._session)
+
+    def patience_s(self, call: Call[Any]) -> float:
+        """How long a script is waited for that the server has not got; `probe` says what is now."""
+        return 0.0 if call.script == "probe" else self.connect_timeout_s
 
     def close(self) -> None:
         """End all waiting; `take_leave` cancels what is to be cancelled, other requests go on."""
@@ -149,12 +172,15 @@ class Dialogue:
     def submit(self, drafts: Sequence[Draft]) -> Steps[list[Exchange]]:
         """Submit a few or many; raises at the first burst of which one is refused.
 
-        Raises `QueueFull`, `DeadlineUnmeetable` or `IdReused`.
+        Raises `QueueFull`, `DeadlineUnmeetable`, `IdReused` or `NotDurable`.
         """
         placed: list[Exchange] = []
         for burst in bursts(enumerate(drafts)):
             answer = yield from self._submit_burst(burst)
             placed += answer.placed.values()
+            if answer.doubt is not None:
+                answer.doubt.accepted = placed
+                raise answer.doubt
             if answer.retry_after_s is not None:
                 raise QueueFull(answer.retry_after_s, accepted=placed)
             for fault in answer.refused.values():
@@ -178,6 +204,8 @@ class Dialogue:
                 self._outage.over()
             for index, exchange in answer.placed.items():
                 window.submitted(index, exchange)
+            if answer.doubt is not None:
+                raise answer.doubt
             if answer.refused:
                 names = {index: draft.request.id for index, draft in burst}
                 window.reject({at: (names[at], fault) for at, fault in answer.refused.items()})
@@ -227,15 +255,7 @@ class Dialogue:
         fresh = [exchange for *_, exchange in new]
         terms = burst[0][1]
         try:
-            acceptances = yield scripts.submit(
-                self.keys,
-                terms.priority_class,
-                [request for request, *_ in new],
-                watched=self.client_id if terms.cancel_on_disconnect else "",
-                refuse_late=terms.refuse_late,
-                moulds=[mould for _, mould, _ in new],
-                digests=[exchange.digest for exchange in fresh],
-            )
+            acceptances, why = yield from self._offer(terms, new)
             known = _take_acceptances(fresh, acceptances)
             if sending:
                 names = (exchange.id for exchange in fresh)
@@ -251,7 +271,45 @@ class Dialogue:
             raise
         answer = self._refuse(exchanges, dict(zip(fresh, acceptances, strict=True)))
         answer.refused.update(reused)
+        if why:
+            answer.doubt = NotDurable(terms.durability, why)
         return answer
+
+    def _offer(
+        self, terms: Draft, new: Sequence[tuple[Request, Mould, Exchange]]
+    ) -> Steps[tuple[list[Acceptance], str]]:
+        """Submit requests by script, or as a guest by the inbox.
+
+        With why they are not known to be as safe as was asked for, "" where they are.
+        """
+        requests, moulds = [request for request, *_ in new], [mould for _, mould, _ in new]
+        if self._guest is not None:
+            return (
+                yield from self._guest.submit(
+                    terms.priority_class,
+                    requests,
+                    moulds,
+                    is_watched=terms.cancel_on_disconnect,
+                    refuse_late=terms.refuse_late,
+                    durability=terms.durability,
+                    patience_s=self.connect_timeout_s,
+                )
+            )
+        call = scripts.submit(
+            self.keys,
+            terms.priority_class,
+            requests,
+            watched=self.client_id if terms.cancel_on_disconnect else "",
+            refuse_late=terms.refuse_late,
+            moulds=moulds,
+            digests=[exchange.digest for *_, exchange in new],
+        )
+        wait = wait_command(terms.durability)
+        if wait is None:
+            return (yield call), ""
+        yield scripts.submit(self.keys, terms.priority_class, [])  # the server has the script now
+        answer, waited = yield Ask([scripts.command_of(call)], wait)
+        return call.read(answer), why_not(terms.durability, waited)
 
     def _refuse(
         self, exchanges: Mapping[int, Exchange], acceptances: Mapping[Exchange, Acceptance]
@@ -317,6 +375,8 @@ class Dialogue:
                 return (yield from self._cancel(request_id))
             except NotPermitted:
                 self._may_cancel = False
+                if not self._has_met:
+                    yield from self.meet()  # a guest has another way
         return (yield from self._wish(request_id))
 
     def _cancel(self, request_id: str) -> Steps[Cancellation]:
@@ -338,7 +398,7 @@ class Dialogue:
     def _wish(self, request_id: str) -> Steps[Cancellation]:
         """Have the leader cancel a request; raises `WaitTimeout` where none does."""
         state = before = yield from self._state(request_id)
-        give_up = time.monotonic() + self._connect_timeout_s
+        give_up = time.monotonic() + self.connect_timeout_s
         again, pause_s = 0.0, _FIRST_LOOK_S
         while state not in TERMINAL:
             now = time.monotonic()
@@ -346,7 +406,9 @@ class Dialogue:
                 raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
             if now >= again:
                 # More than once: who was to hear of it may have died.
-                if (yield scripts.wish(self.keys, self.client_id, request_id)) is Wished.FULL:
+                if self._guest is not None:
+                    yield self._guest.cancel(request_id)
+                elif (yield scripts.wish(self.keys, self.client_id, request_id)) is Wished.FULL:
                     raise WaitTimeout("too many cancels wait for a coordinator; try again later")
                 again = now + _WISH_AGAIN_S
             yield Pause(pause_s)
@@ -401,7 +463,7 @@ class Dialogue:
             session.settle(due, read_snapshots(answers))
         if self._attendance.is_due(time.monotonic()):
             ended = self._attendance.take_ended(time.monotonic())
-            yield scripts.attend(self.keys, self.client_id, ended)
+            yield self._attend(ended)
         first_kept = session.trim_from(time.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
@@ -419,10 +481,16 @@ class Dialogue:
                 pass  # the coordinator will, at our good-bye
         if attendance.has_any:
             ended = attendance.take_ended(time.monotonic())
-            yield scripts.attend(self.keys, self.client_id, ended, lease_ms=0)
+            yield self._attend(ended, leaves=True)
         first_kept = self._session.trim_rest(time.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
+
+    def _attend(self, ended: Sequence[str], *, leaves: bool = False) -> Operation:
+        if self._guest is not None:
+            return self._guest.attend(ended, leaves=leaves)
+        lease_ms = 0 if leaves else scripts.CLIENT_LEASE_MS
+        return scripts.attend(self.keys, self.client_id, ended, lease_ms=lease_ms)
 
     @property
     def _replies(self) -> str:

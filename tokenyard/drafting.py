@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from tokenyard.digest import Recipe, canonical_messages, defaults_among
+from tokenyard.durability import Durability, check_durability
 from tokenyard.errors import InvalidRequest
 from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
 from tokenyard.parse import parse_messages, parse_request, read_chat_options
@@ -97,6 +98,7 @@ class SharedOptions(SamplingOptions, total=False):
     deadline_s: float  # from now
     deadline: datetime.datetime  # with a time zone
     refuse_late: bool  # where it would wait beyond its deadline, refuse it at once
+    durability: Durability  # what the submission waits for: memory, disk or replicated
     cancel_on_disconnect: bool  # cancel it when this client closes or disappears
     result_ttl_s: int  # how long the result can be read
     tenant: str
@@ -152,11 +154,12 @@ class Draft(Struct, frozen=True, eq=False, gc=False):
     cancel_on_disconnect: bool = False
     mould: Mould | None = None  # that of the request, where it is known
     digest: str = ""  # of what the user gave, whoever turns it into tokens
+    durability: Durability = "memory"
 
     @property
-    def terms(self) -> tuple[PriorityClass, bool, bool]:
+    def terms(self) -> tuple[PriorityClass, bool, bool, Durability]:
         """What all requests of one submission have in common."""
-        return self.priority_class, self.refuse_late, self.cancel_on_disconnect
+        return self.priority_class, self.refuse_late, self.cancel_on_disconnect, self.durability
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,7 @@ class _Template:
     silent_params: SamplingParams  # where the client makes the text itself
     refuse_late: bool
     cancel_on_disconnect: bool
+    durability: Durability
     recipe: Recipe
     #: By the field of the prompt, and whether the client makes the text itself.
     moulds: dict[tuple[str, bool], Mould] = field(default_factory=dict)
@@ -310,6 +314,7 @@ class Drafter:
             silent,
             refuse_late,
             bool(options.get("cancel_on_disconnect")),
+            check_durability(options.get("durability", "memory")),
             Recipe(request.model, request.params, request.stated),
         )
 
@@ -360,6 +365,7 @@ class Drafter:
             template.cancel_on_disconnect,
             mould,
             template.recipe.digest(given, _canonical(given, prompt, request), request.chat),
+            template.durability,
         )
 
     def _text(

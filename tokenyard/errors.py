@@ -3,10 +3,12 @@
 TokenyardError
 ├── TransientError                trying again helps
 │   ├── QueueFull                 the intake is full; ``retry_after_s`` says when to come back
+│   ├── NotDurable                accepted, and not known to be as safe as was asked for
 │   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
 │   ├── NoCoordinator             nobody leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
-│   │   └── BrokerNotWritable     it answers, and takes no writes; ``code`` is Redis' word for why
+│   │   ├── BrokerNotWritable     it answers, and takes no writes; ``code`` is Redis' word for why
+│   │   └── ScriptsMissing        it has not got the scripts that the leader loads
 │   ├── EngineLost                the process of an engine of one's own died; it is loaded again
 │   ├── NoFreeDevice              other engines hold the devices
 │   └── WaitTimeout               the result is not there yet (also a TimeoutError)
@@ -81,6 +83,17 @@ class QueueFull(TransientError):
         self.accepted = list(accepted)
 
 
+class NotDurable(TransientError):
+    """Requests were accepted and run, but are not known to be as safe as their submitter asked.
+
+    ``accepted`` has their handles. Who submits them again with the same ids waits again.
+    """
+
+    def __init__(self, durability: str, why: str, accepted: Sequence[Any] = ()) -> None:
+        super().__init__(f"accepted, but not known to be safe (durability {durability}): {why}")
+        self.accepted = list(accepted)
+
+
 class DeadlineUnmeetable(TransientError):
     """The request was refused, as its submitter asked: it would wait beyond its deadline.
 
@@ -113,6 +126,17 @@ class BrokerNotWritable(BrokerUnavailable):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class ScriptsMissing(BrokerUnavailable):
+    """The server has not got a script, and this user may not load it: the leader does."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__(
+            f"Redis has not got the script {script!r} of this release, and this user may not load"
+            " it. The leader loads those of its own release; for those of another release run"
+            " `tokenyard scripts load` of that one as a user who may"
+        )
 
 
 class EngineLost(TransientError):

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from tokenyard.broker_url import user_of
 from tokenyard.connection import public_url
 from tokenyard.errors import (
     BrokerNotWritable,
@@ -23,7 +24,9 @@ from tokenyard.errors import (
 )
 from tokenyard.keys import Keys
 from tokenyard.operations import Ask, Pause, Steps
+from tokenyard.receipts import mark_of
 from tokenyard.scripts import probe
+from tokenyard.streams import whole
 from tokenyard.wire import WIRE_VERSION
 from tokenyard.worker_info import WorkerInfo, decode_worker
 
@@ -43,28 +46,30 @@ class YardInfo(Struct, frozen=True, kw_only=True):
     max_request_bytes: int  # 0: no bound
     workers: dict[str, WorkerInfo]  # those that hold a lease now
     clock_offset_s: float = 0.0  # the server's clock less ours
+    #: Whether this client's user is a guest: it speaks by its inbox, and is not shown the workers.
+    is_guest: bool = False
 
 
 def shake_hands(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
     """Wait at most ``timeout_s`` for a leader, then read what the yard says of itself.
+
+    The yard's guests are known by the user in ``url``; they may not look at the workers.
 
     Raises `NoCoordinator`, `BrokerNotWritable` where nobody can lead, or `ProtocolMismatch`.
     """
     give_up = time.monotonic() + timeout_s
     while True:
         sent = time.time()
-        answers = yield Ask(
-            [
-                ("GET", keys.leader),
-                ("HGETALL", keys.info),
-                ("HGETALL", keys.workers),
-                ("ZRANGEBYSCORE", keys.leases, "(0", "+inf"),
-                ("TIME",),
-            ]
-        )
-        info = _read(keys.yard, answers, (sent + time.time()) / 2)
-        if info is not None:
-            return info
+        leader, about, clock = yield Ask([("GET", keys.leader), ("HGETALL", keys.info), ("TIME",)])
+        now = (sent + time.time()) / 2
+        if leader and b"protocol" in about:
+            is_guest = mark_of(keys.yard, user_of(url)) in _names(about.get(b"guests", b"[]"))
+            roster: list[Any] = [{}, []]
+            if not is_guest:
+                roster = yield Ask(
+                    [("HGETALL", keys.workers), ("ZRANGEBYSCORE", keys.leases, "(0", "+inf")]
+                )
+            return _read(keys.yard, [leader, about, *roster, clock], now, is_guest=is_guest)
         left_s = give_up - time.monotonic()
         if left_s <= 0:
             yield from _expect_writable(keys)
@@ -82,11 +87,9 @@ def _expect_writable(keys: Keys) -> Steps[None]:
         return  # a user who may not ask; the yard is as it looks
 
 
-def _read(yard: str, answers: list[Any], now: float) -> YardInfo | None:
-    """The answers as a whole; None while nobody leads, or has not introduced itself yet."""
+def _read(yard: str, answers: list[Any], now: float, *, is_guest: bool) -> YardInfo:
+    """The answers as a whole."""
     leader, info, roster, leases, (seconds, micros) = answers
-    if not leader or b"protocol" not in info:
-        return None
     protocol = _number(info, b"protocol")
     if protocol != WIRE_VERSION:
         raise ProtocolMismatch(
@@ -95,32 +98,32 @@ def _read(yard: str, answers: list[Any], now: float) -> YardInfo | None:
         )
     held = set(leases)
     workers = {
-        worker.decode(): read
+        worker.decode(errors="replace"): read
         for worker, packed in roster.items()
         if worker in held and (read := _worker(packed)) is not None
     }
     return YardInfo(
         yard=yard,
         protocol=protocol,
-        coordinator=leader.decode().partition(":")[2],
+        coordinator=leader.decode(errors="replace").partition(":")[2],
         models=_names(info.get(b"models", b"[]")),
-        default_model=info.get(b"default_model", b"").decode(),
+        default_model=info.get(b"default_model", b"").decode(errors="replace"),
         max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
         max_request_bytes=_number(info, b"max_request_bytes"),
         workers=workers,
         clock_offset_s=int(seconds) + int(micros) / 1e6 - now,
+        is_guest=is_guest,
     )
 
 
 def _number(info: Mapping[bytes, bytes], name: bytes) -> int:
-    raw = info.get(name, b"0")
-    return int(raw) if raw.isdigit() else 0
+    return max(0, whole(info.get(name)))
 
 
 def _names(raw: bytes) -> list[str]:
     try:
         return _names_decoder.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return []
 
 

@@ -23,7 +23,7 @@ CONSUMER: Final = "leader"
 
 #: What a line of a batch job ends as.
 LINE_STATES: Final = ("completed", "failed")
-#: Fields of `info` in which is counted what neither coordinator nor worker sees: what `submit`
+#: Fields of `tally` in which is counted what neither coordinator nor worker sees: what `submit`
 #: refuses, what is cancelled, lines of batch jobs. The leader takes the counts over when its
 #: metrics are read.
 COUNTED: Final = (
@@ -70,6 +70,13 @@ class Keys:
     def tokens(self, client: str, request_id: str) -> str:
         """String: the published tokens of a request that is still running, packed int32."""
         return f"{self._prefix}tokens:{client}/{request_id}"
+
+    def choices(self, client: str, request_id: str) -> str:
+        """String: whose each of those tokens is, a byte each; only of streams with ``n`` above 1.
+
+        No client is named like this, so it is no other request's ``tokens``.
+        """
+        return f"{self._prefix}tokens:{client}#/{request_id}"
 
     def reply(self, client: str, request_id: str) -> str:
         """Stream of replies to one request, one entry each, plain fields."""
@@ -156,7 +163,16 @@ class Keys:
         """Stream of clients that have wishes, bounded; it wakes the leader."""
         return f"{self._prefix}wishers"
 
+    def inbox(self, guest: str) -> str:
+        """Stream of what one guest asks for; the leader empties it."""
+        return f"{self._prefix}inbox:{guest}"
+
     @cached_property
     def info(self) -> str:
-        """Hash: what a client learns at the handshake, and the yard's counters."""
+        """Hash: what a client learns at the handshake, and the counters of names."""
         return f"{self._prefix}info"
+
+    @cached_property
+    def tally(self) -> str:
+        """Hash of counters that clients write, too: tokens that wait, and `COUNTED`."""
+        return f"{self._prefix}tally"

@@ -21,12 +21,16 @@ Command = tuple[str | bytes | int | float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Run commands that read, in one round trip. Answer: the list of their answers.
+    """Run commands in one round trip. Answer: the list of their answers.
 
     No transaction: a server without memory refuses to queue one, even of commands that only read.
+
+    With ``wait``, a command which waits until what the others wrote is safe, its answer comes last,
+    or the server's error in its place. Where the connection breaks, all are run again.
     """
 
     commands: Sequence[Command]
+    wait: Command | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +43,11 @@ class Pause:
 Operation = Call[Any] | Ask | Pause
 #: A piece of the core that ends with a T.
 Steps = Generator[Operation, Any, T]
+
+
+def checked(answers: list[Any], ask: Ask) -> list[Any]:
+    """The answers; raises the first error among those of its commands."""
+    for answer in answers[: len(ask.commands)]:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers

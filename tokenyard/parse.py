@@ -66,6 +66,20 @@ _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
 
 
+def parse_name(raw: bytes) -> str | None:
+    """The name of a client; None for what is none."""
+    text = raw.decode(errors="replace")
+    return text if is_name(text) else None
+
+
+def parse_id(raw: bytes) -> str | None:
+    """The id of a request; None for what is none."""
+    try:
+        return raw.decode() if 0 < len(raw) <= MAX_ID_BYTES else None
+    except UnicodeDecodeError:
+        return None
+
+
 def parse_request(
     fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
 ) -> Request | Refused | Unanswerable:
@@ -256,6 +270,7 @@ def parse_assignment(
         faults=faults,
         fault=fault,
         first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
+        choices=fields.get(b"choices", b""),
     )
 
 

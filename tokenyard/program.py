@@ -23,6 +23,7 @@ import redis
 from click.core import ParameterSource
 from setproctitle import setproctitle
 
+from tokenyard import logs
 from tokenyard.calm import calm_down
 from tokenyard.environment import misspelt, unknown
 from tokenyard.errors import (
@@ -40,9 +41,9 @@ from tokenyard.garbage import collect_seldom
 from tokenyard.keys import is_name
 from tokenyard.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, running_url
 from tokenyard.settings import CoordinatorSettings, WorkerSettings
+from tokenyard.texts import harmless
 from tokenyard.wording import nearest
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REDIS_URL_HELP: Final = (
     "URL of the broker: redis:// or unix://; rediss:// with TLS; redis+sentinel:// and"
     " redis+cluster:// (or rediss+...) with several hosts."
@@ -155,7 +156,7 @@ class PlainCommand(click.Command):
             if isinstance(error, BrokenPipeError):  # nobody reads any more: click ends quietly
                 raise
             for line in _lines_of(error):
-                click.echo(f"Error: {line}", err=True)
+                click.echo(f"Error: {harmless(line)}", err=True)
             ctx.exit(exit_for(error))
 
 
@@ -197,7 +198,7 @@ def _check_variables(ctx: click.Context) -> None:
     if faults := misspelt(os.environ, programs):
         raise SettingsError(faults)
     for warning in unknown(os.environ, programs):
-        click.echo(f"Warning: {warning}", err=True)
+        click.echo(f"Warning: {harmless(warning)}", err=True)
 
 
 def _refuse_bytes(arguments: Iterable[str]) -> None:
@@ -333,7 +334,7 @@ def _prefix(name: str) -> str:
 
 def start_logging(redis_url: str, *, debug: bool = False) -> None:
     """Log to standard error, in the one form that `tokenyard up` reads."""
-    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=LOG_FORMAT)
+    logs.start(logging.DEBUG if debug else logging.INFO)
     if not debug:
         calm_down(redis_url)
 

@@ -16,6 +16,7 @@ import msgspec
 from tokenyard.errors import TokenyardError
 from tokenyard.exchange import Exchange
 from tokenyard.ledger import Snapshot, unknown
+from tokenyard.receipts import Receipt, decode_receipt
 from tokenyard.replies import TERMINAL, Reply, decode_replies, decode_reply
 from tokenyard.tokenization import LocalText
 
@@ -51,6 +52,8 @@ class Session:
         # all of them come at once.
         self._unclaimed: dict[str, list[Reply]] = {}
         self._unclaimed_count = 0
+        #: What became of a guest's entries, by what these were told apart; those it waits for.
+        self._receipts: dict[str, Receipt | None] = {}
         self._checked_at = now
         self._trimmed_at = now
         self._untrimmed = 0
@@ -103,6 +106,9 @@ class Session:
                 _log.warning("skipped reply entry %s, which is malformed: %s", entry, fault)
                 continue
             for reply in replies:
+                if reply.event == "receipt":
+                    self._take_receipt(reply)
+                    continue
                 exchange = self._open.get(reply.id)
                 if exchange is None:
                     self._keep(reply)
@@ -112,6 +118,30 @@ class Session:
         if entries:
             self.cursor = entries[-1][0].decode()
             self._untrimmed += len(entries)
+
+    def _take_receipt(self, reply: Reply) -> None:
+        """Keep it where it is waited for; the first one counts."""
+        try:
+            receipt = decode_receipt(reply.receipt or "")
+        except msgspec.DecodeError as fault:
+            _log.warning("skipped a receipt, which is malformed: %s", fault)
+            return
+        if receipt.receipt in self._receipts and self._receipts[receipt.receipt] is None:
+            self._receipts[receipt.receipt] = receipt
+
+    def expect(self, receipts: Iterable[str]) -> None:
+        """Keep these receipts when they come."""
+        self._receipts.update(dict.fromkeys(receipts))
+
+    def receipts(self, wanted: Iterable[str]) -> list[Receipt] | None:
+        """These receipts; None until all of them are there."""
+        found = [self._receipts.get(name) for name in wanted]
+        return None if None in found else [one for one in found if one is not None]
+
+    def expect_no_more(self, receipts: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        for name in receipts:
+            self._receipts.pop(name, None)
 
     def _keep(self, reply: Reply) -> None:
         """Keep a delta that nobody asked for yet; a result can be had from the ledger."""

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron
 EngineName = Literal["vllm", "simulated"]
 StartFailureAction = Literal["exit", "retry"]
 DeviceName = Literal["auto", "cuda", "cpu"]
+
+#: Results of guests are kept so long at least: an id must be known while its entry may come again.
+LEAST_GUEST_TTL_S: Final = 60
 
 
 def default_name(role: str) -> str:
@@ -63,6 +66,13 @@ class CoordinatorSettings:
     max_num_queued_reqs: int = 100_000
     #: Most prompt tokens of the requests waiting, as far as they came by `submit` (vLLM's name).
     max_num_queued_tokens: int = 50_000_000
+    #: Requests of class normal and below may take this share of both bounds, and so may low ones:
+    #: the rest is room for higher classes alone.
+    max_normal_share: float = 0.9
+    max_low_share: float = 0.8
+    #: Waiting requests that the leader keeps in memory, about. Among these it serves models,
+    #: classes and clients in turn; the rest of a longer queue comes when they are served.
+    max_held: int = 100_000
     #: Most bytes of one request.
     max_request_bytes: int = 4 * 1024 * 1024
     #: Most entries handed over in one script call.
@@ -76,6 +86,12 @@ class CoordinatorSettings:
     max_lost_alone: int = 3
     #: Times that an engine may fail to serve a request before it is given up.
     max_faults: int = 3
+    #: Most of a model's workers that try suspects of a crash at once; one at least.
+    max_trial_share: float = 0.5
+    #: A stream on trial that has published so many more tokens is innocent.
+    trial_tokens: int = 8
+    #: Any other request on trial that has run for so long is, until the next crash.
+    trial_s: float = 5.0
     #: Workers keep the models that they hold: none is loaded because requests wait for it.
     static: bool = False
     #: A model waits no longer for a worker that serves another one; the models file may say more.
@@ -83,6 +99,16 @@ class CoordinatorSettings:
     max_model_wait_s: float = 0.0
     #: Most of a device's time that swaps of models may take, where their cost decides.
     max_swap_share: float = 0.1
+    #: Users of the server that are not trusted: each writes into its own inbox, and nowhere else.
+    guests: tuple[str, ...] = ()
+    #: Most memory in bytes that the inbox of a guest may take before it is deleted unread.
+    guest_inbox_bytes: int = 64 * 1024 * 1024
+    #: Part of ``max_num_queued_reqs`` that guests may fill, all of them together.
+    guest_queue_share: float = 0.5
+    #: Longest time that results of guests are kept.
+    guest_result_ttl_s: int = 3600
+    #: A guest that oversteps is not heard for so long: its inbox is deleted unread.
+    guest_cut_off_s: float = 10.0
     #: A request whose lane entry somebody has deleted ends as lost, unless its worker, which may
     #: have read it before, ends it within so long.
     lost_entry_wait_s: float = 60.0
@@ -103,6 +129,7 @@ class CoordinatorSettings:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
                 yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        yield from self._faults_of_guests()
         if self.expect_workers < 0:
             yield "expect_workers: must not be negative"
         yield from self._faults_of_schedules()
@@ -110,16 +137,44 @@ class CoordinatorSettings:
             yield "lease_ms: must be at least 500"
         if self.max_model_wait_s < 0:
             yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
-        if self.lost_entry_wait_s < 0:
-            yield "lost_entry_wait_s: must not be negative"
-        if not 0 < self.max_swap_share <= 1:
-            yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
-        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch")
-        limits = ("max_crashes", "max_crashed_alone", "max_lost_alone", "max_faults")
+        yield from self._faults_of_shares()
+        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
+        limits = (
+            "max_crashes",
+            "max_crashed_alone",
+            "max_lost_alone",
+            "max_faults",
+            "trial_tokens",
+        )
         for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
         yield from _faults_of_watching(self)
+
+    def _faults_of_shares(self) -> Iterator[str]:
+        if self.lost_entry_wait_s < 0:
+            yield "lost_entry_wait_s: must not be negative"
+        if not 0 < self.max_swap_share <= 1:
+            yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
+        if not 0 < self.max_low_share <= self.max_normal_share <= 1:
+            yield "max_low_share, max_normal_share: must be above 0, at most 1, and low's no larger"
+        if not 0 < self.max_trial_share <= 1:
+            yield "max_trial_share: must be above 0 and at most 1, such as 0.5 for half of them"
+        if self.trial_s <= 0:
+            yield "trial_s: must be positive"
+
+    def _faults_of_guests(self) -> Iterator[str]:
+        for guest in self.guests:
+            if not is_name(guest):
+                yield f"guests {guest!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        if self.guest_inbox_bytes < self.max_request_bytes:
+            yield "guest_inbox_bytes: must be at least max_request_bytes"
+        if not 0 < self.guest_queue_share <= 1:
+            yield "guest_queue_share: must be above 0 and at most 1"
+        if self.guest_result_ttl_s < LEAST_GUEST_TTL_S:
+            yield f"guest_result_ttl_s: must be at least {LEAST_GUEST_TTL_S}"
+        if self.guest_cut_off_s < 0:
+            yield "guest_cut_off_s: must not be negative"
 
     def _faults_of_schedules(self) -> Iterator[str]:
         if self.deterministic and not self.expect_workers:

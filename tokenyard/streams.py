@@ -1,4 +1,4 @@
-"""Places in a stream."""
+"""Places in a stream, and numbers as Redis holds them."""
 
 from __future__ import annotations
 
@@ -10,3 +10,10 @@ def position(entry: str) -> tuple[int, int]:
     """
     ms, _, count = entry.partition("-")
     return (int(ms), int(count)) if ms.isdecimal() and count.isdecimal() else (0, 0)
+
+
+def whole(value: bytes | str | None) -> int:
+    """A whole number as Redis holds it; 0 for none, and for what is no such number."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isdecimal() and digits.isascii() and len(digits) < 20 else 0

@@ -15,9 +15,40 @@ def span(ms: float) -> str:
 
 
 def printable(text: str) -> str:
-    """With control characters and the like as Python writes them, so that they move no cursor."""
+    """With control characters and the like as Python writes them, so that they move no cursor.
+
+    For a value that somebody else has chosen: it stays on one line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def harmless(text: str) -> str:
+    """`printable` for whole texts of several lines: what goes to a terminal or into a log."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in text)
+
+
+def harmless_json(text: str) -> str:
+    """The same for JSON, which means what it meant before."""
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        one if one.isprintable() or one in "\n\t" else _escaped_in_json(one) for one in text
     )
+
+
+def indented(text: str) -> str:
+    """A value of several lines, each `printable`; none but the first begins where a line begins."""
+    return "\n  ".join(map(printable, text.splitlines()))
+
+
+def _escaped(one: str) -> str:
+    return one.encode("unicode_escape", errors="surrogatepass").decode()
+
+
+def _escaped_in_json(one: str) -> str:
+    units = one.encode("utf-16-be", errors="surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

@@ -240,8 +240,11 @@ def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: i
         return "no worker is ready"
     if model and base_model(view, model) not in view.models:
         return f"no worker with model {model} is ready"
-    if _number(ledger, "suspected"):
+    trial = _number(ledger, "trial")
+    if trial == 0:
         return f"it must run alone, on an empty lane, after: {reason}"
+    if trial is not None:
+        return f"it waits for its trial among at most {trial} suspects, after: {reason}"
     return _line(view, _place(ledger)[0])
 
 

@@ -255,6 +255,14 @@ class Assignment(Struct, frozen=True, kw_only=True):
     faults: int = 0  # times that an engine could not serve it
     fault: str = ""  # why this version cannot read the request, if it cannot
     first_epoch: int | None = None  # of generation, in which the first published token was made
+    choices: bytes = b""  # whose each of the published tokens is, a byte each; of n > 1 only
+
+    def published_of(self, index: int) -> list[int]:
+        """The tokens of one choice that its readers have seen."""
+        tokens = unpack_tokens(self.published)
+        if self.request.params.n == 1:
+            return tokens
+        return [token for token, whose in zip(tokens, self.choices, strict=True) if whose == index]
 
     @property
     def accepted_ms(self) -> int:
@@ -281,11 +289,22 @@ SYSTEM_FIELDS: Final = frozenset(
         b"not_before",
         b"published",
         b"epoch",
+        b"trial",
+        b"relapsed",
+        b"choices",
     }
 )
 
 #: The fields of an entry that no other has: the rest may stand in ``shared``.
 OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
+
+#: Its other fields that a client may write.
+COMMON_FIELDS: Final = frozenset(
+    {
+        *("client", "model", "params", "stream", "reply_to", "priority", "deadline", "result_ttl"),
+        *("tenant", "session", "metadata", "v", *ChatOptions.__struct_fields__),
+    }
+)
 
 _encode_json = msgspec.json.Encoder().encode
 

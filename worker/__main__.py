@@ -33,7 +33,7 @@ TEXTS: Final = {
     "engine_args": "JSON object of further arguments for the engine, by vLLM's names.",
     "lease_ms": "The workers' leases: so long until a vanished host's requests move on.",
     "block_ms": "Longest wait of one read.",
-    "start_timeout_s": "Longest time to warm up, and to load or unload a model.",
+    "start_timeout_s": "Longest silence of a process that warms up, or loads or unloads a model.",
     "drain_timeout_s": "Before a model gives way, its requests may finish for so long.",
     "leak_tolerance": "Part of the warm memory by which a process may grow in six unloads.",
     "leak_floor_mib": "The same in MiB; the larger of both counts.",

@@ -111,6 +111,13 @@ _CAUSES: Final = (
         r"|larger than the available KV cache memory",
     ),
     _Cause(
+        "a CUDA error",
+        "The GPU, or a kernel on it, has failed, so the process ended: look for Xid errors in"
+        " `dmesg | grep -i xid` and at `nvidia-smi -q`. Where it is always the same model,"
+        " CUDA_LAUNCH_BLOCKING=1 has the traceback name the kernel.",
+        said=r"\bDeviceLost\b",
+    ),
+    _Cause(
         "memory",
         "The memory of this host does not suffice. " + _MEMORY,
         said=r"\bMemoryError\b|Cannot allocate memory|can't allocate memory|std::bad_alloc"

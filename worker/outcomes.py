@@ -37,8 +37,8 @@ class Run(Struct, eq=False):
 
     def __post_init__(self) -> None:
         if self.assignment.published:
-            self.shown += self.assignment.published
-            self.seq = len(self.shown) // 4
+            self.shown += pack_tokens(self.assignment.published_of(0))
+            self.seq = len(self.assignment.published) // 4
 
 
 @dataclass(frozen=True, slots=True)

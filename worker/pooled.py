@@ -54,6 +54,9 @@ HEALTHY_S = 60.0
 MOST_FORMER = 100
 #: So many deaths in a row are a crash loop: it is shown as failed while the longest pause lasts.
 CRASH_LOOP = 5
+#: Of deaths in service so many in a row cost the shortest pause: the search for a request that
+#: kills engines takes some, and whoever was beside it waits.
+MOST_IN_SERVICE = 10
 #: What multiprocessing says of a process whose fork-server cannot say any more how it ended.
 UNKNOWN_STATUS = 255
 #: Signals that come from outside the process, such as the kernel's when memory runs out.
@@ -130,6 +133,7 @@ class Pooled:
             cap=settings.max_backoff_s, base=settings.backoff_s
         )
         self._failures = 0
+        self._deaths_in_service = 0  # in a row
         self._looks: deque[Look] = deque(maxlen=LOOKS)  # after each unload, the newest last
         self._most = 0  # bytes, with the model that it holds
         self._started = 0.0
@@ -410,7 +414,7 @@ class Pooled:
         is_replaced = self.end == "left"
         # One that takes long to warm up and dies of it has not been healthy.
         was_healthy = self.baseline is not None and self.lived_s > HEALTHY_S
-        failures = 1 if was_healthy else self._failures + 1
+        failures = self._count_death(was_healthy=was_healthy)
         self.output = None
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
@@ -426,6 +430,16 @@ class Pooled:
         else:
             self._pause(failures)
         return status
+
+    def _count_death(self, *, was_healthy: bool) -> int:
+        """How many deaths in a row this one makes, for the pause before the next start."""
+        if was_healthy:
+            self._deaths_in_service = 0
+            return 1
+        if self.state in _SERVING and self._deaths_in_service < MOST_IN_SERVICE:
+            self._deaths_in_service += 1
+            return 1
+        return self._failures + 1
 
     def _pause(self, failures: int) -> None:
         self._failures = failures

@@ -16,12 +16,13 @@ from multiprocessing.connection import Connection
 
 from setproctitle import setproctitle
 
+from tokenyard import logs
 from tokenyard.calm import calm_down
 from tokenyard.garbage import collect_seldom
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
 from worker.care import Care
-from worker.engines import Backend, Engine
+from worker.engines import Backend, DeviceLost, Engine
 from worker.engines.loading import make_backend
 from worker.engines.vllm_stats import read_stats
 from worker.local_term import LOCAL, PipeTerm
@@ -47,7 +48,6 @@ from worker.term import YardTerms
 log = logging.getLogger("tokenyard.worker.process")
 
 #: As the controller's own, which `tokenyard up` reads.
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 BEAT_S = 1.0
 
@@ -74,7 +74,7 @@ def main(birth: Birth, pipe: Connection, output: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
-    logging.basicConfig(level=birth.log_level, format=LOG_FORMAT)
+    logs.start(birth.log_level)
     calm_down(settings.redis_url)
     threading.excepthook = _end_process
     collect_seldom()
@@ -147,6 +147,8 @@ class WorkerProcess:
         self._loads += 1
         try:
             engine = backend.load(spec, command.group, command.weights)
+        except DeviceLost:
+            raise  # no other model would load here either
         except Exception as fault:
             log.debug("%s cannot be loaded", spec.name, exc_info=True)
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))

@@ -1,7 +1,7 @@
 # noqa: INP001 (a script beside the model that it checks, in no package)
-"""Checks the model of the protocol with Spin: ``python docs/model/check.py``.
+"""Checks the models with Spin: ``python docs/model/check.py``.
 
-Needs `spin` and `gcc`. Without arguments it makes the everyday runs: the model in small bounds,
+Needs `spin` and `gcc`. Without arguments it makes the everyday runs: the models in small bounds,
 each to be found without error, and its broken variants, each to be found broken. Names choose
 single runs, ``--deep`` adds the wide bounds, ``--trails`` prints the counterexamples, ``--json``
 prints all that is known of each run, one object a line. Exits with 1 if anything is otherwise.
@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MODEL: Final = Path(__file__).with_name("protocol.pml")
+HERE: Final = Path(__file__).parent
 MOST_MB: Final = 6000
 LIMIT_S: Final = 900
 
 #: One request whose workers and coordinators fail once each: small, and everything happens.
 SMALL: Final = ("INCARNATIONS=2", "FAULTS=1")
+SUSPECTS: Final = "suspects.pml"
 TWO: Final = ("REQUESTS=2", "ATTEMPTS=2", "TOKENS=1", "TERMS=1", *SMALL)
 
 
@@ -40,6 +41,7 @@ class Run:
     #: Searched for states without end instead: a run of the protocol that never comes to rest.
     is_for_cycles: bool = False
     is_deep: bool = False
+    model: str = "protocol.pml"
 
     @property
     def compiled(self) -> tuple[str, ...]:
@@ -70,6 +72,13 @@ RUNS: Final = (
     Run("no-tokens", ("NO_TOKENS", *SMALL), is_sound=False),
     Run("no-search", ("TRIMS=1", "NO_SEARCH", *SMALL), is_sound=False),
     Run("two-looks", ("TRIMS=1", "TWO_LOOKS", *SMALL), is_sound=False),
+    Run("suspects", (), model=SUSPECTS),
+    Run("suspects-two", ("POISONS=2",), model=SUSPECTS),
+    Run("suspects-rest", (), is_for_cycles=True, model=SUSPECTS),
+    Run("in-company", ("IN_COMPANY",), is_sound=False, model=SUSPECTS),
+    Run("one-crash", ("ONE_CRASH",), is_sound=False, model=SUSPECTS),
+    Run("crowded", ("CROWDED",), is_sound=False, model=SUSPECTS),
+    Run("no-split", ("NO_SPLIT",), is_sound=False, is_for_cycles=True, model=SUSPECTS),
 )
 
 
@@ -104,7 +113,7 @@ def search(run: Run) -> Found:
         defines.append("-DSHORTEST")
     with tempfile.TemporaryDirectory(prefix="tokenyard-model-") as folder:
         spin = ["spin", *defines]
-        _call([*spin, "-a", str(MODEL)], folder)
+        _call([*spin, "-a", str(HERE / run.model)], folder)
         optimised = "-O2" if run.is_sound else "-O1"  # short searches compile longer than they run
         # No warnings: the C is Spin's affair.
         gcc = ["gcc", "-w", optimised, f"-DMEMLIM={MOST_MB}"]
@@ -112,7 +121,11 @@ def search(run: Run) -> Found:
         options = ["-l"] if run.is_for_cycles else []
         printed = _call(["./pan", "-m100000", "-w25", *options], folder)
         trails = list(Path(folder).glob("*.trail"))
-        told = _call([*spin, "-T", "-k", trails[0].name, str(MODEL)], folder) if trails else ""
+        told = (
+            _call([*spin, "-T", "-k", trails[0].name, str(HERE / run.model)], folder)
+            if trails
+            else ""
+        )
     return _read(run, printed, told)
 
 
@@ -130,7 +143,7 @@ def _read(run: Run, printed: str, told: str) -> Found:
         found = re.search(pattern, printed)
         return float(found[1]) if found else 0.0
 
-    unreached = re.findall(r'protocol\.pml:\d+, state \d+, "printf\(\'(.*?)\'', printed)
+    unreached = re.findall(r'\.pml:\d+, state \d+, "printf\(\'(.*?)\'', printed)
     return Found(
         run.name,
         run.is_sound,
@@ -154,6 +167,9 @@ def main() -> int:
     parser.add_argument("--trails", action="store_true", help="print the counterexamples")
     parser.add_argument("--json", action="store_true", help="one JSON object for each run")
     chosen = parser.parse_args()
+    known = [run.name for run in RUNS]
+    if unknown := sorted(set(chosen.names) - set(known)):
+        parser.error(f"no such run: {', '.join(unknown)}; there are {', '.join(known)}")
     missing = [program for program in ("spin", "gcc") if shutil.which(program) is None]
     if missing:
         sys.exit(f"not installed: {' '.join(missing)} (Debian: apt install spin gcc libc6-dev)")

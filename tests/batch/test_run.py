@@ -80,7 +80,7 @@ def test_lines_are_counted_for_the_metrics(
 ) -> None:
     def told() -> list[int]:
         values = plant.connection.hmget(
-            plant.keys.info, "count:lines:completed", "count:lines:failed"
+            plant.keys.tally, "count:lines:completed", "count:lines:failed"
         )
         return [int(value or 0) for value in values]
 
@@ -98,10 +98,10 @@ def test_a_job_goes_on_where_its_count_cannot_be_told(
     count.advance(RequestCounts(), done)
 
     # I expect it to be told with the next.
-    before = plant.connection.hget(plant.keys.info, "count:lines:completed")
+    before = plant.connection.hget(plant.keys.tally, "count:lines:completed")
     monkeypatch.setattr(count, "_url", plant.url)
     count.advance(done, RequestCounts(total=9, completed=6))
-    after = plant.connection.hget(plant.keys.info, "count:lines:completed")
+    after = plant.connection.hget(plant.keys.tally, "count:lines:completed")
     assert int(after or 0) - int(before or 0) == 6
 
 

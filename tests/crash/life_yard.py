@@ -9,7 +9,7 @@ from collections.abc import Collection
 import psutil
 
 from tests.support.processes import Answer, Plant, Program, is_gone
-from tests.support.streams import check_exact, streams
+from tests.support.streams import check_exact, expected, streams
 from tests.support.waiting import eventually
 from tokenyard.wire import Request
 from tokenyard.worker_info import WorkerInfo, WorkerState
@@ -46,6 +46,7 @@ class LifeYard(Plant):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.wait_s = WAIT_S
         self.asked: list[Request] = []
         self.killed: set[int] = set()
 
@@ -53,7 +54,9 @@ class LifeYard(Plant):
         """A coordinator and one host; the host once all its processes are warm."""
         self.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
         host = self.pool(**options)
-        eventually(lambda: self.states(host) == ["warm"] * processes(options), timeout_s=WAIT_S)
+        eventually(
+            lambda: self.states(host) == ["warm"] * processes(options), timeout_s=self.wait_s
+        )
         return host
 
     def pool(self, **options: object) -> Program:
@@ -65,23 +68,31 @@ class LifeYard(Plant):
 
     def ask(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
         """Streams for a model, which have to complete."""
-        asked = streams(count, max_tokens, model=model)
+        asked = self.make(model, count, max_tokens)
         self.push_all(asked)
         self.asked += asked
         return asked
+
+    def make(self, model: str, count: int, max_tokens: int) -> list[Request]:
+        """Streams for a model, whose tokens are `expected`."""
+        return streams(count, max_tokens, model=model)
+
+    def expected(self, request: Request) -> list[int]:
+        """All tokens of a request that nothing has disturbed."""
+        return expected(request)
 
     def flow(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
         """Streams for a model that are in their middle."""
         asked = self.ask(model, count, max_tokens)
         eventually(
-            lambda: all(self.published(request.id) >= 3 for request in asked), timeout_s=WAIT_S
+            lambda: all(self.published(request.id) >= 3 for request in asked), timeout_s=self.wait_s
         )
         return asked
 
     def check_all(self) -> dict[str, Answer]:
         """Everything that was asked is answered, with all its tokens once, by its model; by id."""
-        self.results(self.asked, timeout_s=WAIT_S)
-        answers = check_exact(self, self.asked)
+        self.results(self.asked, timeout_s=self.wait_s)
+        answers = check_exact(self, self.asked, self.expected)
         for request, answer in zip(self.asked, answers, strict=True):
             assert answer.result.provenance
             assert answer.result.provenance.model == request.model
@@ -99,7 +110,7 @@ class LifeYard(Plant):
                 if (info.state, info.model) == (state, model) and info.pid not in but
             ]
 
-        return eventually(found, timeout_s=WAIT_S, every_s=0.002)[0]
+        return eventually(found, timeout_s=self.wait_s, every_s=0.002)[0]
 
     def pid_of(self, state: WorkerState, model: str = "") -> int:
         """The pid of the one process in this state."""
@@ -119,7 +130,7 @@ class LifeYard(Plant):
         """SIGKILL to one process; on return it is dead."""
         os.kill(pid, signal.SIGKILL)
         self.killed.add(pid)
-        eventually(lambda: is_gone(pid), timeout_s=WAIT_S)
+        eventually(lambda: is_gone(pid), timeout_s=self.wait_s)
 
     def check_whole(self, host: Program, count: int) -> None:
         """So many processes live, at rest, and none that was killed is shown; they serve."""
@@ -129,7 +140,7 @@ class LifeYard(Plant):
             shown = {info.pid for info in self.roster().values()}
             return len(states) == count and set(states) <= AT_REST and not shown & self.killed
 
-        eventually(whole, timeout_s=WAIT_S)
+        eventually(whole, timeout_s=self.wait_s)
 
     def stalled(self) -> set[int]:
         """The processes that have stopped themselves while they warm up."""

@@ -32,8 +32,8 @@ STEP_S = 0.01
 
 
 @pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
+def plant(broker: Server) -> Iterator[Plant]:
+    with Plant(broker.url) as started:
         yield started
 
 
@@ -69,6 +69,87 @@ def test_poison_among_good_requests(plant: Plant) -> None:
     plant.push_all(more)
     check_exact(plant, more)
     assert not plant.connection.exists(plant.keys.quarantine, plant.keys.departed)
+
+
+def test_after_a_crash_by_chance_all_go_on_side_by_side(plant: Plant) -> None:
+    # Given forty streams on a worker, and nobody to blame
+    plant.coordinator()
+    plant.worker(simulated_step_s=0.03, max_num_seqs=64)
+    (worker,) = plant.wait_for_workers(1).values()
+    requests = streams(40, max_tokens=120)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+
+    # If its engine crashes
+    os.kill(worker.pid, signal.SIGSEGV)
+
+    # I expect them to be tried in groups, and all to run again while none of them has ended,
+    eventually(lambda: b"+" in b"".join(plant.connection.hvals(plant.keys.quarantine)))
+    (name,) = plant.wait_for_workers(1)
+    eventually(lambda: len(held_by(plant, requests, name)) == 40)
+    assert {plant.ledger(one.id)["state"] for one in requests} == {"assigned"}
+    # to end at their second attempt, exactly, and the lane to be as any other.
+    assert set(attempts(check_exact(plant, requests))) == {2}
+    assert all("on trial with" in plant.ledger(one.id)["t2"] for one in requests)
+    assert dead_letters(plant) == []
+    eventually(lambda: not plant.connection.exists(plant.keys.quarantine))
+    assert not any("trial" in plant.ledger(one.id) for one in requests)
+
+
+def test_search_goes_on_under_another_coordinator(plant: Plant) -> None:
+    # Given a poison among twenty streams
+    first = plant.coordinator(lease_ms=1000)
+    plant.worker(slots=2, simulated_step_s=STEP_S, max_num_seqs=32, crash_point="poison")
+    plant.wait_for_workers(2)
+    good, poison = streams(20, max_tokens=200), special(POISON)
+    plant.push_all([*good[:10], poison, *good[10:]])
+
+    # If the coordinator is killed while groups of them are on trial
+    eventually(lambda: plant.ledger(poison.id).get("trial"))
+    first.kill()
+    plant.coordinator(lease_ms=1000)
+
+    # I expect its successor to find the poison, and nobody else.
+    assert plant.result(poison.id).error.code == "POISONED"
+    check_exact(plant, good)
+    assert [letter["id"] for letter in dead_letters(plant)] == [poison.id]
+    crashes = [int(plant.ledger(one.id).get("crashed_alone", 0)) for one in good]
+    assert max(crashes) == 0
+
+
+def test_two_poisons_among_good_requests(plant: Plant) -> None:
+    plant.coordinator()
+    plant.worker(slots=2, simulated_step_s=STEP_S, max_num_seqs=32, crash_point="poison")
+    plant.wait_for_workers(2)
+    good, poisons = streams(30, max_tokens=60), [special(POISON), special(POISON, 21)]
+    plant.push_all([*good[:10], poisons[0], *good[10:20], poisons[1], *good[20:]])
+
+    check_exact(plant, good)
+    assert [plant.result(one.id).error.code for one in poisons] == ["POISONED"] * 2
+    assert sorted(one["id"] for one in dead_letters(plant)) == sorted(one.id for one in poisons)
+
+
+def test_host_that_dies_splits_no_group(plant: Plant) -> None:
+    # Given a group on trial, which is so slow that it stays there
+    plant.coordinator(trial_tokens=1000)
+    plant.worker(simulated_step_s=0.03, max_num_seqs=32)
+    (worker,) = plant.wait_for_workers(1).values()
+    requests = streams(8, max_tokens=60)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    os.kill(worker.pid, signal.SIGSEGV)
+    eventually(lambda: sum("on trial" in plant.ledger(one.id).get("t2", "") for one in requests))
+    (name,) = (n.decode() for n in plant.connection.hkeys(plant.keys.quarantine))
+    on_trial = held_by(plant, requests, name)
+    assert {plant.ledger(one.id)["trial"] for one in on_trial} == {"2"}
+
+    # If it is killed from outside
+    os.kill(plant.roster()[name].pid, signal.SIGKILL)
+
+    # I expect the same size of groups as before, and all to complete.
+    eventually(lambda: all(plant.ledger(one.id).get("crashes") == "2" for one in on_trial))
+    assert {plant.ledger(one.id)["trial"] for one in on_trial} == {"2"}
+    check_exact(plant, requests)
 
 
 def test_killed_from_outside_nobody_is_a_suspect(plant: Plant) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from tests.support.brokers import GuardedServer
+from tests.support.builders import random_name
+from tokenyard.scripts import load_scripts
 
 #: The users that may log in; their passwords are their names.
 USERS = ("client", "coordinator", "worker", "admin", "batch", "scaler", "default")
+#: The one yard that guests may use.
+GUESTS_YARD = random_name("guests")
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis"])
@@ -18,9 +23,18 @@ def guarded(
     no_leftover_processes: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[GuardedServer]:
-    """A server with the users of `deploy/users.acl`; bob is another client."""
+    """A server with the users of `deploy/users.acl`; bob is another client, eve another guest."""
     folder = tmp_path_factory.mktemp(request.param)
-    server = GuardedServer(request.param, folder, USERS, clients=["bob"])
+    server = GuardedServer(
+        request.param, folder, USERS, clients=["bob"], guests=["guest", "eve"], yard=GUESTS_YARD
+    )
     server.start()
+    load_all(server)
     yield server
     server.stop()
+
+
+def load_all(server: GuardedServer) -> None:
+    """Load the scripts, as every coordinator does, for tests that have none."""
+    with redis.Redis.from_url(server.url_of("default")) as keeper:
+        load_scripts(keeper)

@@ -32,9 +32,10 @@ MODELS = '[models.small]\npath = "org/small"\n[models.large]\npath = "org/large"
 class Day:
     """A yard whose processes, clients and operator each log in as their own user."""
 
-    def __init__(self, server: GuardedServer) -> None:
+    def __init__(self, server: GuardedServer, user: str = "admin", yard: str = "") -> None:
+        """``user`` looks at the yard."""
         self.server = server
-        self.plant = Plant(server.url_of("admin"))
+        self.plant = Plant(server.url_of(user), yard)
         self.keys = self.plant.keys
         self.metrics_port = free_port()
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.launches import FILLED, compose, from_compose
+from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
 
 ROOT = DEPLOY.parent
@@ -33,7 +34,7 @@ def instruction(stage: str, name: str) -> Any:
 
 
 def test_the_compose_file_follows_the_specification() -> None:
-    compose_spec = pytest.importorskip("compose_spec", reason=f"no schema: {SCHEMAS}")
+    compose_spec = imported("compose_spec", f"no schema: {SCHEMAS}")
     # If the file is read as the Compose Specification has it, with its references resolved,
     # I expect no fault.
     compose_spec.PyCompose.from_json(json.dumps(compose())).validate()
@@ -48,7 +49,7 @@ def test_the_compose_file_follows_the_specification() -> None:
     ],
 )
 def test_the_schema_finds_faults(path: tuple[str, ...], value: object) -> None:
-    compose_spec = pytest.importorskip("compose_spec", reason=f"no schema: {SCHEMAS}")
+    compose_spec = imported("compose_spec", f"no schema: {SCHEMAS}")
     # Given a file with one fault, I expect that it is found: else the test above says nothing.
     spoilt = compose()
     spoilt[path[0]][path[1]][path[2]] = value

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.launches import FILLED, manifests
+from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
 from tokenyard.keys import INTAKE_CLASSES, Keys
 
@@ -32,7 +33,7 @@ def name_of(manifest: dict[str, Any]) -> str:
 
 def is_sound(manifest: dict[str, Any]) -> bool:
     """Whether it has the types of its schema; a field that the schema does not know is lost."""
-    pytest.importorskip("cloudcoil.models.keda", reason=f"no schemas: {SCHEMAS}")
+    imported("cloudcoil.models.keda", f"no schemas: {SCHEMAS}")
     kind = getattr(importlib.import_module(MODULES[manifest["apiVersion"]]), manifest["kind"])
     read = kind.model_validate(manifest)
     return bool(read.model_dump(by_alias=True, exclude_unset=True, mode="json") == manifest)

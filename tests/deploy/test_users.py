@@ -31,6 +31,7 @@ SCRIPTS = {
             "overdue",
         ),
         *("watch_clients", "cancel", "command", "recognize", "signal"),
+        *("collect", "settle", "submit", "attend"),  # for guests
     },
     "worker": {
         "probe",
@@ -45,7 +46,7 @@ SCRIPTS = {
     "admin": {"cancel", "requeue", "command", "signal", "probe"},
 }
 #: Needed only where something goes wrong that no test here brings about.
-SELDOM = {"client": {"xtrim"}}
+SELDOM = {"client": {"xtrim"}, "worker": {"script"}, "admin": {"script"}}
 
 
 @contextlib.contextmanager

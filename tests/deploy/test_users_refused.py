@@ -40,7 +40,9 @@ MANAGEMENT = [
 ]
 
 
-@pytest.mark.parametrize("user", ["client", "coordinator", "worker", "admin", "batch", "scaler"])
+@pytest.mark.parametrize(
+    "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "scaler"]
+)
 def test_nobody_manages_the_server(guarded: GuardedServer, user: str) -> None:
     # If a user of a yard gives commands that are for whoever keeps the server,
     # I expect that all are refused.
@@ -103,11 +105,14 @@ def test_client_writes_no_lane_and_deletes_nothing(client: redis.Redis, yard: Ke
                       yard.intake("normal"), ">")  # fmt: skip
 
 
-def test_client_gains_nothing_by_a_script_of_its_own(client: redis.Redis, yard: Keys) -> None:
-    # Given scripts that name a key, and scripts that hide it
-    named = client.script_load("return redis.call('HGETALL', KEYS[1])")
-    hidden = client.script_load("return redis.call('HGETALL', ARGV[1])")
-    caught = client.script_load("return redis.pcall('XADD', ARGV[1], '*', 'id', 'q1')")
+def test_client_gains_nothing_by_scripts_of_others(
+    guarded: GuardedServer, client: redis.Redis, yard: Keys
+) -> None:
+    # Given scripts that name a key, and scripts that hide it, which somebody else has loaded
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        named = keeper.script_load("return redis.call('HGETALL', KEYS[1])")
+        hidden = keeper.script_load("return redis.call('HGETALL', ARGV[1])")
+        caught = keeper.script_load("return redis.pcall('XADD', ARGV[1], '*', 'id', 'q1')")
 
     # I expect that its own ledger can be read so, but another's cannot, nor a lane be written.
     assert client.evalsha(named, 1, yard.ledger("client", "q1")) == []
@@ -216,7 +221,7 @@ def test_without_a_password_nobody_logs_in(tmp_path: Path) -> None:
     server.start()
     try:
         # I expect that all others stay outside,
-        for user in ("client", "coordinator", "admin", "batch", "scaler", "replica", "sentinel"):
+        for user in ("client", "guest", "coordinator", "admin", "batch", "scaler", "replica"):
             with (
                 redis.Redis.from_url(server.url_of(user)) as connection,
                 pytest.raises(redis.AuthenticationError),

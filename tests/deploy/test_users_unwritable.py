@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tests.conftest import SERVERS
+from tests.deploy.conftest import load_all
 from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tokenyard.broker_check import write_error
@@ -23,6 +24,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GuardedSe
     others = ("default", "scaler", "replica", "sentinel")
     started = GuardedServer(request.param, tmp_path, (*USERS, *others))
     started.start()
+    load_all(started)
     yield started
     started.kill()
 

@@ -23,6 +23,7 @@ PARTS = {
     "chaos_load.py",
     "cold_llm_child.py",
     "cold_warm.py",
+    "llama_weights.py",
     "cycles_child.py",
     "scale_clients.py",
     "scale_crew.py",
@@ -66,6 +67,7 @@ def test_every_failure_of_the_table_says_what_is_seen_and_done() -> None:
         re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-"): section(text, f"### {heading}")
         for heading in re.findall(r"^### (.+)$", text, re.MULTILINE)
     }
+    assert len(linked) > 1
     assert linked <= set(told)
     for heading in linked - {"a-gpu-host-vanishes"}:  # refers to another
         assert all(f"*{part}*" in told[heading] for part in ("You see", "The system", "You do"))
@@ -93,7 +95,7 @@ def _is_told(default: Any, told: str) -> bool:
 
 
 def test_the_diagrams_have_the_states_of_the_code() -> None:
-    request, lease, process, posture = code(page("docs/states.md"), "mermaid")
+    request, _, lease, process, posture = code(page("docs/states.md"), "mermaid")
     assert _states(request) == {"waiting", "assigned"} | TERMINAL
     assert _states(lease) == {"held", "lost", "left", "crashed"}
     assert _states(process) == {state.value for state in State}

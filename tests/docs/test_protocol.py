@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from coordinator import queued
 from tests.docs.pages import ROOT, code, first_names, names, page, section
 from tests.support.up import running_up
 from tokenyard.commands import Acknowledgement, Command, Verb
@@ -124,7 +125,7 @@ def test_every_key_is_in_the_table() -> None:
     built = {keys.intake(name) for name in ("high", "normal", "low", "retry")}
     built |= {keys.lane("<worker>"), keys.replies(client), keys.attached(client)}
     built.add(keys.wishes(client))
-    built.add(keys.acks("<command>"))
+    built |= {keys.acks("<command>"), keys.inbox("<guest>")}
     built |= {make(client, request) for make in (keys.ledger, keys.tokens, keys.reply)}
     built |= {
         getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is cached_property
@@ -138,8 +139,9 @@ def test_the_handshake_is_complete() -> None:
     written = set(re.findall(r'^ +"(\w+)": ', sources.partition("def ")[0], re.MULTILINE))
     for script in SCRIPTS:
         text = _code_of(script)
-        written |= set(re.findall(r"'HINCRBY', KEYS\[\d\], '(\w+)'", text))
-    assert "protocol" in written
+        written |= set(re.findall(r"(?:'HINCRBY', |next_in\()KEYS\[\d\], '(\w+)'", text))
+    assert {"protocol", "epoch", "incarnation"} <= written
+    written.add(queued.FIELD)
     written |= {LAST, LAST_FOUND}
     assert first_names(section(PROTOCOL, "## The handshake")) == written
 

@@ -20,7 +20,6 @@ from worker.models import ModelSpec
 
 ON_CPU = current_platform.is_cpu()
 needs_cpu = pytest.mark.skipif(not ON_CPU, reason="is about vLLM's CPU backend")
-needs_gpu = pytest.mark.skipif(ON_CPU, reason="needs a GPU, and a vLLM that was built for it")
 
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 PROMPT = [5, 6, 14, 7, 8, 16]  # "12+34=" to the adder
@@ -75,6 +74,7 @@ def ask(
     messages: list[dict[str, Any]] | None = None,
     stream: bool = False,
     published: Sequence[int] = (),
+    choices: bytes = b"",
     model: str = "",
     **params: Any,
 ) -> Assignment:
@@ -90,7 +90,7 @@ def ask(
         model=model,
         params=SamplingParams(**params),
     )
-    return make_assignment(request, entry=key, published=published)
+    return make_assignment(request, entry=key, published=published, choices=choices)
 
 
 def greedy(key: str = "1-0", **fields: Any) -> Assignment:

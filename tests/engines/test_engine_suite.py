@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.engines.harness import PROMPT, ask, drain, greedy, run, without_cache
+from tests.engines.harness import PROMPT, Outcome, ask, drain, greedy, run, without_cache
 from tokenyard.errors import InvalidRequest
 from worker.engines import Engine
 
@@ -85,7 +87,85 @@ def test_an_answer_that_was_published_whole_ends_at_once(engine: Engine) -> None
     assert not after.deltas
 
 
-def test_several_choices_cannot_be_taken_up_again(engine: Engine) -> None:
+SEVERAL = {"n": 3, "max_tokens": 12, "temperature": 2.0, "stream": True}
+
+
+def cut_off(outcome: Outcome, deltas: int) -> dict[str, Any]:
+    """What the next attempt is told after so many deltas were published."""
+    shown = outcome.deltas[:deltas]
+    return {
+        "published": [token for delta in shown for token in delta.tokens],
+        "choices": b"".join(bytes([delta.index]) * len(delta.tokens) for delta in shown),
+    }
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"ignore_eos": True},
+        {"ignore_eos": True, "seed": 3},
+        {"seed": 5},
+        {"seed": 7, "stop_token_ids": [5, 6]},
+        {"stop_token_ids": [5, 6]},
+        {"stop_token_ids": [3, 4], "ignore_eos": True, "detokenize": True},
+        {"stop": ["1", "7", "a"], "detokenize": True},
+        {"stop": ["2", "b"], "include_stop_str_in_output": True, "detokenize": True, "seed": 9},
+    ],
+    ids=str,
+)
+def test_each_of_several_choices_goes_on_behind_its_own_tokens(
+    engine: Engine, params: dict[str, Any]
+) -> None:
+    """Given a stream that was cut at any place, also where some choices have ended."""
+    (before,) = run(engine, ask(**SEVERAL | params))
+    assert before.finished is not None
+    is_same = "seed" in params or engine.info.engine == "simulated"
+    assert before.deltas, "there is something to cut"
+
+    for cut in range(1, len(before.deltas) + 1):
+        known = cut_off(before, cut)
+        seen = [
+            [
+                token
+                for token, whose in zip(known["published"], known["choices"], strict=True)
+                if whose == index
+            ]
+            for index in range(3)
+        ]
+        (after,) = run(engine, ask(**SEVERAL | params | known))
+
+        assert after.finished is not None, after.fault
+        assert [choice.index for choice in after.finished.choices] == [0, 1, 2]
+        for choice, was in zip(after.finished.choices, before.finished.choices, strict=True):
+            streamed = seen[choice.index] + after.streamed(choice.index)
+            assert streamed == choice.tokens[: len(streamed)]
+            assert choice.finish_reason in ("length", "stop")
+            assert len(choice.tokens) <= 12
+            if is_same:
+                assert (choice.tokens, choice.finish_reason) == (was.tokens, was.finish_reason)
+                assert (choice.text, choice.stop_reason) == (was.text, was.stop_reason)
+            if len(was.tokens) == len(seen[choice.index]) < 12:
+                assert choice.tokens == was.tokens, "it had ended"
+        assert not engine.has_unfinished
+
+
+def test_an_aborted_request_of_several_choices_is_forgotten(engine: Engine) -> None:
+    (before,) = run(engine, ask(**SEVERAL, ignore_eos=True))
+    known = cut_off(before, 4)
+    engine.add(ask("1-0", **SEVERAL, ignore_eos=True, **known))
+    engine.add(ask("2-0", **SEVERAL, ignore_eos=True, **known))
+    engine.step()
+    engine.abort(["1-0"])
+    made = engine.take_out("2-0")
+
+    assert not engine.has_unfinished
+    assert made is not None
+    assert [choice.index for choice in made.choices] == [0, 1, 2]
+    tokens = [token for choice in made.choices for token in choice.tokens]
+    assert len(tokens) >= len(known["published"])
+
+
+def test_several_choices_need_to_know_whose_the_published_tokens_are(engine: Engine) -> None:
     with pytest.raises(InvalidRequest) as refused:
         engine.add(ask(n=2, stream=True, published=[5]))
 

@@ -208,8 +208,9 @@ def test_all_logprobs_are_ranked_by_their_size(vllm_engine: Engine) -> None:
     finally:
         model.max_logprobs = before
 
-    found = [*(outcome.choice.logprobs or []), *(outcome.finished.prompt_logprobs or [])[1:]]
-    for one in found:
+    assert outcome.choice.logprobs
+    assert outcome.finished.prompt_logprobs
+    for one in (*outcome.choice.logprobs, *outcome.finished.prompt_logprobs[1:]):
         assert len(one["top"]) == _vocabulary(vllm_engine)
         sizes = [each["logprob"] for each in one["top"]]
         assert sizes == sorted(sizes, reverse=True)

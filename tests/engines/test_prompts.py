@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import MODELS
+from tests.support.absence import imported
 from worker.engines.prompts import remember_end_token, text_encoder
 
 pytestmark = pytest.mark.vllm
@@ -20,7 +21,7 @@ SUMS = ["12+34=", "7", "99-1=", "1 2", "<s>1+1=", "", "</s>", "é", "x" * 100]
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
-    return pytest.importorskip("transformers")
+    return imported("transformers", "transformers is not installed")
 
 
 def write_tokenizer(folder: Path, **fields: Any) -> None:
@@ -80,7 +81,7 @@ def test_the_models_of_the_examples_read_texts_as_before(
 
 def test_vllms_own_tokenizer_is_read_on_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM puts classes of its own around it."""
-    hf = pytest.importorskip("vllm.tokenizers.hf")
+    hf = imported("vllm.tokenizers.hf", "vLLM is not installed")
     tokenizer = hf.CachedHfTokenizer.from_pretrained(str(MODELS / "adder"))
     pooled = getattr(hf, "maybe_make_thread_pool", lambda kept: kept)(tokenizer)
     expected = [pooled.encode(text) for text in SUMS]
@@ -92,7 +93,7 @@ def test_vllms_own_tokenizer_is_read_on_the_short_way(monkeypatch: pytest.Monkey
 
 def test_the_end_token_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a tokenizer as vLLM has it, which works out its end token whenever it is asked
-    hf = pytest.importorskip("vllm.tokenizers.hf")
+    hf = imported("vllm.tokenizers.hf", "vLLM is not installed")
     tokenizer = hf.CachedHfTokenizer.from_pretrained(str(MODELS / "adder"))
     pooled = getattr(hf, "maybe_make_thread_pool", lambda kept: kept)(tokenizer)
     expected = pooled.eos_token_id

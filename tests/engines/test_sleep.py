@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import counter_of_reuse, greedy, needs_cpu, needs_gpu, run, spec_of
+from tests.engines.harness import counter_of_reuse, greedy, needs_cpu, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, Unsupported
 from worker.engines.vllm_engine import VllmEngine
@@ -191,6 +191,7 @@ def test_a_reset_forgets_the_prefix_cache(
 
 
 @pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 says so each time
 def test_a_profile_is_written_where_the_model_has_a_profiler(
     backend: Backend, tmp_path: Path
 ) -> None:
@@ -203,57 +204,3 @@ def test_a_profile_is_written_where_the_model_has_a_profiler(
     engine.close()
 
     assert [file for file in tmp_path.iterdir() if "trace" in file.name]
-
-
-# ------------------------------------------------------------------------------------- on a GPU
-
-
-@pytest.mark.gpu
-@pytest.mark.vllm
-@needs_gpu
-@pytest.mark.parametrize("level", [1, 2])
-def test_the_gpu_gets_its_memory_back(backend: Backend, large: Path, level: int) -> None:
-    import torch
-
-    engine = backend.load(spec_of("large", large, kv_cache_gib=1.0, dtype="bfloat16"))
-    said = answers(engine)
-
-    free, _ = torch.cuda.mem_get_info()
-    engine.sleep(level)
-    freed = torch.cuda.mem_get_info()[0] - free
-    engine.wake()
-
-    assert answers(engine) == said
-    engine.close()
-    assert freed > 0.9 * 1024 * MIB
-
-
-@pytest.mark.gpu
-@pytest.mark.vllm
-@needs_gpu
-def test_a_gpu_model_that_was_loaded_for_no_sleep_says_so(backend: Backend) -> None:
-    engine = backend.load(spec_of("adder", sleep_level=0, kv_cache_gib=0.25))
-
-    with pytest.raises(Unsupported, match="sleep_level"):
-        engine.sleep(1)
-
-    engine.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.vllm
-@needs_gpu
-def test_a_gpu_is_as_empty_after_each_model(backend: Backend, large: Path) -> None:
-    backend.load(spec_of("large", large, kv_cache_gib=1.0)).close()
-    before = backend.memory().device
-
-    for level in (0, 1, 2):
-        engine = backend.load(spec_of("large", large, kv_cache_gib=1.0))
-        said = answers(engine)
-        if level:
-            engine.sleep(level)
-            engine.wake()
-            assert answers(engine) == said
-        engine.close()
-
-    assert backend.memory().device <= before + 5 * MIB

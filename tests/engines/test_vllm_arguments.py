@@ -43,3 +43,40 @@ def test_what_the_operator_says_of_a_step_counts() -> None:
     config = engine_config(spec_of("adder", engine_args={"max_num_batched_tokens": 640}), 0)
 
     assert config.scheduler_config.max_num_batched_tokens == 640
+
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "asked"),
+    [
+        (79.0, 0.92),  # nobody else is there: vLLM's own share
+        (70.0, 0.835),  # others wait or sleep there
+        (4.0, 0.01),
+        (1.0, 0.001),  # vLLM says that it does not suffice
+        (0.0, 0.001),
+    ],
+)
+def test_an_engine_asks_for_no_more_than_is_free(free_gib: float, asked: float) -> None:
+    from worker.engines.vllm_arguments import utilization
+
+    assert utilization(int(free_gib * GIB), 80 * GIB, 0.92) == asked
+
+
+def test_on_a_gpu_it_takes_what_is_free_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from vllm.platforms import current_platform
+
+    from worker.engines.vllm_arguments import _memory
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((70 - device) * GIB, 80 * GIB))
+
+    alone = _memory(spec_of("adder"), 6)
+    fixed = _memory(spec_of("adder", kv_cache_gib=2.0), 6)
+
+    assert alone["gpu_memory_utilization"] == 0.76
+    assert fixed["gpu_memory_utilization"] == 0.76
+    assert fixed["kv_cache_memory_bytes"] == 2 * GIB
+    assert "gpu_memory_utilization" not in _memory(spec_of("adder"), None), "in a group"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import pytest
 
 import coordinator.dispatcher
 import coordinator.roster
-from coordinator.held import FAIR_TURN
 from coordinator.schedule import ScheduleWriter, first_difference, read_schedule
+from coordinator.shares import WEIGHTS
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.keys import CONSUMER, GROUP
+from tokenyard.keys import CONSUMER, GROUP, PRIORITY_CLASSES
+
+#: Places in which each class has its share.
+ROUND = sum(WEIGHTS.values())
 
 
 @pytest.fixture
@@ -48,12 +52,14 @@ class TestLateBinding:
     def test_what_is_read_ahead_is_bounded(self, lanes: Lanes) -> None:
         # Given a full worker and far more requests than it can take
         worker = lanes.worker(lane_limit=2)
-        lanes.coordinator(max_batch=8)
+        lanes.coordinator(max_batch=8, max_held=40)
         lanes.push(requests(500))
         lanes.wait_for_load(worker, 2)
 
-        # I expect the coordinator to have read a few of them, and the rest to lie untouched.
-        assert lanes.pending() <= 2 * 16
+        # I expect the coordinator to have read some of them, and the rest to lie untouched.
+        eventually(lambda: lanes.pending() >= 40)
+        assert lanes.serve([worker], 10)
+        assert lanes.pending() <= 40 + 2 * 8
 
     def test_requests_wait_where_no_worker_is(self, lanes: Lanes) -> None:
         lanes.coordinator()
@@ -130,6 +136,24 @@ class TestPlaces:
             eventually(lambda: lanes.waiting() == left)  # noqa: B023 - asked before it changes
 
 
+class TestClients:
+    def test_one_that_floods_does_not_make_another_wait(self, lanes: Lanes) -> None:
+        # Given a client with hundreds of requests that wait
+        worker = lanes.worker(lane_limit=1)
+        lanes.coordinator()
+        lanes.push([make_request(f"f{n}", client="flood") for n in range(400)])
+        lanes.wait_for_load(worker, 1)
+
+        # If others ask for one each, also by plain XADD, I expect them to be among the next.
+        lanes.push([make_request("a", client="ann")])
+        bob = make_request("b", client="bob")
+        lanes.connection.xadd(
+            lanes.keys.intake("normal"), {"id": "b", "client": "bob", "prompt": bob.prompt or "x"}
+        )
+
+        assert {"a", "b"} < set(lanes.serve([worker], 6))
+
+
 class TestPriorities:
     def test_high_overtakes_what_waits(self, lanes: Lanes) -> None:
         # Given a full worker, and normal requests that wait, read or unread
@@ -150,13 +174,29 @@ class TestPriorities:
         lanes.coordinator()
         lanes.push(requests(1, "blocker"))
         lanes.wait_for_load(worker, 1)
-        lanes.push(requests(4 * FAIR_TURN, "h"), "high")
+        lanes.push(requests(4 * ROUND, "h"), "high")
         low = lanes.push(requests(1, "l"), "low")
 
-        served = lanes.serve([worker], 4 * FAIR_TURN + 2)
+        served = lanes.serve([worker], 4 * ROUND + 2)
 
         # I expect it to wait for a while, and not until the high ones are through.
-        assert 2 < served.index(low[0]) <= FAIR_TURN + 2
+        assert 2 < served.index(low[0]) <= ROUND + 2
+
+    def test_each_class_has_its_share_of_the_places(self, lanes: Lanes) -> None:
+        # Given a flood of each class
+        worker = lanes.worker(lane_limit=4)
+        lanes.push(requests(1, "n"))
+        for name in PRIORITY_CLASSES:
+            lanes.push(requests(3 * ROUND, name), name)
+        lanes.coordinator()
+        lanes.wait_for_load(worker, 4)
+
+        served = lanes.serve([worker], 2 * ROUND)
+
+        counts = Counter(name.rstrip("0123456789") for name in served)
+        for name, weight in WEIGHTS.items():
+            # What was read in one turn may be placed before the other classes are known.
+            assert abs(counts[name] - 2 * weight) <= 4
 
     def test_low_is_not_starved_by_requests_that_keep_coming(self, lanes: Lanes) -> None:
         # Given a low request that waits while each place is wanted by a new high one
@@ -167,7 +207,7 @@ class TestPriorities:
         (low,) = lanes.push(requests(1, "l"), "low")
 
         served = []
-        for high in requests(3 * FAIR_TURN, "h"):
+        for high in requests(3 * ROUND, "h"):
             lanes.push([high], "high")
             served += lanes.serve([worker], 1)
             eventually(lambda: lanes.load(worker) == 1)

@@ -20,7 +20,7 @@ BATCH = 8
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
     for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.freed, keys.wishers):
         connection.xgroup_create(stream, GROUP, "0", mkstream=True)
-    return Intake(connection, keys, max_batch=BATCH, most_held=5 * BATCH)
+    return Intake(connection, keys, max_batch=BATCH, max_held=5 * BATCH)
 
 
 class Yard:
@@ -37,17 +37,17 @@ class Yard:
             pipeline.xadd(self.keys.intake(name), {"id": f"r{at}"})
         return [entry.decode() for entry in pipeline.execute()]
 
-    def read(self, room: int = 0, *, everything: bool = True) -> list[Entry]:
+    def read(self, room: int = 0) -> list[Entry]:
         """What one turn reads and holds."""
-        entries, _ = self.intake.read(room, 0, everything=everything)
+        entries, _ = self.intake.read(room, 0)
         for one in entries:
             self.intake.held.add(Waiting(intake=one.intake, entry=one.id, id="r"))
         return entries
 
-    def read_all(self, **how: bool) -> list[str]:
+    def read_all(self, room: int = 0) -> list[str]:
         """What the turns read until one finds nothing."""
         found: list[str] = []
-        while entries := self.read(**how):
+        while entries := self.read(room):
             found += [one.id for one in entries]
         return found
 
@@ -66,21 +66,6 @@ def yard(connection: redis.Redis, keys: Keys, intake: Intake) -> Yard:
 
 
 class TestAhead:
-    def test_only_what_there_is_room_for(self, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator.intake, "LOOK_AHEAD", 3)
-        ids = yard.push(20)
-
-        assert yard.read_all(everything=False) == ids[:3]
-        assert yard.read(room=5, everything=False)
-        assert yard.held() == ids[:8]
-        assert not yard.intake.is_behind
-
-    def test_never_more_than_a_batch(self, yard: Yard) -> None:
-        assert BATCH < LOOK_AHEAD
-        yard.push(20)
-
-        assert len(yard.read(room=100, everything=False)) == BATCH
-
     def test_all_that_waits_a_batch_of_each_class_a_turn(self, yard: Yard) -> None:
         normal, high = yard.push(20), yard.push(5, "high")
 
@@ -88,16 +73,6 @@ class TestAhead:
 
         assert sizes == [BATCH + 5, BATCH, 4, 0]
         assert (yard.held(), yard.held("high")) == (normal, high)
-
-    def test_it_says_whether_more_may_wait(self, yard: Yard) -> None:
-        yard.push(BATCH + 1)
-
-        behind = []
-        for _ in range(3):
-            yard.read()
-            behind.append(yard.intake.is_behind)
-
-        assert behind == [True, False, False]
 
     def test_up_to_the_bound_and_then_only_what_there_is_room_for(self, yard: Yard) -> None:
         # Given more than may be held
@@ -109,6 +84,18 @@ class TestAhead:
         yard.push(50, "high")
         yard.read_all()
         assert (len(yard.held()), len(yard.held("high"))) == (5 * BATCH, BATCH)
+
+    def test_beyond_the_bound_as_much_of_each_class_as_there_is_room_for(
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(coordinator.intake, "LOOK_AHEAD", 3)
+        yard.push(10 * BATCH)
+        yard.read_all()
+        low = yard.push(20, "low")
+
+        assert yard.read_all() == low[:3]
+        assert len(yard.read(room=5)) == 5
+        assert len(yard.read(room=100)) == 0, "as many are held as a batch has"
 
 
 class TestAgain:
@@ -123,12 +110,10 @@ class TestAgain:
         first = [one.id for one in yard.read()]
 
         # I expect pages of it, and what is new in its turn.
-        assert yard.intake.is_behind
         assert first == [*ids[:3], *ids[6 : BATCH + 3]]
         yard.read_all()
         assert yard.held() == ids[:3] + ids[6:]
         assert yard.held("low") == low
-        assert not yard.intake.is_behind
 
     def test_it_is_bounded_as_ever(self, yard: Yard) -> None:
         ids = yard.push(100)
@@ -137,7 +122,7 @@ class TestAgain:
         yard.intake.read_again()
         yard.read_all()
         assert len(yard.held()) == 5 * BATCH
-        assert not yard.intake.is_behind, "nothing more will be read before some leave"
+        assert yard.read() == [], "nothing more will be read before some leave"
 
         # If there is room again, I expect the next of them.
         for entry in ids[:BATCH]:
@@ -255,7 +240,7 @@ def test_wishers_wake_and_are_told_once(yard: Yard) -> None:
 
     # I expect a read to end with it, and to say so once,
     assert not yard.intake.take_wished()
-    assert yard.intake.read(0, 60_000, everything=False) == ([], [])
+    assert yard.intake.read(0, 60_000) == ([], [])
     assert [yard.intake.take_wished() for _ in range(2)] == [True, False]
     # and the entry to stay until somebody grants the wish, though nobody is given it again.
     assert yard.connection.xlen(yard.keys.wishers) == 1
@@ -270,7 +255,7 @@ class TestEvents:
         return [entry.decode() for entry in added]
 
     def hear(self, intake: Intake) -> list[str]:
-        _, events = intake.read(0, 0, everything=False)
+        _, events = intake.read(0, 0)
         return [event.id for event in events]
 
     def unacknowledged(self, yard: Yard) -> int:
@@ -297,7 +282,7 @@ class TestEvents:
         newer = self.add(yard, 2)
 
         # If another takes over, I expect it to hear each once, in order,
-        successor = Intake(yard.connection, yard.keys, max_batch=BATCH, most_held=BATCH)
+        successor = Intake(yard.connection, yard.keys, max_batch=BATCH, max_held=BATCH)
         successor.read_again()
         heard: list[str] = []
         while len(heard) < len(missed + newer):

@@ -12,9 +12,9 @@ import pytest
 import coordinator.roster
 import coordinator.sweeper
 from coordinator.coordinator import Coordinator
-from coordinator.held import FAIR_TURN
 from coordinator.intake import Entry
 from coordinator.refusals import refuse
+from coordinator.shares import WEIGHTS
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
@@ -23,6 +23,9 @@ from tokenyard.errors import Code
 from tokenyard.replies import to_result
 from tokenyard.wire import Request
 from tokenyard.worker_info import HostInfo, ModelInfo, encode_host
+
+#: Places in which each class has its share.
+ROUND = sum(WEIGHTS.values())
 
 
 class Yard(Lanes):
@@ -124,19 +127,6 @@ class TestNoneHidesAnother:
         eventually(lambda: (leading.run_once(), yard.load(free) == 3)[1])
         assert yard.ids(free) == ids
 
-    def test_one_model_is_read_ahead_as_ever(self, yard: Yard) -> None:
-        # Given one model with an adapter, and a full lane
-        yard.host("a", roman="a")
-        worker = yard.worker("a", model="a", lane_limit=2)
-        leading = yard.leader(max_batch=8)
-        yard.ask("a", 100)
-        yard.ask("roman", 100)
-
-        turns(leading, 20)
-
-        assert yard.load(worker) == 2
-        assert yard.pending() <= 16
-
     def test_models_take_turns_where_one_batch_does_not_hold_all(self, yard: Yard) -> None:
         # Given far more for two models than one turn hands over
         yard.host("a", "b")
@@ -161,13 +151,13 @@ class TestNoneHidesAnother:
         yard.host("a", "b")
         leading = yard.leader(max_batch=1)
         for model in "ab":
-            yard.ask(model, 3 * FAIR_TURN, "high")
+            yard.ask(model, 3 * ROUND, "high")
             yard.ask(model, 1, "low")
-        eventually(lambda: (leading.run_once(), len(leading._intake.held) == 6 * FAIR_TURN + 2)[1])
+        eventually(lambda: (leading.run_once(), len(leading._intake.held) == 6 * ROUND + 2)[1])
         workers = {name: yard.worker(name, model=name) for name in "ab"}
         turns(leading, 1)  # hears of them
 
-        turns(leading, 2 * FAIR_TURN)
+        turns(leading, 2 * ROUND)
 
         for name, worker in workers.items():
             assert f"{name}-low0000" in yard.ids(worker)
@@ -413,15 +403,14 @@ class TestTakeOver:
         first._close()
         second = yard.leader(name="second", max_batch=8)
 
-        # I expect it to read a page a turn, to say so, and to hold all in order in the end.
+        # I expect it to read a page a turn, and to hold all in order in the end.
         assert len(second._intake.held) == 8
-        assert second._intake.is_behind
         more = yard.ask("a", 10, "low")
         turns(second, 20)
-        assert not second._intake.is_behind
         worker = yard.worker("a", model="a")
         eventually(lambda: (second.run_once(), yard.load(worker) == 110)[1])
-        assert yard.ids(worker) == ids + more
+        assert [name for name in yard.ids(worker) if name in ids] == ids
+        assert [name for name in yard.ids(worker) if name in more] == more
 
 
 class TestExpectedWorkers:

@@ -161,7 +161,7 @@ class TestPatience:
         leading = lanes.coordinator()
         lanes.push(requests(1))
         lanes.wait_for_load(worker, 1)
-        _push_retry(lanes, "suspect", suspected=1)
+        _push_retry(lanes, "suspect", suspected=1, trial=0)
         eventually(lambda: leading._intake.held.count("retry"))
         lanes.push(requests(1, "other"))
 

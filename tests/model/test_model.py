@@ -1,4 +1,4 @@
-"""Spin finds the model of the protocol sound, and each of its broken variants broken."""
+"""Spin finds the models sound, and each of their broken variants broken."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ SOUND = {
     "trimmed": 1_000_000,
     "rest": 500_000,
 }
+SOUND |= {"suspects": 400_000, "suspects-two": 1_200_000, "suspects-rest": 800_000}
 BROKEN = {
     "no-fence": "G2: published by a worker without a lease",
     "no-fence-by-readers": "G3: a token was repeated",
@@ -38,6 +40,9 @@ BROKEN = {
     "no-tokens": "G3: a token was repeated",
     "no-search": "G1: all is quiet, and an accepted request has no result",
     "two-looks": "G1: a request is lost, or in two places",
+    "in-company": "an innocent was convicted",
+    "one-crash": "an innocent was convicted",
+    "crowded": "an innocent was convicted",
 }
 #: What emit.lua refuses although, with everything else in place, nobody asks for it.
 NEVER_ASKED = {
@@ -90,6 +95,12 @@ class TestSearches:
         unreached = set(check("trimmed")["unreached"])
         assert not {said for said in unreached if "stranger" in said or "nowhere" in said}
 
+    def test_a_search_that_never_ends_is_caught(self, spin: None) -> None:
+        assert check("no-split")["errors"] > 0
+
+    def test_every_step_of_the_search_is_come_to(self, spin: None) -> None:
+        assert check("suspects")["unreached"] == ["an innocent was convicted"]
+
     def test_every_answer_of_every_script_is_come_to(self, spin: None) -> None:
         # A step that can never be taken would make any promise easy to keep.
         unreached = set(check("repetition")["unreached"])
@@ -101,7 +112,7 @@ def scripts() -> set[str]:
 
 
 def modelled() -> set[str]:
-    text = (MODEL / "protocol.pml").read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in MODEL.glob("*.pml"))
     return set(re.findall(r"(?<=[-,] )(\w+)\.lua", text))
 
 
@@ -127,3 +138,15 @@ def test_each_variant_in_the_readme_is_one_that_is_run() -> None:
     for run, broken in BROKEN.items():
         assert f"### {run}\n" in readme
         assert broken in readme.partition(f"### {run}\n")[2].partition("###")[0]
+
+
+def test_each_everyday_run_is_tested() -> None:
+    runs = runpy.run_path(str(MODEL / "check.py"))["RUNS"]
+    assert {*SOUND, *BROKEN} == {run.name for run in runs if not run.is_deep}
+
+
+def test_a_misspelt_run_is_not_a_run_of_nothing() -> None:
+    command = [sys.executable, str(MODEL / "check.py"), "repetitoin"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2
+    assert "no such run: repetitoin" in done.stderr

@@ -96,7 +96,7 @@ class Snapshot:
             pipe.zrange(keys.leases, 0, -1)
             pipe.hkeys(keys.workers)
             pipe.hgetall(keys.quarantine)
-            pipe.hget(keys.info, "queued_tokens")
+            pipe.hget(keys.tally, "queued_tokens")
             for intake in INTAKE_CLASSES:
                 pipe.xrange(keys.intake(intake))
             for worker in workers:

@@ -10,6 +10,7 @@ import pytest
 from tests.support.builders import make_request, make_result
 from tests.support.yard import Waiting, Yard, requests
 from tokenyard.errors import Code
+from tokenyard.keys import PRIORITY_CLASSES
 from tokenyard.replies import refusal
 from tokenyard.scripts import Acceptance, Publication, Submitted
 from tokenyard.wire import Request
@@ -68,15 +69,47 @@ def test_without_a_measured_rate_no_time_is_promised(yard: Yard, rate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "retry_after_ms"), [(0, 1000), (4, 250), (1000, 100), (0.001, 30_000)]
+    ("told", "retry_after_ms"),
+    [
+        ({}, 1000),  # while nothing is known
+        ({"rate": 4}, 250),  # room for one
+        ({"rate": 4, "waiting_clients": 8}, 2000),  # and this client's turn to have it
+        ({"rate": 1000}, 100),  # never at once
+        ({"rate": 0.001}, 30_000),  # never for longer
+    ],
 )
-def test_full_yard_says_when_there_is_likely_room(yard: Yard, rate, retry_after_ms: int) -> None:
-    tell(yard, max_num_queued_reqs=2, rate=rate)
+def test_full_yard_says_when_there_is_likely_room(
+    yard: Yard, told: dict[str, float], retry_after_ms: int
+) -> None:
+    tell(yard, max_num_queued_reqs=2, **told)
     submit(yard, *requests(2))
 
     (full,) = submit(yard, make_request())
 
-    assert (full.code, full.retry_after_ms) == (Submitted.FULL, retry_after_ms)
+    assert full.code is Submitted.FULL
+    assert abs(full.retry_after_ms - retry_after_ms) <= retry_after_ms / 4
+    assert 100 <= full.retry_after_ms <= 30_000
+
+
+def test_a_queue_that_takes_long_is_not_polled(yard: Yard) -> None:
+    """Given work for 12 s, I expect those who are refused to come again after some of it."""
+    tell(yard, max_num_queued_reqs=1200, rate=100)
+    submit(yard, *requests(1200))
+
+    answers = submit(yard, *(make_request(f"more-{number}") for number in range(40)))
+
+    times = {answer.retry_after_ms for answer in answers}
+    assert min(times) >= 0.75 * 3000
+    assert max(times) <= 1.25 * 3000
+    assert len(times) > 20, "they do not all come back at the same moment"
+
+
+def test_of_a_burst_the_later_ones_wait_for_longer(yard: Yard) -> None:
+    tell(yard, max_num_queued_reqs=1, rate=1)
+
+    first, *_, last = submit(yard, *requests(12))[1:]
+
+    assert last.retry_after_ms > 5 * first.retry_after_ms
 
 
 def test_far_too_full_yard_asks_for_more_patience(yard: Yard) -> None:
@@ -86,7 +119,38 @@ def test_far_too_full_yard_asks_for_more_patience(yard: Yard) -> None:
 
     (full,) = submit(yard, make_request())
 
-    assert (full.code, full.retry_after_ms) == (Submitted.FULL, 2000)
+    assert full.code is Submitted.FULL
+    assert 1500 <= full.retry_after_ms <= 2500
+
+
+@pytest.mark.parametrize("kind", ["reqs", "tokens"])
+def test_room_that_only_higher_classes_may_use(yard: Yard, kind: str) -> None:
+    """If the low ones, or the normal ones, flood, I expect the higher classes to be accepted."""
+    tell(yard, **{f"max_num_queued_{kind}": 10}, max_normal_share=0.7, max_low_share=0.4)
+
+    accepted = {
+        name: sum(
+            answer.code is Submitted.ACCEPTED
+            for answer in yard.scripts.submit(name, [one(name, number) for number in range(20)])
+        )
+        for name in reversed(PRIORITY_CLASSES)
+    }
+
+    assert accepted == {"low": 4, "normal": 3, "high": 3}
+
+
+def test_a_flood_of_higher_classes_leaves_low_ones_their_room_below_the_bound(yard: Yard) -> None:
+    tell(yard, max_num_queued_reqs=10, max_normal_share=0.7, max_low_share=0.4)
+    yard.scripts.submit("high", [one("high", number) for number in range(8)])
+
+    codes = [yard.scripts.submit("low", [one("low", number)])[0].code for number in range(3)]
+
+    assert codes == [Submitted.ACCEPTED] * 2 + [Submitted.FULL]
+
+
+def one(name: str, number: int) -> Request:
+    """A request of one queued token."""
+    return make_request(f"{name}-{number}", prompt="abcd")
 
 
 def test_tokens_that_wait_are_bounded(yard: Yard) -> None:

@@ -37,6 +37,11 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS = {
     "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
+    "acquit": {
+        "NOT_LEADER": scripts.ACQUIT_NOT_LEADER,
+        "ACQUITTED": scripts.ACQUIT_DONE,
+        "CHANGED": scripts.ACQUIT_CHANGED,
+    },
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
     "recognize": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
@@ -47,12 +52,14 @@ WITHOUT_CODES = {
     "acknowledge",
     "astray",
     "attend",
+    "collect",
     "command",
     "lead",
     "overdue",
     "probe",
     "register",
     "requeue",
+    "settle",
     "signal",
     "watch_clients",
 }
@@ -102,7 +109,13 @@ def method_of(name: str) -> ast.FunctionDef:
     """The one function in tokenyard.scripts that names this file."""
     found = [
         function
-        for module in (scripts.client, scripts.control, scripts.leader, scripts.worker)
+        for module in (
+            scripts.client,
+            scripts.control,
+            scripts.inboxes,
+            scripts.leader,
+            scripts.worker,
+        )
         for function in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(function, ast.FunctionDef)
         and any(
@@ -121,7 +134,7 @@ def test_header_tells_purpose_keys_answers_and_why_it_is_atomic(name: str) -> No
     header, _ = read_header(name)
 
     assert header.purpose.endswith(".")
-    assert "KEYS[1]" in header.sections
+    assert {"KEYS[1]", "KEYS[1...]"} & header.sections.keys()
     assert header.sections["Returns"]
     is_reader = "no-writes" in scripts.source(name).splitlines()[0]
     reason = "by itself" if is_reader else "because "
@@ -165,6 +178,7 @@ BUILDERS = {
     "freed": {r"\.freed\b"},
     "dead": {r"\.dead\b"},
     "info": {r"\.info\b"},
+    "tally": {r"\.tally\b"},
     "quarantine": {r"\.quarantine\b"},
     "departed": {r"\.departed\b"},
     "clients": {r"\.clients\b"},
@@ -174,6 +188,7 @@ BUILDERS = {
     "control": {r"\.control\b"},
     "acks": {r"\.acks\("},
     "posture": {r"\.posture\b"},
+    "inbox": {r"\.inbox\("},
     "intake": {r"\.intake\("},
     "lane": {r"\.lane\("},
     "request": {r"\.ledger\("},

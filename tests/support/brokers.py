@@ -38,7 +38,10 @@ class ServerWith(Server):
 
 
 class GuardedServer(Server):
-    """The server of `deploy/`, with its users. Each user's password is its name."""
+    """The server of `deploy/`, with its users. Each user's password is its name.
+
+    Guests may use ``yard`` alone.
+    """
 
     def __init__(
         self,
@@ -47,12 +50,14 @@ class GuardedServer(Server):
         users: Sequence[str],
         *,
         clients: Sequence[str] = (),
+        guests: Sequence[str] = (),
+        yard: str = "main",
         options: Sequence[object] = (),
     ) -> None:
         super().__init__(name, required(name), folder, aof=True)
-        variables = {f"PASSWORD_{user.upper()}": user for user in (*users, *clients)}
+        variables = {f"PASSWORD_{user.upper()}": user for user in (*users, *clients, *guests)}
         variables |= {"SERVER": str(required(name)), "FOLDER": str(folder)}
-        variables |= {"CLIENTS": " ".join(clients)}
+        variables |= {"CLIENTS": " ".join(clients), "GUESTS": ",".join(guests), "YARD": yard}
         self._command = ["env", *(f"{key}={value}" for key, value in variables.items())]
         self._command += [str(DEPLOY / "start-redis.sh"), "--port", str(self.port)]
         self._command += ["--bind", "127.0.0.1", "--dir", str(folder), *map(str, options)]

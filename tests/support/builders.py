@@ -49,6 +49,7 @@ def make_assignment(
     attempt: int = 1,
     crashes: int = 0,
     published: Sequence[int] = (),
+    choices: bytes = b"",
 ) -> Assignment:
     """A request on a lane."""
     return Assignment(
@@ -58,6 +59,7 @@ def make_assignment(
         attempt=attempt,
         crashes=crashes,
         published=pack_tokens(published),
+        choices=choices,
     )
 
 

@@ -155,9 +155,9 @@ class Answer:
 class Plant:
     """One yard with its processes, and short ways to use it as any client would."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, yard: str = "") -> None:
         self.url = url
-        self.keys = Keys(random_name("yard"))
+        self.keys = Keys(yard or random_name("yard"))
         self.connection = redis.Redis.from_url(url, socket_timeout=30.0)
         self.scripts = Scripts(self.connection, self.keys)
         self.programs: list[Program] = []

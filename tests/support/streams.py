@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.support.builders import make_assignment, make_request
 from tests.support.processes import Answer, Plant
@@ -31,13 +31,17 @@ def expected(request: Request, weights: str = "") -> list[int]:
                 return list(event.choices[0].tokens)
 
 
-def check_exact(plant: Plant, requests: Sequence[Request]) -> list[Answer]:
+def check_exact(
+    plant: Plant,
+    requests: Sequence[Request],
+    wanted: Callable[[Request], list[int]] = expected,
+) -> list[Answer]:
     """Each stream has one result, and every token that it would have had without any crash."""
     plant.results(requests)
     answers = [plant.answer(request.id) for request in requests]
     for request, answer in zip(requests, answers, strict=True):
         assert answer.result.ok, answer.result.error
-        assert answer.result.tokens == expected(request)
+        assert answer.result.tokens == wanted(request)
         answer.check_stream()
     return answers
 

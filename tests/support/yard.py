@@ -28,11 +28,19 @@ class Waiting:
     intake: IntakeClass
     entry: str
 
-    def to(self, worker: str, lane_limit: int = 1000, *, alone: bool = False) -> Move:
+    def to(
+        self,
+        worker: str,
+        lane_limit: int = 1000,
+        *,
+        alone: bool = False,
+        on_trial: bool = False,
+    ) -> Move:
         """Its move onto a worker's lane."""
         client, request_id, why = self.request.client, self.request.id, "the test says so"
         move = Move(self.intake, self.entry, client, request_id, worker, lane_limit, alone, why)
-        return msgspec.structs.replace(move, digest=request_digest(self.request))
+        digest = request_digest(self.request)
+        return msgspec.structs.replace(move, digest=digest, on_trial=on_trial)
 
 
 class Yard:
@@ -99,10 +107,10 @@ class Yard:
         """A request on a worker's lane."""
         return self.place(self.submit(request), worker, alone=alone)
 
-    def rescue(self, worker: str) -> int:
+    def rescue(self, worker: str, trials: Sequence[int | None] | None = None) -> int:
         """Rescue all that a worker's lane holds, in one call."""
         held = [(item.entry, item.request.client, item.request.id) for item in self.lane(worker)]
-        return self.scripts.rescue(self.token, worker, held)
+        return self.scripts.rescue(self.token, worker, held, trials)
 
     @contextmanager
     def without_memory(self) -> Iterator[None]:
@@ -157,7 +165,7 @@ class Yard:
 
     def queued_tokens(self) -> int:
         """The yard's count of tokens that wait."""
-        return int(self.connection.hget(self.keys.info, "queued_tokens") or 0)
+        return int(self.connection.hget(self.keys.tally, "queued_tokens") or 0)
 
     def ledger(self, request: Request) -> dict[str, str]:
         """The ledger of a request, but for the result."""

@@ -21,6 +21,7 @@ from benchmarks.chaos_history import (
     Moved,
     Published,
     Seen,
+    Trimmed,
     Trouble,
     read_history,
 )
@@ -152,6 +153,29 @@ def test_cancelled() -> None:
     assert found(unasked) == {"wrong"}
 
 
+def test_deleted_entry() -> None:
+    def lost(tokens: list[int]) -> list[Event]:
+        return [
+            Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
+            Accepted(100.1, C, ID),
+            Trimmed(100.2, C, ID),
+            Published(100.5, C, ID, "result", 0, tokens, "failed"),
+            Ended(100.5, "plain", C, ID, "failed", tokens, seq=0, code="ENTRY_LOST"),
+        ]
+
+    # Where the injector has deleted an entry, the request may end for that,
+    assert found(lost(TOKENS[:2])) == set()
+    assert report(gather(lost([])), []).entries_lost == 1
+    assert found(lost([99])) == {"wrong"}
+    # in both places where its client may listen, in each of them once.
+    copies = [Published(100.5, C, ID, "result", 0, [], "failed", place=to) for to in ("a", "b")]
+    assert found([*lost([])[:3], *copies, lost([])[-1]]) == set()
+    assert found([*lost([]), *copies, copies[0]]) == {"twice"}
+    # But it must end, and no other may.
+    assert found(lost([])[:3]) == {"lost"}
+    assert found([one for one in lost([]) if not isinstance(one, Trimmed)]) == {"wrong"}
+
+
 @pytest.mark.parametrize("reader", ["client", "plain"])
 def test_gap_at_a_reader(reader: str) -> None:
     def is_missing(event: Event) -> bool:
@@ -274,9 +298,9 @@ def test_record_of_the_broker() -> None:
     assert events == [
         Moved(5.0, C, ID, "intake:low"),
         Moved(5.0, "anon", ID, "lane:w.1"),
-        Published(5.0, C, ID, "delta", 0, TOKENS[:2]),
-        Published(5.0, C, ID, "result", 2, TOKENS, "completed"),
-        Published(5.0, "anon", ID, "delta", 0, TOKENS[:2]),
+        Published(5.0, C, ID, "delta", 0, TOKENS[:2], place="replies"),
+        Published(5.0, C, ID, "result", 2, TOKENS, "completed", place="replies"),
+        Published(5.0, "anon", ID, "delta", 0, TOKENS[:2], place="reply"),
         Joined("w.1", 7),
     ]
 

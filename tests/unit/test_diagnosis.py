@@ -164,6 +164,18 @@ CAUSES = {
         False,
         "--start-timeout-s",
     ),
+    "an error of CUDA in a process that was warm": (
+        said("DeviceLost: RuntimeError: CUDA error: an illegal memory access", LOADING),
+        "a CUDA error",
+        False,
+        "Xid",
+    ),
+    "a GPU whose memory did not suffice for a model that can sleep": (
+        said("DeviceLost: OutOfMemoryError: CUDA out of memory. Tried to allocate", LOADING),
+        "GPU memory",
+        False,
+        "nvidia-smi",
+    ),
     "another exception": (said("ZeroDivisionError: by zero"), "ZeroDivisionError", False, "log"),
     "another signal": (Death(WARMING, "SIGSEGV"), "SIGSEGV", False, "log"),
     "another status": (Death(WARMING, status=7), "exit status 7", False, "log"),

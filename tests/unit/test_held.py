@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.demand import Demand
-from coordinator.held import FAIR_TURN, Held
+from coordinator.held import Held
 from coordinator.history import FRESH, History
 from coordinator.waiting import Waiting, prompt_tokens
 from tests.support.builders import make_request
@@ -37,7 +37,7 @@ def waiting(
         tokens=tokens,
         since_ms=since_ms,
         history=History(not_before_ms=not_before_ms) if not_before_ms else FRESH,
-        is_suspect=suspect,
+        trial=1 if suspect else None,
     )
 
 
@@ -48,9 +48,9 @@ def holding(*all_of: Waiting) -> Held:
     return held
 
 
-def names(held: Held, model: str = "m", turn: int = 0) -> list[str]:
+def names(held: Held, model: str = "m") -> list[str]:
     queue = held.queue(model)
-    return [] if queue is None else [one.entry for one in queue.others(turn)]
+    return [] if queue is None else [one.entry for one in queue.others]
 
 
 def late(held: Held) -> list[str]:
@@ -62,16 +62,6 @@ class TestOrder:
         held = holding(*(waiting(f"{c}{n}", c) for n in (1, 2) for c in reversed(INTAKE_CLASSES)))
 
         assert names(held) == [f"{name}{number}" for name in INTAKE_CLASSES for number in (1, 2)]
-
-    def test_now_and_then_from_the_lowest_up(self) -> None:
-        held = holding(*(waiting(name, name) for name in INTAKE_CLASSES))
-
-        usual = list(INTAKE_CLASSES)
-        assert [names(held, turn=turn) for turn in range(FAIR_TURN - 1)] == [usual] * (
-            FAIR_TURN - 1
-        )
-        assert names(held, turn=FAIR_TURN - 1) == ["retry", "low", "normal", "high"]
-        assert names(held, turn=FAIR_TURN) == usual
 
     def test_suspects_stand_by_themselves(self) -> None:
         held = holding(waiting("r", "retry"), waiting("s", "retry", suspect=True))

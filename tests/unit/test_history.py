@@ -11,17 +11,21 @@ LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_faults
 
 
 @pytest.mark.parametrize(
-    ("history", "is_suspect"),
+    ("history", "trial"),
     [
-        (FRESH, False),
-        (History(crashes=2), False),
-        (History(crashes=3), True),
-        (History(crashes=1, suspected=1), True),
-        (History(faults=9), False),
+        (FRESH, None),
+        (History(crashes=2), None),
+        (History(crashes=3), 0),
+        (History(crashes=1, suspected=1, trial=16), 16),
+        (History(crashes=1, suspected=1, trial=0), 0),
+        (History(crashes=4, suspected=2, trial=4), 4),
+        (History(crashes=5, suspected=2, trial=4), 0),
+        (History(crashes=9, suspected=9), None),
+        (History(faults=9), None),
     ],
 )
-def test_suspects(history: History, is_suspect: bool) -> None:
-    assert history.is_suspect(LIMITS) is is_suspect
+def test_how_a_suspect_is_tried(history: History, trial: int | None) -> None:
+    assert history.trial_size(LIMITS) == trial
 
 
 @pytest.mark.parametrize(
@@ -36,8 +40,10 @@ def test_suspects(history: History, is_suspect: bool) -> None:
         (History(faults=2), 1, None),
         (History(faults=3), 1, Code.INFERENCE_ERROR),
         (History(faults=3, crashed_alone=2), 1, Code.POISONED),
-        (History(has_published=True), 1, None),
-        (History(has_published=True), 2, Code.WORKER_LOST),
+        (History(published=9), 1, None),
+        (History(published=9, choices=9), 2, None),
+        (History(published=9, choices=8), 2, Code.WORKER_LOST),
+        (History(published=9), 2, Code.WORKER_LOST),
         (History(crashes=1), 2, None),
     ],
 )
@@ -72,13 +78,16 @@ def test_reading() -> None:
         b"not_before": b"1700000000000",
         b"reason": b"\xffwhy",
         b"published": b"\0\0\0\0",
+        b"trial": b"16",
+        b"choices": b"\0\1",
     }
 
     read = read_history(fields)
 
     assert (read.crashes, read.suspected, read.crashed_alone) == (1, 2, 3)
     assert (read.lost_alone, read.faults, read.not_before_ms) == (4, 5, 1_700_000_000_000)
-    assert (read.reason, read.has_published) == ("\ufffdwhy", True)
+    assert (read.reason, read.published, read.choices) == ("\ufffdwhy", 1, 2)
+    assert (read.trial, FRESH.trial) == (16, None)
 
 
 @pytest.mark.parametrize("forged", [b"", b"-1", b"1.5", b"9" * 16, b"\xff", b"one"])

@@ -136,13 +136,16 @@ def test_only_retries_have_a_history() -> None:
 
     assert isinstance(judge(fields), Request)
     assert judging.history("normal", fields) == FRESH
-    assert judging.is_suspect(judging.history("retry", fields))
+    assert judging.trial_size(judging.history("normal", fields)) is None
+    assert judging.trial_size(judging.history("retry", fields)) == 0
 
 
-def test_several_choices_cannot_be_taken_up_again() -> None:
+def test_several_choices_are_taken_up_again_where_it_is_known_whose_the_tokens_are() -> None:
     request = make_request("q1", params=SamplingParams(n=2), stream=True)
 
     assert isinstance(judge(entry(request), "retry"), Request)
+    known = entry(request, published=b"\0\0\0\0", choices=b"\1")
+    assert isinstance(judge(known, "retry"), Request)
     verdict = judge(entry(request, published=b"\0\0\0\0"), "retry")
     assert isinstance(verdict, Refused)
     assert verdict.code == "WORKER_LOST"

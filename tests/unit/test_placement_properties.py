@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+import msgspec
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.demand import Demand
@@ -28,6 +29,7 @@ MODELS = ("a", "b", "c", "pair")
 RANKS = {"pair": 2}
 
 seconds = st.sampled_from([0, 1, 29, 31, 200])
+waits = st.sampled_from([0, 29, 31, 200, 200])
 
 
 @st.composite
@@ -41,7 +43,7 @@ def workers(draw: st.DrawFn, controller: str, devices: int) -> list[Worker]:
             found.append(draw(process(names[1], controller, index + 1, "attached", "pair", names)))
             index += 2
             continue
-        kind = draw(st.sampled_from(["awake", "awake", "warm", "warming", "failed"]))
+        kind = draw(st.sampled_from([*["awake"] * 5, "warm", "warming", "failed"]))
         model = draw(st.sampled_from("abc"))
         found.append(draw(process(f"{controller}{index}", controller, index, kind, model)))
         for at, spare in enumerate(draw(st.lists(st.sampled_from(["warm", "asleep"]), max_size=2))):
@@ -63,7 +65,7 @@ def process(
     model: str,
     group: Sequence[str] = (),
 ) -> Worker:
-    states: Any = ["loading", "ready", "ready", "draining", "unloading"]
+    states: Any = ["ready", "ready", "ready", "ready", "loading", "draining", "unloading"]
     state = draw(st.sampled_from(states)) if kind == "awake" else kind
     info = WorkerInfo(
         name=name,
@@ -83,7 +85,7 @@ def process(
 @st.composite
 def offers(draw: st.DrawFn) -> ModelInfo:
     model = draw(st.sampled_from(MODELS))
-    faults = draw(st.sampled_from([0, 0, 0, 1, 3]))
+    faults = draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3]))
     return ModelInfo(
         name=model,
         ranks=RANKS.get(model, 1),
@@ -100,12 +102,12 @@ def situations(draw: st.DrawFn) -> Situation:
     hosts, everybody = {}, []
     for controller in draw(st.sampled_from(["h", "hi"])):
         devices = draw(st.integers(1, 4))
-        models = draw(st.lists(offers(), unique_by=lambda one: one.name))
+        models = draw(st.lists(offers(), min_size=2, unique_by=lambda one: one.name))
         hosts[controller] = HostInfo(name=controller, devices=devices, models=models)
         everybody += draw(workers(controller, devices))
     demands = [
-        Demand(model, draw(st.integers(0, 20)), 0, draw(seconds))
-        for model in draw(st.lists(st.sampled_from([*MODELS, "unknown"]), unique=True))
+        Demand(model, draw(st.integers(0, 20)), 0, draw(waits))
+        for model in draw(st.lists(st.sampled_from([*MODELS, "unknown"]), min_size=2, unique=True))
     ]
     return Situation(demands, everybody, hosts, NOW_MS, WAIT_S, draw(orders(everybody)))
 
@@ -113,7 +115,8 @@ def situations(draw: st.DrawFn) -> Situation:
 @st.composite
 def orders(draw: st.DrawFn, everybody: Sequence[Worker]) -> list[Order]:
     alone = [one for one in everybody if not one.info.group and one.info.state in AWAKE | {"warm"}]
-    chosen = draw(st.lists(st.sampled_from(alone), max_size=2)) if alone else []
+    most = draw(st.sampled_from([0, 0, 2]))
+    chosen = draw(st.lists(st.sampled_from(alone), max_size=most)) if alone else []
     by_device = {one.device: one for one in chosen}
     return [
         Order(
@@ -179,20 +182,29 @@ def test_only_what_a_host_lists_is_loaded_there_and_as_wide_as_it_is(situation: 
         assert NOW_MS - info.faulted_ms >= 1000 * pause_s
 
 
-@given(situations())
-def test_only_ready_workers_give_way_and_only_when_they_may(situation: Situation) -> None:
-    demands = {one.model: one for one in situation.demands if one.requests}
-    for command in place(situation).commands:
-        for device in devices_of(situation, command):
-            leader = leader_on(situation, device)
-            if leader is None:
-                continue
-            assert leader.info.state == "ready"
-            assert leader.info.model != command.model
-            assert NOW_MS - leader.info.swapped_ms >= 1000 * WAIT_S
-            if leader.load or leader.info.model in demands:
-                assert demands[command.model].oldest_wait_s >= WAIT_S
-                assert not serving(situation)[command.model] or situation.orders
+def test_only_ready_workers_give_way_and_only_when_they_may() -> None:
+    busy = 0
+
+    @given(situations())
+    @settings(max_examples=200)
+    def check(situation: Situation) -> None:
+        nonlocal busy
+        demands = {one.model: one for one in situation.demands if one.requests}
+        for command in place(situation).commands:
+            for device in devices_of(situation, command):
+                leader = leader_on(situation, device)
+                if leader is None:
+                    continue
+                assert leader.info.state == "ready"
+                assert leader.info.model != command.model
+                assert NOW_MS - leader.info.swapped_ms >= 1000 * WAIT_S
+                if leader.load or leader.info.model in demands:
+                    busy += 1
+                    assert demands[command.model].oldest_wait_s >= WAIT_S
+                    assert not serving(situation)[command.model] or situation.orders
+
+    check()
+    assert busy, "no situation in which a busy worker gives way"
 
 
 @given(situations())
@@ -236,18 +248,38 @@ def can_load(situation: Situation, controller: str, model: str) -> bool:
     )
 
 
-@given(situations())
-def test_asked_again_it_adds_nothing_to_what_it_has_ordered(situation: Situation) -> None:
-    first = place(situation)
+def test_asked_again_it_adds_nothing_to_what_it_has_ordered() -> None:
+    added = 0
 
-    again = place(replace(situation, orders=first.orders))
+    @given(st.one_of(situations(), situations().map(pinned)))
+    @settings(max_examples=400)
+    def check(situation: Situation) -> None:
+        nonlocal added
+        first = place(situation)
 
-    ordered = {device for one in first.orders for device in one.devices}
-    for command in again.commands:
-        assert not devices_of(situation, command) & ordered
-        assert command.model not in {one.model for one in first.commands} or is_growth(
-            situation, command.model
+        again = place(replace(situation, orders=first.orders))
+
+        added += len(again.commands)
+        ordered = {device for one in first.orders for device in one.devices}
+        for command in again.commands:
+            assert not devices_of(situation, command) & ordered
+            assert command.model not in {one.model for one in first.commands} or is_growth(
+                situation, command.model
+            )
+
+    check()
+    assert added, "no situation in which there is more to order"
+
+
+def pinned(situation: Situation) -> Situation:
+    """The same, with two workers pinned of each model: there is more to do than one decision."""
+    hosts = {
+        name: msgspec.structs.replace(
+            host, models=[msgspec.structs.replace(one, pin=2) for one in host.models]
         )
+        for name, host in situation.hosts.items()
+    }
+    return replace(situation, hosts=hosts)
 
 
 def is_growth(situation: Situation, model: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -13,12 +14,17 @@ from coordinator.policies import Lane, Pick
 from coordinator.waiting import Waiting
 
 
-def lane(name: str, load: int = 0, *, limit: int = 4, alone: bool = False) -> Lane:
-    return Lane(f"{name}.1", name, "m", load, limit, is_quarantined=alone)
+def lane(
+    name: str, load: int = 0, *, limit: int = 4, alone: bool = False, kept: bool = False
+) -> Lane:
+    return Lane(
+        f"{name}.1", name, "m", load, limit, is_quarantined=alone, slots=limit, is_kept=kept
+    )
 
 
-def waiting(name: str) -> Waiting:
-    return Waiting(intake="normal", entry=name, id=name, model="m", hints=Hints(work=10))
+def waiting(name: str, trial: int | None = None) -> Waiting:
+    hints = Hints(work=10)
+    return Waiting(intake="normal", entry=name, id=name, model="m", hints=hints, trial=trial)
 
 
 def pick(chosen: Lane | None) -> Pick | None:
@@ -45,8 +51,13 @@ def placed(made: list[Placed]) -> list[tuple[str, str, bool]]:
     return [(item.waiting.id, item.lane.name, item.alone) for item in made]
 
 
-def suspects(count: int) -> list[Waiting]:
-    return [waiting(f"s{n}") for n in range(count)]
+def suspects(count: int, trial: int = 0) -> list[Waiting]:
+    return [waiting(f"s{n}", trial) for n in range(count)]
+
+
+def groups(made: list[Placed]) -> dict[str, int]:
+    """How many are on trial on each lane."""
+    return dict(Counter(item.lane.name for item in made if item.on_trial))
 
 
 def others(count: int) -> list[Waiting]:
@@ -87,6 +98,63 @@ class TestSuspects:
 
     def test_without_a_lane_it_waits(self) -> None:
         assert plan([], suspects=suspects(1), others=others(1)) == []
+
+
+class TestGroups:
+    def test_they_share_an_empty_lane(self) -> None:
+        made = plan([lane("a", limit=9), lane("b", 1)], suspects=suspects(6, 4), others=others(9))
+
+        assert groups(made) == {"a": 4}
+        assert {item.lane.name for item in made if not item.on_trial} == {"b"}
+        assert made[0].why == "on trial with 3 other suspects"
+
+    def test_none_is_with_more_than_it_may_be(self) -> None:
+        mixed = [*suspects(2, 4), waiting("t", 2), waiting("u", 2)]
+
+        assert groups(plan([lane("a", limit=9)], suspects=mixed)) == {"a": 2}
+
+    def test_beside_those_that_have_survived(self) -> None:
+        lanes = [lane("a", 5, limit=9, kept=True), lane("b", 0, limit=2), lane("c", 1, limit=9)]
+
+        made = plan(lanes, suspects=suspects(8, 8))
+
+        assert groups(made) == {"a": 4}, "no more than the engine runs at once"
+
+    def test_never_beside_those_that_nobody_suspects(self) -> None:
+        made = plan([lane("a", 2), lane("b", 1)], suspects=suspects(4, 4), others=others(9))
+
+        assert groups(made) == {}
+        assert {item.lane.name for item in made} == {"a"}, "the emptiest is kept until it is dry"
+
+    def test_a_lane_on_trial_takes_no_second_group(self) -> None:
+        lanes = [lane("a", 1, alone=True), lane("b"), lane("c"), lane("d")]
+
+        assert groups(plan(lanes, suspects=suspects(8, 2))) == {"b": 2}
+
+    @pytest.mark.parametrize(
+        ("share", "count"), [(0.01, 1), (0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)]
+    )
+    def test_on_as_many_lanes_as_wait_within_the_bound(self, share: float, count: int) -> None:
+        lanes = Lanes([lane(f"w{n}") for n in range(4)])
+
+        made = make_plan(
+            suspects(99, 2), [], lanes, choose=lambda *_: None, most=99, trial_share=share
+        )
+
+        assert list(groups(made).values()) == [2] * count
+
+    def test_before_those_that_must_run_alone(self) -> None:
+        mixed = [*suspects(1), *[waiting(f"g{n}", 2) for n in range(2)]]
+
+        assert groups(plan([lane("a")], suspects=mixed)) == {"a": 2}
+
+    def test_others_keep_off_a_lane_for_suspects_while_there_are_any(self) -> None:
+        lanes = [lane("a", 4, kept=True), lane("b")]
+
+        made = plan(lanes, suspects=suspects(3, 3), others=others(9))
+        assert {item.lane.name for item in made if not item.on_trial} == set()
+        made = plan([lane("a", 3, kept=True)], others=others(9))
+        assert {item.lane.name for item in made} == {"a"}
 
 
 class TestOthers:

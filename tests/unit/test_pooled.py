@@ -15,7 +15,7 @@ from worker.engines import EngineInfo, Group, Memory
 from worker.leak import Verdict
 from worker.messages import Asleep, Beat, Ready, Stop, Warm
 from worker.models import ModelSpec
-from worker.pooled import AWAKE, CRASH_LOOP, HEALTHY_S, Pooled, State
+from worker.pooled import AWAKE, CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE, Pooled, State
 
 ADDER = ModelSpec(name="adder", path="models/adder")
 INFO = EngineInfo(
@@ -172,6 +172,13 @@ class TestMemory:
 
         assert pooled.kept == 4
 
+    def test_a_gpu_on_which_nothing_is_held_is_a_gpu(self) -> None:
+        pooled = make_pooled()
+        pooled.warm(Warm(Memory(host=1000, device=0), {}))
+        pooled.warm(Warm(Memory(host=9000, device=4), {}))
+
+        assert pooled.kept == 4
+
     def test_a_model_is_no_leak(self) -> None:
         assert make_ready().leak is Verdict.SOUND
 
@@ -280,6 +287,19 @@ class TestHang:
         clock.now += 2
         assert pooled.fault == f"still {state.value} after 601 s"
 
+    @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
+    def test_one_that_is_heard_of_may_take_as_long_as_it_needs(
+        self, clock: Clock, state: State
+    ) -> None:
+        """A download, or a compilation, of hours."""
+        pooled = make_pooled(start_timeout_s=600.0)
+        pooled._enter(state)
+        for _ in range(10):
+            clock.now += 599
+            pooled.note_beat(Beat(progress=0, unfinished=0))
+
+        assert pooled.fault == ""
+
     @pytest.mark.parametrize(
         "state",
         [State.DOWN, State.WARM, State.DRAINED, State.ASLEEP, State.ATTACHED, State.STOPPED],
@@ -363,6 +383,17 @@ class TestBackoff:
 
         pooled._enter(State.WARMING)
         assert not pooled.is_in_crash_loop, "it gets another chance"
+
+    def test_deaths_in_service_cost_the_shortest_pause_for_a_while(self, clock: Clock) -> None:
+        pooled = make_ready()
+        pauses = []
+        for _ in range(MOST_IN_SERVICE + 3):
+            pooled._enter(State.READY)
+            pauses.append(self._die(pooled, clock))
+            assert not pooled.is_in_crash_loop
+
+        assert len(set(pauses[:MOST_IN_SERVICE])) == 1
+        assert pauses[0] < pauses[-3] < pauses[-2]
 
     def test_replacing_it_is_no_failure(self, clock: Clock) -> None:
         pooled = make_pooled()

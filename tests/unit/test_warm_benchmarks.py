@@ -20,8 +20,10 @@ def command(model: str, verb: Verb = "load") -> Command:
     return Command(verb=verb, worker="w.1", model=model)
 
 
-def report(*, wrong: int = 0, closest_s: float | None = None, lost: float | None = None) -> Report:
-    return Report(100.0, 80.0, 0.8, 1, 500, closest_s, 0.2, lost, wrong)
+def report(
+    *, wrong: int = 0, swaps: int = 1, closest_s: float | None = 2.0, lost: float | None = 0.01
+) -> Report:
+    return Report(100.0, 80.0, 0.8, swaps, 500, closest_s, 0.2, lost, wrong)
 
 
 def test_a_swap_is_a_load_of_another_model_than_the_one_before() -> None:
@@ -39,18 +41,19 @@ def test_a_swap_is_a_load_of_another_model_than_the_one_before() -> None:
 
 def test_wrong_answers_and_swaps_that_are_too_close_are_faults() -> None:
     reports = {
-        "good": report(closest_s=2.0),
-        "without swaps": report(),
+        "good": report(),
         "wrong": report(wrong=3),
         "close": report(closest_s=1.9),
+        "without swaps": report(swaps=0),
+        "only one": report(closest_s=None, lost=None),
     }
-    assert [line.split(":")[0] for line in faults(reports, 2.0)] == ["wrong", "close"]
+    told = [line.split(":")[0] for line in faults(reports, 2.0)]
+    assert told == ["wrong", "close", "without swaps", "only one"]
 
 
 def test_swaps_whose_waits_follow_from_their_cost_may_take_a_tenth_of_the_time() -> None:
     reports = {
         "good": report(closest_s=2.0, lost=0.09),
-        "without swaps": report(),
         "much": report(closest_s=2.0, lost=0.11),
         "close": report(closest_s=0.9, lost=0.01),
     }

@@ -23,7 +23,7 @@ class LineCount:
 
     def __init__(self, url: str, yard: str) -> None:
         self._url = url
-        self._info = Keys(yard).info
+        self._tally = Keys(yard).tally
         self._untold: Counter[str] = Counter()
 
     def advance(self, before: RequestCounts, after: RequestCounts) -> None:
@@ -45,6 +45,6 @@ class LineCount:
         with open_connection(self._url, timeout_s=_PATIENCE_S, retries=0) as connection:
             pipeline = connection.pipeline()
             for state, count in told.items():
-                pipeline.hincrby(self._info, f"count:lines:{state}", count)
+                pipeline.hincrby(self._tally, f"count:lines:{state}", count)
             pipeline.execute()
         self._untold.clear()

@@ -25,12 +25,12 @@ from tokenyard.batch.runner import Progress, Runner
 from tokenyard.batch.schedule import next_time, spec_at
 from tokenyard.batch.state import BatchSpec, BatchState
 from tokenyard.errors import PermanentError, SettingsError, TokenyardError
+from tokenyard.logs import HarmlessFormatter
 
 #: An earlier process of the same job may take a moment to be gone.
 _LOCK_WITHIN_S: Final = 20.0
 #: RQ counts how often a job hands itself back; it may do so as often as its worker is stopped.
 _OFTEN: Final = 1_000_000
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _log = logging.getLogger("tokenyard.batch")
 
@@ -198,7 +198,7 @@ def _logged(spec: BatchSpec) -> Iterator[None]:
         _log.warning("%s: %s; the job has no log", spec.log_path, fault)
         yield
         return
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.setFormatter(HarmlessFormatter())
     logger = logging.getLogger("tokenyard")
     logger.addHandler(handler)
     try:

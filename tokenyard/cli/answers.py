@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import click
 import msgspec
 
+from tokenyard.cli.console import say, say_answer
 from tokenyard.cli.whose import named
 from tokenyard.client import Handle
 from tokenyard.errors import Code
 from tokenyard.replies import Choice, Delta, Result
-from tokenyard.texts import printable
+from tokenyard.texts import indented
 
 
 class Printer:
@@ -37,7 +37,7 @@ class Printer:
         eta = f", about {handle.eta_s:g} s" if handle.eta_s is not None else ""
         known = "known already" if handle.position is None else f"{handle.position} before it{eta}"
         about = f"tokenyard explain {named(self._client, handle.id)}"
-        click.echo(f"{self._name(handle.id)}: {known}; what becomes of it: {about}", err=True)
+        say(f"{self._name(handle.id)}: {known}; what becomes of it: {about}", err=True)
 
     def delta(self, delta: Delta) -> None:
         """A piece of an answer."""
@@ -45,7 +45,7 @@ class Printer:
             self._echo_json({"event": "delta", **_fields(delta)})
             return
         text = delta.text if delta.text is not None else _ids(delta.tokens) + ","
-        click.echo(text, nl=False)
+        say_answer(text, nl=False)
         self._is_inside = True
 
     def result(self, prompt: object, index: int, result: Result) -> None:
@@ -65,7 +65,7 @@ class Printer:
             self.stop()
         elif result.ok:
             for text in _texts(result):
-                click.echo(text)
+                say_answer(text)
         if not result.ok:
             self.failed.append(result.id)
             error = result.error
@@ -73,8 +73,7 @@ class Printer:
             if result.timing is not None or (error and error.code != Code.INVALID_REQUEST):
                 self._known.append(result.id)
             reason = f"{error.code}: {error.message}" if error else result.status
-            lines = "\n".join(map(printable, reason.splitlines()))
-            click.echo(f"Error: {self._name(result.id)}: {lines}", err=True)
+            say(f"Error: {self._name(result.id)}: {indented(reason)}", err=True)
 
     def hint(self) -> None:
         """How to look into what has failed, where anything has."""
@@ -84,18 +83,18 @@ class Printer:
             about = f"tokenyard requests --client {self._client} --state failed"
         else:
             return
-        click.echo(f"What it has been through: {about}", err=True)
+        say(f"What it has been through: {about}", err=True)
 
     def _name(self, request_id: str) -> str:
         return f"request {request_id!r} of client {self._client!r}"
 
     def _echo_json(self, value: dict[str, Any]) -> None:
-        click.echo(msgspec.json.encode({**value, "client": self._client}))
+        say(msgspec.json.encode({**value, "client": self._client}))
 
     def stop(self) -> None:
         """End the line that deltas were printed on."""
         if self._is_inside:
-            click.echo()
+            say()
         self._is_inside = False
 
 

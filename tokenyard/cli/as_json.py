@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import click
 import msgspec
+
+from tokenyard.cli.console import say
 
 
 def print_list(items: Iterable[object]) -> None:
     """Print an array with one element a line; ``[]`` where there is none."""
     lines = [msgspec.json.encode(item).decode() for item in items]
-    click.echo("[\n" + ",\n".join(lines) + "\n]" if lines else "[]")
+    say(("[\n" + ",\n".join(lines) + "\n]").encode() if lines else b"[]")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import click
 from rich.table import Table
 
 from tokenyard.admin import read_yard
 from tokenyard.batch.dry_run import Fleet, Report, as_json, dry_run
 from tokenyard.batch.state import BatchSpec
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.reach import opened
 from tokenyard.errors import TokenyardError
 from tokenyard.program import YardChoice
@@ -24,7 +23,7 @@ def look_only(choice: YardChoice, spec: BatchSpec, tokenizer: str, *, prints_jso
     fleet = _fleet(choice)
     report = dry_run(spec, fleet, _tokenizer(tokenizer or fleet.tokenizer))
     if prints_json:
-        click.echo(as_json(report))
+        say(as_json(report))
     else:
         _print(report)
     return not report.bad
@@ -45,28 +44,28 @@ def _tokenizer(source: str) -> Tokenizer | None:
 
 def _print(report: Report) -> None:
     forms = ", ".join(f"{count} {form}" for form, count in sorted(report.forms.items()))
-    click.echo(f"{report.lines} lines: {report.good} good ({forms}), {report.bad} bad")
+    say(f"{report.lines} lines: {report.good} good ({forms}), {report.bad} bad")
     for fault in report.faults:
-        click.echo(f"  line {fault.line}: {fault.code}: {fault.message}")
+        say(f"  line {fault.line}: {fault.code}: {fault.message}")
     if report.bad > len(report.faults):
         codes = ", ".join(f"{count} {code}" for code, count in sorted(report.codes.items()))
-        click.echo(f"  ... of all bad lines: {codes}")
+        say(f"  ... of all bad lines: {codes}")
     tokens = report.tokens
     if tokens is not None and tokens.prompts:
-        click.echo(
+        say(
             f"prompt tokens: {tokens.total} in {tokens.prompts} prompts,"
             f" {tokens.least} to {tokens.most}, {tokens.total / tokens.prompts:.1f} on average"
         )
         plain_console().print(_histogram(tokens.below))
     if report.most_new_tokens:
-        click.echo(f"new tokens: at most {report.most_new_tokens}, of lines that have a bound")
+        say(f"new tokens: at most {report.most_new_tokens}, of lines that have a bound")
     if report.estimate_s is not None:
-        click.echo(
+        say(
             f"estimate: {report.estimate_s:.0f} s at {report.lines_per_s:g} lines/s,"
             " the pace of this yard when it was last busy"
         )
     for note in report.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _histogram(below: dict[int, int]) -> Table:

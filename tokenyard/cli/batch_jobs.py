@@ -19,7 +19,7 @@ from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import ENDED
 from tokenyard.cli.as_json import print_list
 from tokenyard.cli.batch_options import need_rq, told_in_one_line
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.reach import opened
 from tokenyard.cli.tables import Column, Listing, sheet
 from tokenyard.program import Exit, PlainCommand
@@ -54,7 +54,7 @@ def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
         try:
             yield BatchQueue(connection, keys.yard)
         except UnknownJob as fault:
-            click.echo(f"Error: {fault}", err=True)
+            say(f"Error: {fault}", err=True)
             ctx.exit(Exit.FAILED)
 
 
@@ -75,7 +75,7 @@ def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> N
         return
     if batches:
         plain_console().print(_table(batches[:limit], is_whole=verbose))
-    click.echo(f"{len(batches[:limit])} of {counted(len(batches), 'batch job')}")
+    say(f"{len(batches[:limit])} of {counted(len(batches), 'batch job')}")
 
 
 @click.command(cls=PlainCommand, short_help="Show where a job stands.")
@@ -103,7 +103,7 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
             time.sleep(_LOOK_EVERY_S)
             batch = queue.describe(job_id)
     if as_json:
-        click.echo(msgspec.json.encode(batch))
+        say(msgspec.json.encode(batch))
     else:
         plain_console().print(_sheet(batch))
     if wait and batch["status"] not in ENDED:
@@ -122,9 +122,7 @@ def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
     """
     with _queue(ctx) as queue:
         now = queue.cancel(queue.find(job_id))
-    click.echo(
-        msgspec.json.encode({"id": job_id, "status": now}) if as_json else f"{job_id}: {now}"
-    )
+    say(msgspec.json.encode({"id": job_id, "status": now}) if as_json else f"{job_id}: {now}")
     ctx.exit(Exit.OK if now in {"cancelled", "cancelling"} else Exit.FAILED)
 
 
@@ -141,7 +139,7 @@ def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -
     with _queue(ctx) as queue:
         queue.resume(queue.find(job_id), retry_errors=retry_errors)
         batch = queue.describe(job_id)
-    click.echo(msgspec.json.encode(batch) if as_json else f"{job_id}: waits for a worker again")
+    say(msgspec.json.encode(batch) if as_json else f"{job_id}: waits for a worker again")
 
 
 @click.command(cls=PlainCommand, short_help="Print the results of a job, or its errors.")
@@ -158,7 +156,7 @@ def results(ctx: click.Context, job_id: str, errors: bool, only_path: bool) -> N
         spec = queue.spec_of(job_id)
         path = spec.errors_path if errors else spec.output_path
         if only_path:
-            click.echo(str(path))
+            say(str(path))
         else:
             _print_file(path)
 

@@ -15,6 +15,7 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
+from tokenyard.cli.console import say
 from tokenyard.cli.options import with_options
 from tokenyard.cli.parameters import named_values
 from tokenyard.errors import SettingsError
@@ -53,7 +54,7 @@ def told_in_one_line(ctx: click.Context, missing: Exit = Exit.USAGE) -> Iterator
         choice: YardChoice = ctx.obj
         if choice.debug:
             raise
-        click.echo(f"Error: {fault}", err=True)
+        say(f"Error: {fault}", err=True)
         is_missing = isinstance(fault.__cause__, FileNotFoundError)
         ctx.exit(missing if is_missing else Exit.FAILED)
 

@@ -22,6 +22,7 @@ from rich.progress import Progress as Bar
 from tokenyard.batch.runner import Progress, Runner
 from tokenyard.batch.state import BatchState, new_id
 from tokenyard.cli.batch_options import spec_from, spec_options, told_in_one_line
+from tokenyard.cli.console import HarmlessConsole, say
 from tokenyard.cli.interrupts import Interrupts
 from tokenyard.cli.reach import url_of
 from tokenyard.interrupted import Interrupted
@@ -87,7 +88,7 @@ def run(
     with (
         told_in_one_line(ctx),
         Interrupts(),
-        _shown(Console(stderr=True, highlight=False)) as tell,
+        _shown(HarmlessConsole(stderr=True, highlight=False)) as tell,
     ):
 
         def follow(progress: Progress) -> None:
@@ -101,9 +102,9 @@ def run(
         except Interrupted as signalled:
             counts = seen[0].counts if seen else None
             done = f" with {counts.done} of {counted(counts.total, 'line')} done" if counts else ""
-            click.echo(f"Stopped{done}; the same command goes on from here.", err=True)
+            say(f"Stopped{done}; the same command goes on from here.", err=True)
             ctx.exit(signalled.status)
-    click.echo(msgspec.json.encode(state.as_batch()) if as_json else summary(state))
+    say(msgspec.json.encode(state.as_batch()) if as_json else summary(state))
     ctx.exit(Exit.OK if state.status == "completed" else Exit.FAILED)
 
 

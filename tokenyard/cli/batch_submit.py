@@ -17,6 +17,7 @@ from tokenyard.cli.batch_options import (
     spec_options,
     told_in_one_line,
 )
+from tokenyard.cli.console import say
 from tokenyard.cli.reach import url_of
 from tokenyard.program import PlainCommand, YardChoice
 
@@ -104,4 +105,4 @@ def submit(
             on_failure=on_failure,
             **options,
         )
-    click.echo(msgspec.json.encode(job.status()) if as_json else job.id)
+    say(msgspec.json.encode(job.status()) if as_json else job.id)

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tokenyard.cli.bench_load import Generator, Load
+from tokenyard.cli.console import HarmlessConsole, say
 from tokenyard.cli.reach import url_of
 from tokenyard.interrupted import SIGNALLED
 from tokenyard.keys import PRIORITY_CLASSES
@@ -124,9 +124,9 @@ def bench(
     if as_json:
         asked = {"model": generator.model, "num_prompts": load.requests}
         pace = {"request_rate": rate or "inf", "max_concurrency": load.concurrency or None}
-        click.echo(msgspec.json.encode({**asked, **pace, **measured.as_dict()}))
+        say(msgspec.json.encode({**asked, **pace, **measured.as_dict()}))
     else:
-        click.echo(measured.as_text())
+        say(measured.as_text())
     ctx.exit(signalled or (Exit.FAILED if measured.errors else Exit.OK))
 
 
@@ -155,7 +155,7 @@ async def _until_interrupted(generator: Generator) -> int:
 @contextmanager
 def _shown(requests: int) -> Iterator[Callable[[Sample], None]]:
     """A bar in a terminal, on standard error."""
-    console = Console(stderr=True)
+    console = HarmlessConsole(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return

@@ -8,6 +8,7 @@ from typing import Final
 import click
 import msgspec
 
+from tokenyard.cli.console import say
 from tokenyard.cli.reach import opened, url_of
 from tokenyard.cli.whose import client_option, owner_of, request_ids
 from tokenyard.client import Client
@@ -67,7 +68,7 @@ def cancel(ctx: click.Context, ids: tuple[str, ...], client: str | None, as_json
             was_over = was_over or what is Cancellation.OVER
             if as_json:
                 said = {"id": request_id, "client": owner, "cancel": what.value}
-                click.echo(msgspec.json.encode(said))
+                say(msgspec.json.encode(said))
             else:
-                click.echo(f"{owner}/{printable(request_id)}: {_SAID[what]}")
+                say(f"{owner}/{printable(request_id)}: {_SAID[what]}")
     ctx.exit(Exit.FAILED if was_over else Exit.OK)

@@ -11,6 +11,7 @@ import click
 import msgspec
 import redis
 
+from tokenyard.cli.console import say
 from tokenyard.cli.orders import holdout_fields, say_holdouts
 from tokenyard.commands import Acknowledgement, Command, decode_acknowledgement
 from tokenyard.keys import Keys
@@ -74,9 +75,9 @@ def report(
         workers = [one.command.worker for one in told]
         fields = {"ids": [one.id for one in told], "workers": workers}
         fields["holdouts"] = holdout_fields(holdouts)  # type: ignore[assignment]
-        click.echo(msgspec.json.encode(about | fields))
+        say(msgspec.json.encode(about | fields))
     elif holdouts:
         say_holdouts(holdouts, timeout_s)
     else:
-        click.echo(done)
+        say(done)
     ctx.exit(Exit.UNAVAILABLE if holdouts else Exit.OK)

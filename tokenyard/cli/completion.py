@@ -7,6 +7,7 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
+from tokenyard.cli.console import say
 from tokenyard.cli.lazy import COMPLETION
 from tokenyard.program import PlainCommand
 
@@ -34,4 +35,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     if kind is None:
         raise click.UsageError(f"click knows no completion for {shell}")
     root = ctx.find_root().command
-    click.echo(kind(root, {}, _PROGRAM, COMPLETION).source())
+    say(kind(root, {}, _PROGRAM, COMPLETION).source())

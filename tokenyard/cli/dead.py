@@ -12,7 +12,7 @@ import redis
 from rich.table import Table
 
 from tokenyard.cli.as_json import print_list
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.reach import opened
 from tokenyard.cli.tables import Column, Listing, sheet
 from tokenyard.dead_letters import (
@@ -83,7 +83,7 @@ def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
         return
     if letters:
         plain_console().print(_table(letters))
-    click.echo(f"{len(letters)} of {counted(total, 'dead letter')}")
+    say(f"{len(letters)} of {counted(total, 'dead letter')}")
 
 
 @dead.command(cls=PlainCommand, short_help="Show one with all its fields.")
@@ -95,7 +95,7 @@ def show(ctx: click.Context, letter: str, as_json: bool) -> None:
     with opened(ctx.obj) as (connection, keys):
         found = find_letter(connection, keys, letter)
     if found is None:
-        click.echo(f"Error: {_no_such(letter)}", err=True)
+        say(f"Error: {_no_such(letter)}", err=True)
         ctx.exit(Exit.FAILED)
     if as_json:
         _echo_json(found)
@@ -169,11 +169,11 @@ def _say(
             {"letter": letter.letter, "client": letter.client, "id": letter.id} if letter else {}
         )
         rest = {"error": problem} if problem else more
-        click.echo(msgspec.json.encode({"letter": name, **found, **rest}))
+        say(msgspec.json.encode({"letter": name, **found, **rest}))
     elif problem:
-        click.echo(f"Error: {problem}", err=True)
+        say(f"Error: {problem}", err=True)
     elif letter is not None:
-        click.echo(f"{letter.letter} ({_owner(letter)}): {done}")
+        say(f"{letter.letter} ({_owner(letter)}): {done}")
 
 
 def _no_such(name: str) -> str:
@@ -225,4 +225,4 @@ def _lines(text: str) -> str:
 
 
 def _echo_json(letter: DeadLetter) -> None:
-    click.echo(msgspec.json.encode(letter))
+    say(msgspec.json.encode(letter))

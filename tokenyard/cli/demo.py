@@ -17,6 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from tokenyard.cli.child import LogLine
+from tokenyard.cli.console import HarmlessConsole, say
 from tokenyard.cli.device_options import SLOTS_DEFAULT, count_workers, device_options
 from tokenyard.cli.interrupts import Interrupts
 from tokenyard.cli.local_yard import LocalPlan, LocalYard, YardFailed
@@ -124,7 +125,7 @@ def demo(
 ) -> None:
     """Run it; the last line counts the answers."""
     choice: YardChoice = ctx.obj
-    console = Console(highlight=False, markup=False)
+    console = HarmlessConsole(highlight=False, markup=False)
     model = example_model("adder")
     slots, used = count_workers("vllm", device, devices, workers)
     with _folder() as folder:
@@ -147,7 +148,7 @@ def demo(
         console.print(f"(--rows {requests} shows all right answers)\n" if rows < requests else "")
     answered = sum(answer.result.ok for answer in answers)
     correct = sum(answer.is_correct for answer in answers)
-    click.echo(f"{answered} answered, {correct} correct")
+    say(f"{answered} answered, {correct} correct")
     ctx.exit(Exit.OK if correct == requests else Exit.FAILED)
 
 

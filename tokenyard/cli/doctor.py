@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.reach import opened, url_of
 from tokenyard.doctor import Finding, Verdict, diagnose, gather
 from tokenyard.program import Exit, PlainCommand, YardChoice
@@ -54,7 +54,7 @@ def doctor(ctx: click.Context, shows_all: bool, as_json: bool) -> None:
         findings = list(diagnose(gather(connection, keys, url_of(choice))))
     if as_json:
         for finding in findings:
-            click.echo(msgspec.json.encode(finding))
+            say(msgspec.json.encode(finding))
     else:
         _print(findings, shows_all=shows_all)
     has_fault = any(finding.verdict == "fault" for finding in findings)
@@ -74,7 +74,7 @@ def _print(findings: Sequence[Finding], *, shows_all: bool) -> None:
     if shown:
         plain_console().print(table)
     counts = Counter(one.verdict for one in findings)
-    click.echo(
+    say(
         f"{counted(counts['fault'], 'fault')}, {counted(counts['warning'], 'warning')},"
         f" {counts['ok']} {'is' if counts['ok'] == 1 else 'are'} well,"
         f" {counts['unknown']} could not be seen"

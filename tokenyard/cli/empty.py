@@ -12,6 +12,7 @@ import msgspec
 import redis
 
 from tokenyard.cli.asking import ask_first, yes_option
+from tokenyard.cli.console import say
 from tokenyard.cli.reach import opened
 from tokenyard.keys import PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.parse import parse_request
@@ -80,7 +81,7 @@ def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: b
     rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     if as_json:
         fields = {what.value: count for what, count in rest.items()}
-        click.echo(msgspec.json.encode({"cancelled": cancelled, **fields}))
+        say(msgspec.json.encode({"cancelled": cancelled, **fields}))
     else:
         _say(total, cancelled, rest)
     ctx.exit(Exit.OK)
@@ -88,13 +89,13 @@ def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: b
 
 def _say(total: int, cancelled: Mapping[IntakeClass, int], rest: Mapping[Emptied, int]) -> None:
     if not total:
-        click.echo("nothing waits")
+        say("nothing waits")
         return
     parts = ", ".join(f"{count} {name}" for name, count in cancelled.items() if count)
-    click.echo(f"{_requests(sum(cancelled.values()))} cancelled{parts and f': {parts}'}")
+    say(f"{_requests(sum(cancelled.values()))} cancelled{parts and f': {parts}'}")
     for what, count in rest.items():
         if count:
-            click.echo(f"{count} left: {_REST[what]}", err=True)
+            say(f"{count} left: {_REST[what]}", err=True)
 
 
 def _requests(count: int) -> str:

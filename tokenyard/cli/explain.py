@@ -9,7 +9,7 @@ import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.reach import opened
 from tokenyard.cli.whose import client_option, owner_of, request_id
 from tokenyard.program import PlainCommand
@@ -49,9 +49,9 @@ def explain(ctx: click.Context, request_id: str, client: str | None, as_json: bo
         timeline = read_timeline(connection, keys, owner, request_id)
     if as_json:
         events = msgspec.to_builtins(timeline.events())
-        click.echo(msgspec.json.encode({**msgspec.to_builtins(timeline), "events": events}))
+        say(msgspec.json.encode({**msgspec.to_builtins(timeline), "events": events}))
         return
-    click.echo(f"{owner}/{printable(request_id)}: {_headline(timeline)}")
+    say(f"{owner}/{printable(request_id)}: {_headline(timeline)}")
     plain_console().print(_table(timeline))
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tokenyard.admin import WorkerView, YardView, read_yard
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.interrupts import Interrupts
 from tokenyard.cli.reach import opened, url_of
 from tokenyard.cli.tables import Column, Listing, sheet
@@ -88,7 +88,7 @@ def info(
     with opened(choice) as (connection, keys):
         view = read_yard(connection, keys)
     if as_json:
-        click.echo(view.as_json())
+        say(view.as_json())
     else:
         plain_console().print(_picture(view, url_of(choice), is_whole=verbose))
     ctx.exit(Exit.OK if view.is_open else Exit.UNAVAILABLE)
@@ -109,12 +109,12 @@ def _follow(
             for seen in watch(url, choice.yard, pause, count):
                 if not isinstance(seen, Look):
                     status = Exit.UNAVAILABLE
-                    click.echo(f"{seen}; trying again", err=True)
+                    say(f"{seen}; trying again", err=True)
                     continue
                 looks.add(seen)
                 status = Exit.OK if seen.view.is_open else Exit.UNAVAILABLE
                 if as_json:
-                    click.echo(_line(seen, looks.rates()))
+                    say(_line(seen, looks.rates()))
                 else:
                     show(_picture(seen.view, url, looks.rates(), is_whole=is_whole))
     except KeyboardInterrupt:

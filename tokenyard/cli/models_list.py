@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from tokenyard.admin import YardView, read_yard
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.names import known_models, living
 from tokenyard.cli.orders import json_option
 from tokenyard.cli.reach import opened
@@ -111,13 +111,13 @@ def list_models(ctx: click.Context, as_json: bool) -> None:
         view = read_yard(connection, keys)
     views = model_views(view, view.postures)
     if as_json:
-        click.echo(msgspec.json.encode({"models": [_fields(one) for one in views]}))
+        say(msgspec.json.encode({"models": [_fields(one) for one in views]}))
     elif views:
         plain_console().print(_table(views))
         for pause in all_pauses(view.postures):
-            click.echo(pause.text(view.at_ms))
+            say(pause.text(view.at_ms))
     else:
-        click.echo("no models: no host is there")
+        say("no models: no host is there")
 
 
 def _fields(view: ModelView) -> dict[str, object]:

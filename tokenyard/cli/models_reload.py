@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from tokenyard.admin import read_yard
+from tokenyard.cli.console import say
 from tokenyard.cli.names import find_model
 from tokenyard.cli.orders import by_option, holdout_fields, json_option, timeout_option
 from tokenyard.cli.reach import opened
@@ -93,11 +94,11 @@ def reload(
             "conduct": now.conduct,
             "weights": now.weights,
         }
-        click.echo(msgspec.json.encode(about | {"holdouts": holdout_fields(holdouts)}))
+        say(msgspec.json.encode(about | {"holdouts": holdout_fields(holdouts)}))
     elif holdouts:
-        click.echo(f"Error: {_failure(model, now, holdouts, timeout_s)}", err=True)
+        say(f"Error: {_failure(model, now, holdouts, timeout_s)}", err=True)
     else:
-        click.echo(f"{model}: {path or 'its own weights'}, in epoch {number}")
+        say(f"{model}: {path or 'its own weights'}, in epoch {number}")
     if not holdouts:
         ctx.exit(Exit.OK)
     ctx.exit(Exit.FAILED if any(one.reason for one in holdouts) else Exit.UNAVAILABLE)

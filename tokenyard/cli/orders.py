@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from tokenyard.admin import YardView, read_yard
+from tokenyard.cli.console import say
 from tokenyard.cli.names import find_scope, living
 from tokenyard.cli.operator import operator
 from tokenyard.cli.options import with_options
@@ -129,7 +130,7 @@ def give(
     """
     outcome = _give(ctx, asked, signal, more)
     if asked.as_json:
-        click.echo(msgspec.json.encode(_fields(outcome, asked)))
+        say(msgspec.json.encode(_fields(outcome, asked)))
     else:
         _say(outcome, asked, done, already or f"{done} already")
     ctx.exit(Exit.UNAVAILABLE if outcome.holdouts else Exit.OK)
@@ -191,27 +192,27 @@ def holdout_fields(holdouts: Sequence[Holdout]) -> list[dict[str, str]]:
 def _say(outcome: Outcome, asked: Asked, done: str, already: str) -> None:
     given, scope = outcome.given, said(outcome.given.order.scope)
     if given.order.signal in {"DRAIN", "STOP"} and not given.workers:
-        click.echo(f"{scope}: nobody is there")
+        say(f"{scope}: nobody is there")
     elif given.is_redundant:
-        click.echo(f"{scope}: {already}")
+        say(f"{scope}: {already}")
     elif not asked.waits:
-        click.echo(f"{scope}: {given.order.signal} is given")
+        say(f"{scope}: {given.order.signal} is given")
     elif not outcome.holdouts:
-        click.echo(f"{scope}: {done}")
+        say(f"{scope}: {done}")
     if outcome.holdouts:
         say_holdouts(outcome.holdouts, asked.timeout_s)
     if given.order.signal == "UNPAUSE":
         for other in outcome.others:
-            click.echo(f"still {other.conduct}: {said(other.scope)}{other.detail(outcome.now_ms)}")
+            say(f"still {other.conduct}: {said(other.scope)}{other.detail(outcome.now_ms)}")
 
 
 def say_holdouts(holdouts: Sequence[Holdout], timeout_s: float) -> None:
     """Who has not obeyed, and why."""
     is_over = any(not one.reason for one in holdouts)
     after = f" after {timeout_s:g} s" if is_over else ""
-    click.echo(f"Error: {_workers(len(holdouts))} not obeyed{after}:", err=True)
+    say(f"Error: {_workers(len(holdouts))} not obeyed{after}:", err=True)
     for one in holdouts:
-        click.echo(f"  {one.name} ({one.worker}): {one.reason or 'has not answered'}", err=True)
+        say(f"  {one.name} ({one.worker}): {one.reason or 'has not answered'}", err=True)
 
 
 def _workers(count: int) -> str:

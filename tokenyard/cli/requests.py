@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from tokenyard.cli.as_json import print_list
-from tokenyard.cli.console import plain_console
+from tokenyard.cli.console import plain_console, say
 from tokenyard.cli.reach import opened
 from tokenyard.cli.tables import Column, Listing
 from tokenyard.cli.whose import client_name
@@ -151,9 +151,9 @@ def _print(found: Found, *, is_whole: bool) -> None:
     if found.requests:
         plain_console().print(table)
     for pause in pauses.values():
-        click.echo(f"They wait: {pause.text(found.now_ms)}")
+        say(f"They wait: {pause.text(found.now_ms)}")
     count = len(found.requests)
-    click.echo("1 request" if count == 1 else f"{count} requests")
+    say("1 request" if count == 1 else f"{count} requests")
 
 
 def _row(one: Listed, now_ms: int) -> tuple[str, ...]:
@@ -172,11 +172,11 @@ def _row(one: Listed, now_ms: int) -> tuple[str, ...]:
 
 def _say_what_is_missing(found: Found, query: Query) -> None:
     if not found.may_scan:
-        click.echo(f"Error: {_NO_SCAN}" if query.ended_only else f"Note: {_NO_SCAN}", err=True)
+        say(f"Error: {_NO_SCAN}" if query.ended_only else f"Note: {_NO_SCAN}", err=True)
     if len(found.requests) == query.limit:
-        click.echo(f"Note: there may be more than --limit {query.limit}", err=True)
+        say(f"Note: there may be more than --limit {query.limit}", err=True)
     elif not found.is_whole:
-        click.echo(
+        say(
             f"Note: there may be more: only --scan-limit {query.most:,} entries and keys were"
             " looked at",
             err=True,

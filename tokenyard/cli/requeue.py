@@ -9,6 +9,7 @@ import click
 import msgspec
 import redis
 
+from tokenyard.cli.console import say
 from tokenyard.cli.reach import opened
 from tokenyard.cli.whose import client_name, owner_of, request_ids
 from tokenyard.dead_letters import DeadLetter, all_letters, requeue_letter
@@ -114,8 +115,8 @@ def _problem(connection: redis.Redis, keys: Keys, client: str, request_id: str) 
 def _say(client: str, request_id: str, sid: str, problem: str, *, as_json: bool) -> None:
     if as_json:
         rest = {"error": problem} if problem else {"server_id": sid}
-        click.echo(msgspec.json.encode({"client": client, "id": request_id, **rest}))
+        say(msgspec.json.encode({"client": client, "id": request_id, **rest}))
     elif problem:
-        click.echo(f"Error: {problem}", err=True)
+        say(f"Error: {problem}", err=True)
     else:
-        click.echo(f"{client}/{printable(request_id)}: waits again as {sid}")
+        say(f"{client}/{printable(request_id)}: waits again as {sid}")

@@ -11,6 +11,7 @@ from typing import IO, Any, Final
 import click
 
 from tokenyard.cli.answers import Printer
+from tokenyard.cli.console import say
 from tokenyard.cli.parameters import named_values
 from tokenyard.cli.reach import url_of
 from tokenyard.cli.whose import named
@@ -207,7 +208,7 @@ def _told_where_it_is(printer: Printer, options: SharedOptions, goes_on: str) ->
     except (KeyboardInterrupt, WaitTimeout, BrokerUnavailable):
         printer.stop()
         if not options["cancel_on_disconnect"]:
-            click.echo(goes_on, err=True)
+            say(goes_on, err=True)
         raise
 
 

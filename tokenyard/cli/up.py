@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tokenyard.cli.announcing import Announcer
 from tokenyard.cli.child import LogLine
+from tokenyard.cli.console import HarmlessConsole, say
 from tokenyard.cli.device_options import SLOTS_DEFAULT, count_workers, device_options
 from tokenyard.cli.interrupts import Interrupts
 from tokenyard.cli.local_yard import LocalPlan, LocalYard
@@ -192,7 +193,7 @@ def up(
         debug=choice.debug,
     )
     # With --json, standard output belongs to the program that reads it.
-    console = Console(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
+    console = HarmlessConsole(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
     Foreground(plan, console, used, as_json=as_json).run()
 
 
@@ -297,7 +298,7 @@ class Foreground:
         if self._as_json:
             ready = {"url": url, "yard": self._plan.yard, "pids": self._yard.pids}
             ready |= {"server": self._yard.server}
-            click.echo(msgspec.json.encode(ready | {"data_dir": str(self._plan.data_dir)}))
+            say(msgspec.json.encode(ready | {"data_dir": str(self._plan.data_dir)}))
         else:
             self._console.print(how_to_try(self._plan, url, is_found=self._is_found))
 

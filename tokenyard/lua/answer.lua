@@ -6,7 +6,7 @@
 -- KEYS[3] request:<client>/<id> (hash)
 -- KEYS[4] tokens:<client>/<id> (string)
 -- KEYS[5] reply:<client>/<id> or replies:<client> (stream)
--- KEYS[6] info (hash)
+-- KEYS[6] tally (hash)
 -- KEYS[7] dead (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
@@ -27,6 +27,7 @@
 -- Atomic, because the result must appear exactly when the request stops waiting.
 
 -- @include add_replies
+-- @include count_in
 -- @include is_reused
 -- @include keep_for
 -- @include leave_intake
@@ -51,7 +52,7 @@ if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4])
   return REUSED
 end
 if known[1] and ARGV[3] ~= 'retry' then
-  redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(waits[2]))
+  count_in(KEYS[6], 'queued_tokens', -queued_tokens_of(waits[2]))
 end
 local sid = sid_of(known[2], here)
 

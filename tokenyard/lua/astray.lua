@@ -3,7 +3,7 @@
 -- somebody has deleted from the stream in which it should be.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker; its name says how the yard's keys begin
--- KEYS[2] info (hash): holds the count of tokens that wait
+-- KEYS[2] tally (hash): counters
 -- ARGV[1] the cursor of SCAN: 0 to begin
 -- ARGV[2] most keys of the server to look at, about; a request that waits or runs counts as five
 -- Returns where to go on (0 at the end), the number of ledgers looked at, the tokens of those among

@@ -6,7 +6,7 @@
 -- KEYS[3] intake:<class> or lane:<worker> (stream): where the caller saw it; any, if nowhere
 -- KEYS[4] reply:<client>/<id> (stream)
 -- KEYS[5] replies:<client> (stream)
--- KEYS[6] info (hash)
+-- KEYS[6] tally (hash)
 -- KEYS[7] quarantine (hash): the entry that runs alone, by worker
 -- ARGV[1] state in which the caller saw it: waiting, assigned, or '' for not at all
 -- ARGV[2] priority class or worker where the caller saw it
@@ -21,6 +21,7 @@
 -- Atomic, because a request must not be taken from a place that it has left.
 
 -- @include add_replies
+-- @include count_in
 -- @include end_quarantine
 -- @include entry_at
 -- @include is_of
@@ -85,12 +86,12 @@ else
   if not state then
     redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry)
   elseif ARGV[2] ~= 'retry' then
-    redis.call('HINCRBY', KEYS[6], 'queued_tokens', -queued_tokens_of(found))
+    count_in(KEYS[6], 'queued_tokens', -queued_tokens_of(found))
   end
 end
 -- For the leader's metrics: nobody else hears of all that is cancelled.
 local class = string.match(known[2] or ARGV[2], '^%l+')
-redis.call('HINCRBY', KEYS[6], 'count:cancelled:' .. (class or ''), 1)
+count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)
 -- Nobody may have judged this entry yet.
 local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')
 if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end

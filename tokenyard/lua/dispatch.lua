@@ -3,14 +3,15 @@
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] leases (zset): lease expiry in ms by worker
--- KEYS[3] info (hash)
--- KEYS[4] quarantine (hash): the entry that runs alone, by worker
+-- KEYS[3] tally (hash)
+-- KEYS[4] quarantine (hash): what is on trial on a lane, by worker: the entry that runs alone; or
+--   '<entry>+<count>', a group, its first entry and its size; or '-', nothing at the moment
 -- KEYS[5...] for each route from an intake to a lane: intake:<class> (stream),
 --   lane:<worker> (stream); then for each item: request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
 -- ARGV[3...] number of routes; for each: priority class, worker, most entries on that lane, 1 if
---   an item must be alone there (else 0); then for each item: its route (from 1), entry id, why
+--   an item must be alone there, 2 if its items are a group on trial (else 0); then for each item: its route (from 1), entry id, why
 --   there (words, for the record), the digest of the request ('': not to be compared)
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
@@ -19,6 +20,7 @@
 -- Atomic, because the entry must be in the intake or on the lane at every moment, and because
 -- a deposed leader must move nothing.
 
+-- @include count_in
 -- @include has_lease
 -- @include is_reused
 -- @include leave_intake
@@ -31,9 +33,9 @@ local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED = -1, 1, 2, 
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
   lost_alone = true, faults = true, reason = true, not_before = true, published = true,
-  epoch = true}
+  epoch = true, trial = true, relapsed = true, choices = true}
 -- And those of them that go on with a retry.
-local CARRIED = {published = true, epoch = true}
+local CARRIED = {published = true, epoch = true, choices = true}
 -- What a request has been through, of which only a retry has anything.
 local HISTORY = {'crashes', 'faults'}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.
@@ -77,10 +79,13 @@ local lanes = {}
 local function lane_of(lane, worker)
   if not lanes[worker] then
     local load = redis.call('XLEN', lane)
+    local mark = load > 0 and redis.call('HGET', KEYS[4], worker)
+    local is_group = mark and mark:find('+', 1, true)
     lanes[worker] = {
       closed = not has_lease(KEYS[2], worker),
       load = load,
-      quarantined = load > 0 and redis.call('HEXISTS', KEYS[4], worker) == 1,
+      quarantined = mark and mark ~= '-' and not is_group,
+      tries = is_group, -- a group that came with an earlier call
     }
   end
   return lanes[worker]
@@ -141,7 +146,8 @@ local function dispatch(route, ledger, entry, why, digest)
   end
   local target = lane_of(route.lane, worker)
   if target.closed then return CLOSED end
-  if target.quarantined or target.load >= (route.alone and 1 or route.most) then return FULL end
+  if target.quarantined or target.load >= (route.alone and 1 or route.most)
+    or (route.group and target.tries) then return FULL end
 
   local sid = sid_of(known[2], here)
   local attempt = whole(known[5]) + 1
@@ -166,6 +172,8 @@ local function dispatch(route, ledger, entry, why, digest)
   if route.alone then
     redis.call('HSET', KEYS[4], worker, placed)
     target.quarantined = true
+  elseif route.group then
+    route.first, route.size = route.first or placed, (route.size or 0) + 1
   end
   return DISPATCHED
 end
@@ -174,7 +182,7 @@ local routes = {}
 for i = 1, tonumber(ARGV[3]) do
   local k, a = 3 + 2 * i, 4 * i
   routes[i] = {intake = KEYS[k], lane = KEYS[k + 1], class = ARGV[a], worker = ARGV[a + 1],
-    most = tonumber(ARGV[a + 2]), alone = ARGV[a + 3] == '1'}
+    most = tonumber(ARGV[a + 2]), alone = ARGV[a + 3] == '1', group = ARGV[a + 3] == '2'}
 end
 local first_key, first_arg = 5 + 2 * #routes, 4 + 4 * #routes
 local items = #KEYS - first_key + 1
@@ -188,6 +196,11 @@ for item = 0, items - 1 do
   replies[item + 1] = dispatch(routes[tonumber(ARGV[a])], KEYS[first_key + item], ARGV[a + 1],
     ARGV[a + 2], ARGV[a + 3])
 end
+for _, route in ipairs(routes) do
+  if route.first then
+    redis.call('HSET', KEYS[4], route.worker, route.first .. '+' .. route.size)
+  end
+end
 for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries) end
-if queued > 0 then redis.call('HINCRBY', KEYS[3], 'queued_tokens', -queued) end
+if queued > 0 then count_in(KEYS[3], 'queued_tokens', -queued) end
 return replies

@@ -6,10 +6,13 @@
 --   each of its deltas: request:<client>/<id> (hash), tokens:<client>/<id> (string)
 -- ARGV[1] the worker
 -- ARGV[2] most entries a reply stream keeps, about
--- ARGV[3...] for each destination: kind (flat: one entry for each delta; frame: one entry for
+-- ARGV[3] how many KEYS say whose tokens are, at the end
+-- ARGV[4...] for each destination: kind (flat: one entry for each delta; frame: one entry for
 --   all), number of deltas, then for each delta: attempt, seq (tokens published before it),
 --   its tokens (packed int32), the reply (msgpack map); behind them all, for each delta whose
---   generation epoch is to be known: its number from 1, place of its ledger in KEYS, epoch
+--   generation epoch is to be known: `epoch`, its number from 1, place of its ledger in KEYS,
+--   epoch; and for each delta of a stream of several choices: `choice`, its number, place of its
+--   tokens:<client>#/<id> (string) in KEYS, the byte of its choice. Those stand in KEYS behind all
 -- Returns -1 LEASE_LOST, or one code for each delta: 1 PUBLISHED, 2 REPEATED (was published by
 --   an earlier call whose answer was lost, or has no tokens), 0 STALE (another attempt has the
 --   request, or tokens before it are missing)
@@ -21,6 +24,13 @@
 local LEASE_LOST, PUBLISHED, REPEATED, STALE = -1, 1, 2, 0
 if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
 
+-- Of each delta: how many tokens were published before it, and how many it has.
+local spans = {}
+local function note_choice(key, index, span)
+  if span[1] == 0 then redis.call('DEL', key) end -- of another life of that id
+  redis.call('APPEND', key, string.rep(index, span[2]))
+end
+
 local function publish(ledger, tokens, attempt, seq, packed)
   local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state')
   if owner[1] ~= ARGV[1] or owner[2] ~= attempt or owner[3] ~= 'assigned' then return STALE end
@@ -31,8 +41,9 @@ local function publish(ledger, tokens, attempt, seq, packed)
   return PUBLISHED
 end
 
-local replies, k, a = {}, 2, 3
-while k <= #KEYS do
+local replies, k, a = {}, 2, 4
+local last = #KEYS - tonumber(ARGV[3])
+while k <= last do
   local destination, kind, count = KEYS[k], ARGV[a], tonumber(ARGV[a + 1])
   local items = {}
   k, a = k + 1, a + 2
@@ -40,12 +51,22 @@ while k <= #KEYS do
     local code = publish(KEYS[k], KEYS[k + 1], ARGV[a], ARGV[a + 1], ARGV[a + 2])
     if code == PUBLISHED then items[#items + 1] = ARGV[a + 3] end
     replies[#replies + 1] = code
+    if last < #KEYS then spans[#replies] = {tonumber(ARGV[a + 1]), #ARGV[a + 2] / 4} end
     k, a = k + 2, a + 4
   end
   add_replies(destination, kind, items, ARGV[2])
 end
-for i = a, #ARGV, 3 do
-  local number, place = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-  if replies[number] == PUBLISHED then redis.call('HSETNX', KEYS[place], 'epoch', ARGV[i + 2]) end
+-- A stream that nobody has gone on with for so long is not taken up again.
+local KEEP_S = 24 * 3600
+for i = a, #ARGV, 4 do
+  local number, key, value = tonumber(ARGV[i + 1]), KEYS[tonumber(ARGV[i + 2])], ARGV[i + 3]
+  if replies[number] == PUBLISHED then
+    if ARGV[i] == 'epoch' then
+      redis.call('HSETNX', key, 'epoch', value)
+    else
+      note_choice(key, value, spans[number])
+      redis.call('EXPIRE', key, KEEP_S)
+    end
+  end
 end
 return replies

@@ -7,13 +7,13 @@
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[5...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
 --   each of its results: request:<client>/<id> (hash), and tokens:<client>/<id> (string) of those
---   that may have published any
+--   that may have published any, and tokens:<client>#/<id> (string) of those of several choices
 -- ARGV[1] the worker
 -- ARGV[2] most entries a reply stream keeps, about
 -- ARGV[3] tokens of all of them, in and out, for policies that weigh them
 -- ARGV[4...] for each destination: kind (flat or frame), number of results, then for each
 --   result: lane entry, attempt, status, time to live in s, the reply (msgpack map), 1 if it may
---   have published tokens (else 0)
+--   have published tokens, 2 if of several choices (else 0)
 -- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
 --   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
 -- Atomic, because the first valid writer of a result must be the only one.
@@ -32,7 +32,7 @@ local now = server_ms()
 -- Places on the lane and published tokens that nobody needs any more: given up at the end.
 local places, forgotten = {}, {}
 
-local function finish(ledger, tokens, entry, attempt, status, ttl, item)
+local function finish(ledger, tokens, choices, entry, attempt, status, ttl, item)
   local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry')
   if owner[1] ~= ARGV[1] or owner[2] ~= attempt then
     -- Nobody waits for it here any more, so it must not take up a place.
@@ -43,6 +43,7 @@ local function finish(ledger, tokens, entry, attempt, status, ttl, item)
   redis.call('HSET', ledger, 'state', status, 'result', item, 'ended', now)
   redis.call('EXPIRE', ledger, ttl)
   if tokens then forgotten[#forgotten + 1] = tokens end
+  if choices then forgotten[#forgotten + 1] = choices end
   places[#places + 1] = entry
   return FINISHED
 end
@@ -53,8 +54,8 @@ while k <= #KEYS do
   local items, longest = {}, 0
   k, a = k + 1, a + 2
   for _ = 1, count do
-    local has_tokens = ARGV[a + 5] == '1'
-    local code = finish(KEYS[k], has_tokens and KEYS[k + 1], ARGV[a], ARGV[a + 1], ARGV[a + 2],
+    local strings = tonumber(ARGV[a + 5])
+    local code = finish(KEYS[k], strings > 0 and KEYS[k + 1], strings > 1 and KEYS[k + 2], ARGV[a], ARGV[a + 1], ARGV[a + 2],
       ARGV[a + 3], ARGV[a + 4])
     if code == FINISHED then
       items[#items + 1] = ARGV[a + 4]
@@ -62,7 +63,7 @@ while k <= #KEYS do
       freed = freed + 1
     end
     replies[#replies + 1] = code
-    k, a = k + (has_tokens and 2 or 1), a + 6
+    k, a = k + 1 + strings, a + 6
   end
   if #items > 0 then
     add_replies(destination, kind, items, ARGV[2])

@@ -8,6 +8,7 @@
 -- KEYS[5] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[6] request:<client>/<id> (hash)
 -- KEYS[7] tokens:<client>/<id> (string)
+-- KEYS[8] tokens:<client>#/<id> (string): whose those are
 -- ARGV[1] the worker
 -- ARGV[2] lane entry
 -- ARGV[3] attempt
@@ -36,7 +37,8 @@ end_quarantine(KEYS[5], ARGV[1], entry)
 local now = server_ms()
 count_up(ledger, 'faults')
 redis.call('HSET', ledger, 'reason', ARGV[5], 'not_before', now + tonumber(ARGV[4]))
-local back = redis.call('XADD', KEYS[4], '*', unpack(back_fields(found[2], ledger, KEYS[7])))
+local back = redis.call('XADD', KEYS[4], '*', 
+  unpack(back_fields(found[2], ledger, KEYS[7], KEYS[8])))
 redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
   'r' .. ARGV[3], now .. ' ' .. ARGV[1] .. ' fault ' .. ARGV[5])
 redis.call('HDEL', ledger, 'worker')

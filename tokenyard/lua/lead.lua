@@ -9,10 +9,13 @@
 -- Returns the caller's leader token while it leads, or '' if another does
 -- Atomic, because two coordinators must never hold the lead at once.
 
+-- @include server_ms
+-- @include next_in
+
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[3] then return '' end
 if not holder then
-  holder = redis.call('HINCRBY', KEYS[2], 'epoch', 1) .. ':' .. ARGV[1]
+  holder = next_in(KEYS[2], 'epoch') .. ':' .. ARGV[1]
 end
 redis.call('SET', KEYS[1], holder, 'PX', ARGV[2])
 return holder

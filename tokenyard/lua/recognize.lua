@@ -31,6 +31,7 @@ for _, worker in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
     fenced = fenced + 1
   end
 end
-redis.call('HINCRBY', KEYS[2], 'incarnation', SKIPPED)
+-- One that was spoilt begins anew at the next registration, far beyond.
+redis.pcall('HINCRBY', KEYS[2], 'incarnation', SKIPPED)
 redis.call('XADD', KEYS[5], 'MAXLEN', '~', 1000, '*', 'event', 'gone', 'worker', '')
 return fenced

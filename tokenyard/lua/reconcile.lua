@@ -3,10 +3,11 @@
 -- ever run them. And the count of tokens that wait is set right.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
--- KEYS[2] info (hash): holds the count of tokens that wait
+-- KEYS[2] info (hash)
 -- KEYS[3] leases (zset): lease expiry in ms by worker
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
--- KEYS[5...] for each request: request:<client>/<id> (hash), tokens:<client>/<id> (string),
+-- KEYS[5] tally (hash): counters
+-- KEYS[6...] for each request: request:<client>/<id> (hash), tokens:<client>/<id> (string),
 --   intake:<class> or lane:<worker> (stream) where the caller missed it (any where its ledger
 --   names no place), reply:<client>/<id> (stream), replies:<client> (stream)
 -- ARGV[1] the caller's leader token
@@ -15,8 +16,8 @@
 -- ARGV[4] most entries a reply stream keeps, about
 -- ARGV[5] the intakes' consumer group
 -- ARGV[6] number of fields of info that follow: what the caller has to tell of its looks
--- ARGV[7...] these fields and their values; then for each request: its id, state, class or worker and entry as the caller saw
---   them, the error (JSON)
+-- ARGV[7...] these fields and their values; then for each request: its id, state, class or worker
+--   and entry as the caller saw them, the error (JSON)
 -- Returns -1 NOT_LEADER, or one code for each request: 1 ENDED, 0 STAYS (its entry is there, or
 --   it has moved on since the caller looked)
 -- Atomic, because a request that is just moving must not be taken for lost.
@@ -52,8 +53,8 @@ end
 local fields = 2 * ARGV[6]
 if fields > 0 then redis.call('HSET', KEYS[2], unpack(ARGV, 7, 6 + fields)) end
 local replies = {}
-for k = 5, #KEYS, 5 do
-  local ledger, tokens, place, a = KEYS[k], KEYS[k + 1], KEYS[k + 2], k + 2 + fields
+for k = 6, #KEYS, 5 do
+  local ledger, tokens, place, a = KEYS[k], KEYS[k + 1], KEYS[k + 2], k + 1 + fields
   local id, state, where, entry = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3]
   if is_as_seen(ledger, place, state, where, entry) then
     local result = pack_result(id, 'failed', redis.call('GET', tokens) or '', ARGV[a + 4])
@@ -72,8 +73,8 @@ for k = 5, #KEYS, 5 do
     replies[#replies + 1] = STAYS
   end
 end
-local count = redis.call('HGET', KEYS[2], 'queued_tokens')
-if ARGV[2] ~= '0' and count then
-  redis.call('HSET', KEYS[2], 'queued_tokens', math.max(0, (tonumber(count) or 0) - ARGV[2]))
+if ARGV[2] ~= '0' then
+  local count = tonumber(redis.call('HGET', KEYS[5], 'queued_tokens') or '0') or 0
+  redis.call('HSET', KEYS[5], 'queued_tokens', math.max(0, count - ARGV[2]))
 end
 return replies

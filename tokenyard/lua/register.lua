@@ -12,8 +12,9 @@
 -- Atomic, because a worker that the roster shows must hold a lease.
 
 -- @include server_ms
+-- @include next_in
 
-local worker = ARGV[1] .. '.' .. redis.call('HINCRBY', KEYS[1], 'incarnation', 1)
+local worker = ARGV[1] .. '.' .. next_in(KEYS[1], 'incarnation')
 redis.call('HSET', KEYS[2], worker, ARGV[3])
 redis.call('ZADD', KEYS[3], server_ms() + tonumber(ARGV[2]), worker)
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', 'event', 'joined', 'worker', worker)

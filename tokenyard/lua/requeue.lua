@@ -5,13 +5,14 @@
 -- KEYS[3] request:<client>/<id> (hash)
 -- KEYS[4] tokens:<client>/<id> (string)
 -- KEYS[5] reply:<client>/<id> (stream)
--- KEYS[6] info (hash)
+-- KEYS[6] tally (hash)
 -- ARGV[1] the dead letter's entry
 -- ARGV[2] priority class
 -- Returns the new server id, or '' if there is no such letter, if its id is in flight, or if it is
 --   a letter because its id is known with another request, whose result is still there
 -- Atomic, because the letter must be dead or waiting at every moment.
 
+-- @include count_in
 -- @include queued_tokens_of
 
 local letter = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
@@ -35,5 +36,5 @@ local sid = ARGV[2] .. '/' .. entry
 -- The attempts go on counting: the number is the fence against workers of the life before.
 redis.call('HSET', KEYS[3], 'state', 'waiting', 'sid', sid, 'attempt', known[2] or 0,
   'digest', known[3] or '')
-redis.call('HINCRBY', KEYS[6], 'queued_tokens', queued_tokens_of(fields))
+count_in(KEYS[6], 'queued_tokens', queued_tokens_of(fields))
 return sid

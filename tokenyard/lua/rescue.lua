@@ -7,12 +7,15 @@
 -- KEYS[3] workers (hash): the roster
 -- KEYS[4] lane:<worker> (stream)
 -- KEYS[5] intake:retry (stream)
--- KEYS[6] quarantine (hash): the entry that runs alone, by worker
+-- KEYS[6] quarantine (hash): what is on trial on a lane, by worker
 -- KEYS[7] departed (hash): why a worker is gone, by worker
--- KEYS[8...] for each entry: request:<client>/<id> (hash), tokens:<client>/<id> (string)
+-- KEYS[8...] for each entry: request:<client>/<id> (hash), tokens:<client>/<id> (string),
+--   tokens:<client>#/<id> (string): whose those are
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the worker
--- ARGV[3...] the entry ids to move, in the order of KEYS
+-- ARGV[3...] for each entry to move, in the order of KEYS: its id, and what it means for it if
+--   the worker crashed: the most suspects of its next trial, itself among them (0: it must run
+--   alone), or '' where it is no suspect of this crash
 -- Returns -1 NOT_LEADER, -2 HELD (the lease runs; nothing was touched), or the number of
 --   entries left on the lane; at 0 the worker is forgotten. A call without entries only ends
 --   the lease, after which nobody but the rescuer can change the lane.
@@ -41,31 +44,38 @@ local alone = redis.call('HGET', KEYS[6], worker)
 
 -- Note in the ledger what this departure means for a request that was here. The coordinator reads
 -- from it whether the request may have caused it.
-local function note(ledger, entry)
+local function note(ledger, entry, trial)
   redis.call('HDEL', ledger, 'not_before')
-  if why == 'left' then return end
+  if why == 'left' or (why == 'crashed' and trial == '') then return end
   count_up(ledger, 'crashes')
   redis.call('HSET', ledger, 'reason', reason)
-  if why == 'crashed' then count_up(ledger, 'suspected') end
   if alone == entry then count_up(ledger, why .. '_alone') end
+  if why == 'crashed' then
+    -- Suspected before and on no trial since: it was acquitted, perhaps too soon.
+    local known = redis.call('HMGET', ledger, 'suspected', 'trial')
+    if known[1] and not known[2] then count_up(ledger, 'relapsed') end
+    count_up(ledger, 'suspected')
+    redis.call('HSET', ledger, 'trial', trial)
+  end
 end
 
-local function take_back(entry, ledger, tokens)
+local function take_back(entry, trial, ledger, tokens, choices)
   local found = redis.call('XRANGE', lane, entry, entry)[1]
   if not found then return end
   redis.call('XDEL', lane, entry)
   local owner = redis.call('HMGET', ledger, 'worker', 'state', 'entry', 'attempt')
   if owner[1] ~= worker or owner[2] ~= 'assigned' or owner[3] ~= entry then return end
-  note(ledger, entry)
-  local back = redis.call('XADD', KEYS[5], '*', unpack(back_fields(found[2], ledger, tokens)))
+  note(ledger, entry, trial)
+  local back = redis.call('XADD', KEYS[5], '*', 
+    unpack(back_fields(found[2], ledger, tokens, choices)))
   redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
     'r' .. whole(owner[4]), server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
   redis.call('HDEL', ledger, 'worker')
 end
 
-for i = 3, #ARGV do
-  local k = 8 + (i - 3) * 2
-  take_back(ARGV[i], KEYS[k], KEYS[k + 1])
+for i = 3, #ARGV, 2 do
+  local k = 8 + (i - 3) / 2 * 3
+  take_back(ARGV[i], ARGV[i + 1], KEYS[k], KEYS[k + 1], KEYS[k + 2])
 end
 
 local rest = redis.call('XLEN', lane)

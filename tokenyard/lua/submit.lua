@@ -7,7 +7,8 @@
 -- KEYS[5] intake:retry (stream)
 -- KEYS[6] clients (zset): lease expiry in ms by client, of those that want it watched
 -- KEYS[7] attached:<client> (set): ids to cancel when that lease ends
--- KEYS[8...] request:<client>/<id> (hash), one for each request
+-- KEYS[8] tally (hash): counters
+-- KEYS[9...] request:<client>/<id> (hash), one for each request
 -- ARGV[1] priority class: high, normal or low
 -- ARGV[2] the client, if its requests (also those that it has submitted before) are to be
 --   cancelled when it disappears, else ''
@@ -24,6 +25,7 @@
 -- Without `allow-oom`, which all other scripts have: a server without memory refuses new
 -- requests, and what it has accepted still ends and gives memory back.
 
+-- @include count_in
 -- @include is_reused
 -- @include queued_tokens_of
 -- @include server_ms
@@ -31,24 +33,31 @@
 local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
 -- What a refused client is told: the time in which room for it is likely, within these bounds.
 local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
+-- Of the time for all that waits: who comes again then finds work left.
+local RETRY_SHARE, JITTER = 0.25, 0.25
 local RANK = {high = 2, normal = 3, low = 4}
 local class, client = ARGV[1], ARGV[2]
 local intake = KEYS[RANK[class]]
 
-local waiting, ahead = 0, 0
+-- Retries and higher classes are served before it; with it and lower ones it shares its bound.
+local waiting, ahead, below = 0, 0, 0
 for i = 2, 5 do
   local length = redis.call('XLEN', KEYS[i])
   waiting = waiting + length
-  -- Retries and higher classes are served first.
   if i <= RANK[class] or i == 5 then ahead = ahead + length end
+  if i >= RANK[class] and i < 5 then below = below + length end
 end
-local info = redis.call('HMGET', KEYS[1], 'max_num_queued_reqs', 'max_num_queued_tokens',
-  'queued_tokens', 'rate')
-local most = tonumber(info[1] or '0')
-local most_tokens = tonumber(info[2] or '0')
+local info = redis.call('HMGET', KEYS[1], 'max_num_queued_reqs', 'max_num_queued_tokens', 'rate',
+  'waiting_clients', 'max_' .. class .. '_share')
+local share = tonumber(info[5] or '1') or 1
+local most = tonumber(info[1] or '0') or 0
+local most_below = math.ceil(most * share)
+local most_tokens = (tonumber(info[2] or '0') or 0) * share
+local counted = redis.call('HGET', KEYS[8], 'queued_tokens') or ''
 -- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
-local queued_tokens = waiting > 0 and math.max(0, tonumber(info[3] or '0')) or 0
-local rate = tonumber(info[4] or '0')
+local queued_tokens = waiting > 0 and tonumber(counted:match('^%d+$') or '0') or 0
+local rate = tonumber(info[3] or '0') or 0
+local clients = math.max(1, tonumber(info[4] or '1') or 1)
 local accepted, attached = false, false
 local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0}
 
@@ -57,14 +66,19 @@ local function time_for(requests)
   return math.floor(requests * 1000 / rate)
 end
 
-local function retry_after()
-  local time = time_for(math.max(1, waiting - most + 1))
-  if time < 0 then return USUAL_RETRY_MS end
-  return math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time))
+-- When it is this client's turn to add to the queue, but not before a good part of that is done;
+-- and not for all at the same moment. Lua's own random numbers are the same in each call.
+local function retry_after(before)
+  local over = math.max(waiting - most, below - most_below, 0) + 1 + before
+  local time = math.max(time_for(over * clients), time_for(waiting) * RETRY_SHARE)
+  if time < 0 then time = USUAL_RETRY_MS end
+  local now = redis.call('TIME')[2]
+  local jitter = ((now + before) * 7919 % 1000 / 500 - 1) * JITTER
+  return math.floor(math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time * (1 + jitter))))
 end
 
 local function is_full(tokens)
-  return most > 0 and waiting >= most
+  return most > 0 and (waiting >= most or below >= most_below)
     or most_tokens > 0 and waiting > 0 and queued_tokens + tokens > most_tokens
 end
 
@@ -83,7 +97,7 @@ end
 -- Nearly always all of them are new, which one command says.
 local MOST_UNPACKED = 1000
 local known = 0
-for first = 8, #KEYS, MOST_UNPACKED do
+for first = 9, #KEYS, MOST_UNPACKED do
   local last = math.min(first + MOST_UNPACKED - 1, #KEYS)
   known = known + redis.call('EXISTS', unpack(KEYS, first, last))
 end
@@ -96,7 +110,7 @@ local function state_and_digest_of(ledger)
 end
 
 local replies, at = {}, 5 + 3 * #moulds
-for i = 8, #KEYS do
+for i = 9, #KEYS do
   local ledger, mould, id = KEYS[i], moulds[tonumber(ARGV[at])], ARGV[at + 1]
   local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], mould.latest
   local tokens = queued_tokens_of({mould.field, prompt})
@@ -107,10 +121,12 @@ for i = 8, #KEYS do
     replies[#replies + 1] = {REUSED, state}
     refused.ID_REUSED = refused.ID_REUSED + 1
   elseif state then
+    -- A write, which changes nothing: who waits for his writes waits for what he found, too.
+    redis.call('HSET', ledger, 'state', state)
     replies[#replies + 1] = {KNOWN, state}
     if state == 'waiting' or state == 'assigned' then attach(id) end
   elseif is_full(tokens) then
-    replies[#replies + 1] = {FULL, retry_after()}
+    replies[#replies + 1] = {FULL, retry_after(refused.QUEUE_FULL)}
     refused.QUEUE_FULL = refused.QUEUE_FULL + 1
   elseif latest > 0 and time > 0 and server_ms() + time > latest then
     replies[#replies + 1] = {LATE, time}
@@ -121,16 +137,17 @@ for i = 8, #KEYS do
     local sid = class .. '/' .. entry
     redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest)
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
-    waiting, ahead, queued_tokens = waiting + 1, ahead + 1, queued_tokens + tokens
+    waiting, ahead, below = waiting + 1, ahead + 1, below + 1
+    queued_tokens = queued_tokens + tokens
     accepted = true
     attach(id)
   end
   at = at + 4
 end
-if accepted then redis.call('HSET', KEYS[1], 'queued_tokens', queued_tokens) end
+if accepted then redis.call('HSET', KEYS[8], 'queued_tokens', queued_tokens) end
 if attached then redis.call('ZADD', KEYS[6], server_ms() + tonumber(ARGV[3]), client) end
 -- Nobody else hears of these: the leader's metrics take the counts from here.
 for code, count in pairs(refused) do
-  if count > 0 then redis.call('HINCRBY', KEYS[1], 'count:' .. code, count) end
+  if count > 0 then count_in(KEYS[8], 'count:' .. code, count) end
 end
 return replies

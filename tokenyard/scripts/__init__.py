@@ -23,7 +23,15 @@ from tokenyard.scripts.answers import (
     Why,
     Wished,
 )
-from tokenyard.scripts.calls import Arg, Call, source
+from tokenyard.scripts.calls import (
+    MISSING_EVERY_S,
+    Arg,
+    Call,
+    command_of,
+    digest,
+    load_scripts,
+    source,
+)
 from tokenyard.scripts.client import (
     CANCEL_LOOKS,
     CLIENT_LEASE_MS,
@@ -40,17 +48,29 @@ from tokenyard.scripts.client import (
 )
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
-from tokenyard.scripts.leader import RESCUE_HELD, RESCUE_NOT_LEADER, LeaderScripts
+from tokenyard.scripts.inboxes import Haul, InboxScripts, Notice
+from tokenyard.scripts.leader import (
+    ACQUIT_CHANGED,
+    ACQUIT_DONE,
+    ACQUIT_NOT_LEADER,
+    RESCUE_HELD,
+    RESCUE_NOT_LEADER,
+    LeaderScripts,
+)
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
 
 
-class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
+class Scripts(ClientScripts, ControlScripts, InboxScripts, LeaderScripts, WorkerScripts):
     """The scripts of one yard over one synchronous connection pool."""
 
 
 __all__ = [
+    "ACQUIT_CHANGED",
+    "ACQUIT_DONE",
+    "ACQUIT_NOT_LEADER",
     "CANCEL_LOOKS",
     "CLIENT_LEASE_MS",
+    "MISSING_EVERY_S",
     "PLACE_FIELDS",
     "RESCUE_HELD",
     "RESCUE_NOT_LEADER",
@@ -64,7 +84,9 @@ __all__ = [
     "Cancelled",
     "Dispatched",
     "HandedBack",
+    "Haul",
     "Move",
+    "Notice",
     "Publication",
     "Published",
     "Reconciled",
@@ -75,7 +97,10 @@ __all__ = [
     "Wished",
     "attend",
     "cancel",
+    "command_of",
     "destination",
+    "digest",
+    "load_scripts",
     "place_of",
     "probe",
     "requeue",

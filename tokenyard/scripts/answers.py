@@ -130,6 +130,7 @@ class Move(Struct, frozen=True, gc=False):
     alone: bool = False  # nothing else may be on the lane with it
     why: str = ""  # there; for the record
     digest: str = ""  # of the request
+    on_trial: bool = False  # with all moves of this call to that lane that are, too: a group
 
 
 class Publication(Struct, frozen=True):

@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoPermissionError, NoScriptError
 
+from tokenyard.errors import ScriptsMissing
 from tokenyard.keys import Keys
 
 Arg = bytes | str | int | float
@@ -29,6 +30,11 @@ class Call(Generic[T]):
     keys: Sequence[str]
     args: Sequence[Arg]
     read: Callable[[Any], T]
+
+
+def command_of(call: Call[Any]) -> tuple[Arg, ...]:
+    """The call as a command, for a server that has the script."""
+    return ("EVALSHA", digest(call.script), len(call.keys), *call.keys, *call.args)
 
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
@@ -58,6 +64,27 @@ def codes(kind: type[E], answers: int | list[int], count: int) -> list[E]:
     return [found[answer] for answer in answers]
 
 
+def load_scripts(connection: redis.Redis) -> int:
+    """Load the scripts that the server has not got, for those who may not; how many."""
+    names = script_names()
+    known: Any = connection.script_exists(*map(digest, names))
+    missing = [name for name, is_there in zip(names, known, strict=True) if not is_there]
+    for name in missing:
+        connection.script_load(source(name))
+    return len(missing)
+
+
+#: So often is a script called again that the leader is to load.
+MISSING_EVERY_S: Final = 0.05
+
+
+@functools.cache
+def script_names() -> tuple[str, ...]:
+    """All scripts."""
+    files = (resources.files("tokenyard") / "lua").iterdir()
+    return tuple(sorted(file.name[:-4] for file in files if file.name.endswith(".lua")))
+
+
 class Caller:
     """Calls scripts of one yard over one synchronous connection pool."""
 
@@ -84,5 +111,8 @@ class Caller:
         try:
             return run(*command)
         except NoScriptError:
-            run("SCRIPT LOAD", source(script))
+            try:
+                run("SCRIPT LOAD", source(script))
+            except NoPermissionError as fault:
+                raise ScriptsMissing(script) from fault
             return run(*command)

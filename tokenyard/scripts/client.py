@@ -58,7 +58,7 @@ def submit(
     for mould in numbers:
         common += (mould.field, mould.shared, mould.deadline_ms if refuse_late else 0)
     intakes = [keys.intake(name) for name in ("high", "normal", "low", "retry")]
-    shared = [keys.info, *intakes, keys.clients, keys.attached(watched)]
+    shared = [keys.info, *intakes, keys.clients, keys.attached(watched), keys.tally]
     return Call("submit", [*shared, *ledgers], common + args, _acceptances)
 
 
@@ -104,7 +104,7 @@ def cancel(
     elif state == "assigned" and where:
         place = keys.lane(where)
     call_keys = [keys.ledger(client, request_id), keys.tokens(client, request_id), place]
-    call_keys += [keys.reply(client, request_id), keys.replies(client), keys.info, keys.quarantine]
+    call_keys += [keys.reply(client, request_id), keys.replies(client), keys.tally, keys.quarantine]
     error = json_text(ErrorInfo(Code.CANCELLED, reason))
     args: list[Arg] = [state, where, GROUP, request_id, DEFAULT_RESULT_TTL_S, reply_maxlen, error]
     return Call("cancel", call_keys, [*args, entry], Cancelled)
@@ -169,7 +169,7 @@ def requeue(
 ) -> Call[str]:
     """Let a dead letter wait again; its new server id, or "" where that cannot be."""
     call_keys = [keys.dead, keys.intake(priority_class), keys.ledger(client, request_id)]
-    call_keys += [keys.tokens(client, request_id), keys.reply(client, request_id), keys.info]
+    call_keys += [keys.tokens(client, request_id), keys.reply(client, request_id), keys.tally]
     return Call("requeue", call_keys, [letter, priority_class], bytes.decode)
 
 

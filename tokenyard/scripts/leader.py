@@ -17,6 +17,10 @@ from tokenyard.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 #: Answers of `LeaderScripts.rescue` beside the number of entries left.
 RESCUE_NOT_LEADER: Final = -1
 RESCUE_HELD: Final = -2
+#: Answers of `LeaderScripts.acquit`.
+ACQUIT_NOT_LEADER: Final = -1
+ACQUIT_DONE: Final = 1
+ACQUIT_CHANGED: Final = 0
 
 
 class LeaderScripts(Caller):
@@ -54,17 +58,18 @@ class LeaderScripts(Caller):
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries onto lanes; one code for each, all NOT_LEADER for a deposed leader."""
-        routes: dict[tuple[IntakeClass, str, int, bool], int] = {}
+        routes: dict[tuple[IntakeClass, str, int, int], int] = {}
         items: list[Arg] = []
         for move in moves:
-            route = (move.intake, move.worker, move.lane_limit, move.alone)
+            mode = 1 if move.alone else 2 if move.on_trial else 0
+            route = (move.intake, move.worker, move.lane_limit, mode)
             number = routes.setdefault(route, len(routes) + 1)
             items += (number, move.entry, move.why, move.digest)
-        keys = [self.keys.leader, self.keys.leases, self.keys.info, self.keys.quarantine]
+        keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
         args: list[Arg] = [token, GROUP, len(routes)]
-        for intake, worker, limit, alone in routes:
+        for intake, worker, limit, mode in routes:
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
-            args += [intake, worker, limit, int(alone)]
+            args += [intake, worker, limit, mode]
         keys += [self.keys.ledger(move.client, move.request_id) for move in moves]
         return codes(Dispatched, self._run("dispatch", keys, args + items), len(moves))
 
@@ -91,7 +96,7 @@ class LeaderScripts(Caller):
             self.keys.ledger(client, request_id),
             self.keys.tokens(client, request_id),
             destination(self.keys, request),
-            self.keys.info,
+            self.keys.tally,
             self.keys.dead,
         ]
         args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
@@ -105,19 +110,50 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, GROUP, intake, entry, reason, self._dead_maxlen]
         return Answered(self._run("bury", keys, args))
 
-    def rescue(self, token: str, worker: str, entries: Sequence[tuple[str, str, str]] = ()) -> int:
+    def rescue(
+        self,
+        token: str,
+        worker: str,
+        entries: Sequence[tuple[str, str, str]] = (),
+        trials: Sequence[int | None] | None = None,
+    ) -> int:
         """Take back lane entries, given as (entry, client, request id), of a lost worker.
 
+        ``trials`` says for each, should the worker have crashed, with how many suspects at most it
+        may be tried again (0: alone), or None where it is none; by default all must run alone.
         Returns how many are left on its lane, `RESCUE_HELD` or `RESCUE_NOT_LEADER`. Call it
         first without entries, which ends the lease.
         """
         keys = [self.keys.leader, self.keys.leases, self.keys.workers]
         keys += [self.keys.lane(worker), self.keys.intake("retry")]
         keys += [self.keys.quarantine, self.keys.departed]
-        for _, client, request_id in entries:
+        args: list[Arg] = [token, worker]
+        for at, (entry, client, request_id) in enumerate(entries):
             keys += [self.keys.ledger(client, request_id), self.keys.tokens(client, request_id)]
-        left: int = self._run("rescue", keys, [token, worker, *(entry for entry, _, _ in entries)])
+            keys.append(self.keys.choices(client, request_id))
+            trial = trials[at] if trials else 0
+            args += [entry, "" if trial is None else trial]
+        left: int = self._run("rescue", keys, args)
         return left
+
+    def acquit(
+        self,
+        token: str,
+        worker: str,
+        mark: str,
+        members: Sequence[tuple[str, str]],
+        *,
+        keep: bool,
+    ) -> int:
+        """Free a group on trial, given as (client, request id); ``mark`` is what was seen.
+
+        With ``keep`` the lane stays one for suspects. Returns `ACQUIT_DONE`, `ACQUIT_CHANGED` or
+        `ACQUIT_NOT_LEADER`.
+        """
+        keys = [self.keys.leader, self.keys.quarantine]
+        keys += [self.keys.ledger(client, request_id) for client, request_id in members]
+        answer: int = self._run("acquit", keys, [token, worker, mark, "-" if keep else ""])
+        return answer
 
     def overdue(self, intake: IntakeClass, after: str, count: int) -> tuple[str, list[str]]:
         """Entries past their deadline among ``count`` behind ``after`` ("-": from the first).
@@ -129,7 +165,7 @@ class LeaderScripts(Caller):
 
     def astray(self, cursor: int, count: int) -> AstrayLook:
         """Requests whose entry is gone, among about ``count`` keys of the server."""
-        keys = [self.keys.leases, self.keys.info]
+        keys = [self.keys.leases, self.keys.tally]
         after, ledgers, tokens, queued, found = self._run("astray", keys, [cursor, count])
         missed = [one for each in found for one in _astray(*each)]
         return AstrayLook(int(after), ledgers, tokens, queued, missed)
@@ -148,6 +184,7 @@ class LeaderScripts(Caller):
         once, for a deposed leader.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
+        keys.append(self.keys.tally)
         args: list[Arg] = [token, excess_tokens, DEFAULT_RESULT_TTL_S, self._reply_maxlen, GROUP]
         args.append(len(told))
         for item in told.items():
@@ -166,10 +203,10 @@ class LeaderScripts(Caller):
         answer = self._run("reconcile", keys, args)
         return codes(Reconciled, answer, max(1, len(lost)))
 
-    def watch_clients(self, count: int) -> list[str]:
-        """Clients whose leases have run out."""
+    def watch_clients(self, count: int) -> list[bytes]:
+        """Clients whose leases have run out, by names that anybody may have written."""
         names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
-        return [name.decode(errors="replace") for name in names]
+        return names
 
 
 def _astray(

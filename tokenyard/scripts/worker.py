@@ -61,14 +61,16 @@ class WorkerScripts(Caller):
         keys += [self.keys.intake("retry"), self.keys.quarantine]
         keys += [self.keys.ledger(request.client, request.id)]
         keys += [self.keys.tokens(request.client, request.id)]
+        keys += [self.keys.choices(request.client, request.id)]
         args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, fault]
         return HandedBack(self._run("hand_back", keys, args))
 
     def emit(self, worker: str, deltas: Sequence[Publication]) -> list[Published]:
         """Publish the deltas of one engine step; one code for each, in their order."""
         keys = [self.keys.leases]
-        args: list[Arg] = [worker, self._reply_maxlen]
-        epochs: list[Arg] = []
+        args: list[Arg] = [worker, self._reply_maxlen, 0]
+        notes: list[Arg] = []
+        several: list[tuple[int, str, int]] = []  # number, key and choice
         order = by_destination(self.keys, deltas)
         for destinations, ((stream, kind), group) in enumerate(order, 1):
             keys.append(stream)
@@ -79,10 +81,17 @@ class WorkerScripts(Caller):
                 keys.append(self.keys.ledger(request.client, request.id))
                 keys.append(self.keys.tokens(request.client, request.id))
                 args += (assignment.attempt, reply.seq, reply.tokens, encode_reply(reply))
+                number = (len(keys) - 1 - destinations) // 2
                 if item.epoch is not None:
-                    number = (len(keys) - 1 - destinations) // 2
-                    epochs += [number, len(keys) - 1, item.epoch]
-        args += epochs
+                    notes += ["epoch", number, len(keys) - 1, item.epoch]
+                if request.params.n > 1:
+                    key = self.keys.choices(request.client, request.id)
+                    several.append((number, key, reply.index))
+        for number, key, index in several:
+            keys.append(key)
+            notes += ["choice", number, len(keys), bytes([index])]
+        args[2] = len(several)
+        args += notes
         return self._published("emit", keys, args, order, len(deltas))
 
     def finish(self, worker: str, results: Sequence[Publication]) -> list[Published]:
@@ -99,11 +108,14 @@ class WorkerScripts(Caller):
                 request, reply = item.assignment.request, item.reply
                 may_have_tokens = request.stream or reply.seq > 0
                 keys.append(self.keys.ledger(request.client, request.id))
-                if may_have_tokens:
+                strings = int(may_have_tokens) * (2 if request.params.n > 1 else 1)
+                if strings:
                     keys.append(self.keys.tokens(request.client, request.id))
+                if strings > 1:
+                    keys.append(self.keys.choices(request.client, request.id))
                 args += (item.assignment.entry, item.assignment.attempt)
                 args += (reply.status or "failed", request.result_ttl_s, encode_reply(reply))
-                args.append(int(may_have_tokens))
+                args.append(strings)
         return self._published("finish", keys, args, order, len(results))
 
     def _published(

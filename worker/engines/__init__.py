@@ -135,12 +135,12 @@ class Memory:
     """What a process holds, in bytes."""
 
     host: int  # resident
-    device: int = 0  # on the GPU; 0 on a CPU
+    device: int | None = None  # on the GPU; None on a CPU
 
     @property
     def scarce(self) -> int:
         """The one that matters: the device's where there is a device."""
-        return self.device or self.host
+        return self.host if self.device is None else self.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,10 @@ class DeviceUnusable(Exception):
     """No engine can run on this CPU or GPU, now or later; the message says what to do."""
 
 
+class DeviceLost(Exception):
+    """This process can do nothing on its GPU any more and must end; a new one can."""
+
+
 class Backend(Protocol):
     """What a worker process is before it holds a model, and between two models.
 
@@ -184,7 +188,8 @@ class Backend(Protocol):
     def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
         """Make an engine, with ``weights`` from its first token on; see `Engine.reload` for them.
 
-        Raises what the engine raises; the process then is as warm as before.
+        Raises what the engine raises; the process then is as warm as before, but after
+        `DeviceLost`.
         """
 
     def attend(self, group: Group) -> None:

@@ -59,9 +59,10 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_resumable(assignment: Assignment) -> None:
-    """Refuse to continue several choices: published tokens do not say whose they are."""
-    if assignment.published and assignment.request.params.n > 1:
-        raise InvalidRequest("params.n", "a stream of several choices cannot be taken up again")
+    """Refuse to continue several choices where nobody says whose the published tokens are."""
+    several = assignment.request.params.n > 1
+    if several and len(assignment.choices) * 4 != len(assignment.published):
+        raise InvalidRequest("params.n", "nobody knows any more whose published tokens are")
 
 
 def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:

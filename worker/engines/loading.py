@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tokenyard.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.checkpoints import check_fit
+from worker.engines.device_turns import turns_at
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated import SpeedModel
 from worker.engines.simulated_backend import SimulatedBackend
@@ -61,7 +62,13 @@ def make_backend(settings: WorkerSettings, device: int) -> Backend:
     gpu = own_gpu(settings, device)
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # this process has not touched CUDA yet
-    return VllmBackend(device=0 if gpu else device, is_alone=bool(gpu), log_stats=has_readers)
+    number = 0 if gpu else device
+    return VllmBackend(
+        device=number,
+        is_alone=bool(gpu),
+        turns=turns_at(number, settings.start_timeout_s),
+        log_stats=has_readers,
+    )
 
 
 def check_weights(settings: WorkerSettings, spec: ModelSpec, path: str) -> None:

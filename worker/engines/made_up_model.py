@@ -90,8 +90,6 @@ def write_model(folder: Path) -> ModelSpec:
         enforce_eager=True,
         kv_cache_gib=1 / 32,
         sleep_level=0,
-        # It may have to share a GPU with an engine that takes nearly all of it.
-        engine_args={"gpu_memory_utilization": 0.01},
     )
 
 

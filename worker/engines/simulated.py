@@ -295,11 +295,11 @@ class SimulatedEngine:
                 TokenDelta(
                     generation.key,
                     choice.index,
-                    choice.tokens[start:end],
-                    None if choice.text is None else choice.text[start:end],
+                    choice.tokens[max(start, seen) : end],
+                    None if choice.text is None else choice.text[max(start, seen) : end],
                 )
-                for choice in generation.choices
-                if start < len(choice.tokens)
+                for choice, seen in zip(generation.choices, generation.published, strict=True)
+                if max(start, seen) < min(end, len(choice.tokens))
             )
 
 
@@ -314,6 +314,7 @@ class _Generation(Struct, eq=False):
     longest: int  # tokens of its longest choice
     made: int  # tokens of every choice that have been made
     resumed_at: int  # tokens that earlier attempts had made
+    published: list[int]  # tokens of each choice, by earlier attempts
     is_poison: bool = False
     is_faulty: bool = False
     cached_tokens: int | None = None  # of its prompt, when it joined the batch
@@ -349,12 +350,18 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
     known = info.vocab_size if field == "tokens" else _BYTES
     prompt_tokens = _checked(field, packed, known, info.max_model_len)
     _check_simulated(request, info.vocab_size)
-    published = unpack_tokens(assignment.published) if assignment.published else []
     room = info.max_model_len - prompt_tokens
+    published = [assignment.published_of(index) for index in range(request.params.n)]
     choices = [
-        _choice(request, index, salt + packed, published, room, info.vocab_size)
-        for index in range(request.params.n)
+        _choice(request, index, salt + packed, seen, room, info.vocab_size)
+        for index, seen in enumerate(published)
     ]
+    goes_on = [
+        len(seen)
+        for seen, choice in zip(published, choices, strict=True)
+        if len(seen) < len(choice.tokens)
+    ]
+    made = min(goes_on, default=max(map(len, published)))
     return _Generation(
         key=assignment.entry,
         request=request,
@@ -362,8 +369,9 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
         streams=request.stream,
         choices=choices,
         longest=max([len(choice.tokens) for choice in choices]),
-        made=len(published),
-        resumed_at=len(published),
+        made=made,
+        resumed_at=made,
+        published=[len(seen) for seen in published],
     )
 
 

@@ -37,7 +37,9 @@ class Asked:
 
     assignment: Assignment
     prompt: list[int]
-    published: list[int]
+    published: list[int]  # of its first choice, or its only one
+    #: Of each choice, where there are several.
+    several: tuple[list[int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -49,12 +51,24 @@ class Asked:
         """Its sampling parameters."""
         return self.assignment.request.params
 
+    def published_of(self, index: int) -> list[int]:
+        """The tokens of a choice that its readers have seen."""
+        return self.several[index] if self.several else self.published
+
+    @property
+    def has_published(self) -> bool:
+        """Whether its readers have seen any token."""
+        return bool(self.published) or any(self.several)
+
 
 class Answer(Protocol):
     """Collects the outputs of one request."""
 
     asked: Asked
-    is_finished: bool
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more is to come of it."""
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
         """Add what one step made to the events; raises `Diverged`."""
@@ -182,11 +196,13 @@ class Streamed:
         """What has been made, at least what was published."""
         for choice in self._choices:
             choice.finish_reason = choice.finish_reason or "abort"
-        published = self.asked.published
-        if len(self._choices[0].tokens) < len(published):
-            shown = Choice(0, published, None, "abort")
-            return Finished(self.asked.key, [shown], len(self.asked.prompt))
-        return self._finished()
+        known = [self.asked.published_of(index) for index in range(len(self._choices))]
+        pairs = list(zip(self._choices, known, strict=True))
+        if all(len(choice.tokens) >= len(seen) for choice, seen in pairs):
+            return self._finished()
+        shown = [max(choice.tokens, seen, key=len) for choice, seen in pairs]
+        choices = [Choice(index, tokens, None, "abort") for index, tokens in enumerate(shown)]
+        return Finished(self.asked.key, choices, len(self.asked.prompt))
 
     def _finished(self) -> Finished:
         choices = [
@@ -207,8 +223,27 @@ class Streamed:
 class Repeated(Streamed):
     """A stream that runs from its start again and shows only what was not published."""
 
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        #: What readers have of each choice, as of the last step that repeated what it had to.
+        self.shown = tuple(asked.published_of(index) for index in range(asked.params.n))
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """See `Answer`; of a step that diverges no event stays."""
+        before = len(events)
+        try:
+            super().take(output, events)
+        except Diverged:
+            del events[before:]
+            raise
+        grown = [choice.tokens for choice in self._choices]
+        self.shown = tuple(
+            list(tokens) if len(tokens) > len(seen) else seen
+            for tokens, seen in zip(grown, self.shown, strict=True)
+        )
+
     def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
-        published = self.asked.published
+        published = self.asked.published_of(part.index)
         start = len(choice.tokens)
         seen = published[start : start + len(part.token_ids)]
         for at, (old, new) in enumerate(zip(seen, part.token_ids, strict=False), start):
@@ -221,7 +256,8 @@ class Repeated(Streamed):
             return None
         # A step of several tokens may lie across the seam: its text then goes with the new ones.
         logprobs = delta.logprobs[len(seen) :] if delta.logprobs is not None else None
-        return TokenDelta(delta.key, 0, delta.tokens[len(seen) :], delta.text, logprobs)
+        tokens = delta.tokens[len(seen) :]
+        return TokenDelta(delta.key, part.index, tokens, delta.text, logprobs)
 
 
 class Continued(Streamed):
@@ -234,13 +270,14 @@ class Continued(Streamed):
         super().__init__(asked)
         self._text = text
         self._choices[0].tokens = list(asked.published)
+        self.stopped: str | None = None  # by which stop string its published tokens end
         for token in asked.published:
             if text is not None:
-                text.push(token)
-        if text is not None:
-            text.show()  # was shown with the published tokens
+                self.stopped = text.push(token)
+        #: Characters that were shown with the published tokens.
+        self.shown_chars = len(text.show()) if text is not None else 0
 
-    def ended(self, finish_reason: str, stop_reason: int | None) -> Finished:
+    def ended(self, finish_reason: str, stop_reason: int | str | None) -> Finished:
         """The answer where the published tokens are all of it."""
         choice = self._choices[0]
         choice.finish_reason, choice.stop_reason = finish_reason, stop_reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,11 @@ from worker.models import ModelSpec
 _GIB: Final = 1024**3
 #: LoRA adapters that one step may use on a GPU; each takes memory for the largest rank.
 _MAX_LORAS: Final = 8
+#: The part of a GPU that an engine leaves free beside itself: for CUDA graphs, which not every
+#: vLLM counts, and for the CUDA contexts of processes that are still to come.
+_KEPT_FREE: Final = 0.04
+#: vLLM wants some; where that is not free either, it says so.
+_LEAST: Final = 0.001
 
 
 def engine_config(
@@ -35,7 +41,8 @@ def engine_config(
     ``weights`` the folder of those that stand in for the model's own. Raises what vLLM raises
     where the model, or an argument, makes no sense.
     """
-    arguments = EngineArgs(**_arguments(spec, executor) | _nested(spec))
+    alone = None if executor else device
+    arguments = EngineArgs(**_arguments(spec, executor) | _memory(spec, alone) | _nested(spec))
     # vLLM's own limits on the tokens of a step depend on who asks: as of its server, not of nobody.
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if weights:
@@ -99,7 +106,7 @@ def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, An
         "use_tqdm_on_load": False,
         "scheduling_policy": "priority",  # a request's priority acts inside the engine too
     }
-    return named | _memory(spec) | _lora(spec)
+    return named | _lora(spec)
 
 
 def _single(spec: ModelSpec) -> type[Executor]:
@@ -107,7 +114,18 @@ def _single(spec: ModelSpec) -> type[Executor]:
     return ThriftyExecutor if is_thrifty else SingleExecutor
 
 
-def _memory(spec: ModelSpec) -> dict[str, Any]:
+def utilization(free: int, total: int, most: float) -> float:
+    """How much of a GPU an engine may take, as a part of all its memory in bytes.
+
+    vLLM refuses to start where less than ``most``, its default, is free: there processes of the
+    pool are that wait or sleep. So it is as much as there is room for.
+    """
+    room = free / total - _KEPT_FREE
+    return max(_LEAST, min(most, math.floor(room * 1000) / 1000))
+
+
+def _memory(spec: ModelSpec, device: int | None) -> dict[str, Any]:
+    """What it may take; ``device`` is the GPU that it has for itself, None in a group."""
     cache_bytes = int(spec.kv_cache_gib * _GIB)
     if current_platform.is_cpu():
         return {"kv_cache_memory_bytes": cache_bytes or DEFAULT_KV_CACHE_BYTES}
@@ -116,6 +134,10 @@ def _memory(spec: ModelSpec) -> dict[str, Any]:
         named["enable_sleep_mode"] = True
     if cache_bytes:
         named["kv_cache_memory_bytes"] = cache_bytes
+    if device is not None:
+        free, total = torch.cuda.mem_get_info(device)
+        most = EngineArgs.gpu_memory_utilization
+        named["gpu_memory_utilization"] = utilization(free, total, most)
     return named
 
 

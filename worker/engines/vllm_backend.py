@@ -8,14 +8,24 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worker.engines import Engine, Group, Memory
+from worker.engines import DeviceLost, DeviceUnusable, Engine, Group, Memory
 from worker.engines.cpu_features import check_cpu, request_amx
+from worker.engines.device_faults import is_device_lost, is_out_of_memory, was_disturbed
+from worker.engines.device_turns import Turns
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm_environment import engine_modules
-from worker.engines.warm_base import freeze, give_back, held_back, let_go, uncollected
+from worker.engines.warm_base import (
+    freeze,
+    give_back,
+    held_back,
+    let_go,
+    uncollected,
+    unmonitored,
+)
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -35,14 +45,16 @@ class VllmBackend:
         cores: Sequence[int] = (),
         threads: int = 0,
         is_alone: bool = False,
+        turns: Turns | None = None,
         log_stats: bool = False,
     ) -> None:
         """``cores`` are what it computes with, as many as they are or with so many ``threads``.
 
-        Without cores it computes on the GPU ``device``, as vLLM counts them; one that ``is_alone``
-        sees no other and cannot be part of a group. With ``log_stats`` its engines count what they
-        do.
+        Without cores it computes on the GPU ``device``, as vLLM counts them, which it may have to
+        share by ``turns``; one that ``is_alone`` sees no other and cannot be part of a group. With
+        ``log_stats`` its engines count what they do.
         """
+        self._turns = turns or Turns()
         self._is_alone = is_alone
         self._log_stats = log_stats
         self._device = device
@@ -59,12 +71,13 @@ class VllmBackend:
         with stopwatch.phase("import"), uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):
                 importlib.import_module(module)
-        with stopwatch.phase("device"):
-            self._take_device()
-        with stopwatch.phase("heap"):
-            freeze()
-        with stopwatch.phase("first model"):
-            self._run_made_up_model()
+        with self._turns.beside():
+            with stopwatch.phase("device"):
+                self._take_device()
+            with stopwatch.phase("heap"):
+                freeze()
+            with stopwatch.phase("first model"):
+                self._run_made_up_model()
         with stopwatch.phase("heap"):
             freeze()
             give_back()
@@ -90,7 +103,7 @@ class VllmBackend:
         import psutil  # vLLM brings both
         import torch
 
-        device = 0 if self._is_on_cpu else torch.cuda.memory_reserved(self._device)
+        device = None if self._is_on_cpu else torch.cuda.memory_reserved(self._device)
         return Memory(host=psutil.Process().memory_info().rss, device=device)
 
     def _load(
@@ -101,30 +114,60 @@ class VllmBackend:
         *,
         log_stats: bool = False,
     ) -> VllmEngine:
-        from worker.engines.vllm_engine import VllmEngine
-
         if group and self._is_alone:
             raise ValueError(
                 f"this model takes {group.size} devices, but MIG instances cannot form a group"
             )
-        with held_back(has_kernels=self._has_kernels):
-            executor = _executor_for(group) if group else None
+        # Ranks of a group wait for each other, so none of them may wait for anybody else.
+        turns = Turns() if group else self._turns
+        with held_back(has_kernels=self._has_kernels), turns.alone():
+            made = partial(self._make, spec, group, weights, turns, log_stats=log_stats)
             try:
-                engine = VllmEngine(
-                    spec,
-                    device=self._device,
-                    executor=executor,
-                    weights=weights,
-                    log_stats=log_stats,
-                )
-            except BaseException as fault:
-                if executor is not None:
-                    executor.release()
-                _forget_frames(fault)  # they hold all that has been made of the engine
-                let_go()
-                raise
+                engine = made()
+            except Exception as fault:
+                if group or not was_disturbed(fault):
+                    raise
+                log.warning("%s: another process came between: once more (%s)", spec.name, fault)
+                engine = None
+            engine = engine or made()
         self._has_kernels = True
         return engine
+
+    def _make(
+        self, spec: ModelSpec, group: Group | None, weights: str, turns: Turns, *, log_stats: bool
+    ) -> VllmEngine:
+        from worker.engines.vllm_engine import VllmEngine
+
+        executor = _executor_for(group) if group else None
+        try:
+            return VllmEngine(
+                spec,
+                device=self._device,
+                executor=executor,
+                weights=weights,
+                turns=turns,
+                log_stats=log_stats,
+            )
+        except BaseException as fault:
+            if executor is not None:
+                executor.release()
+            _forget_frames(fault)  # they hold all that has been made of the engine
+            self._clean_up_behind(fault, spec)
+            raise
+
+    def _clean_up_behind(self, fault: BaseException, spec: ModelSpec) -> None:
+        """Be as warm as before; raises `DeviceLost` where that cannot be."""
+        # What vLLM's sleep mode takes memory with refuses all memory once it had too little.
+        is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(fault)
+        said = f"{type(fault).__name__}: {fault}"
+        if is_stuck or is_device_lost(fault):
+            raise DeviceLost(said) from fault
+        try:
+            let_go()
+        except Exception as more:
+            if is_device_lost(more):
+                raise DeviceLost(f"{said} (and then {more})") from more
+            raise
 
     def _take_device(self) -> None:
         """Choose it, and touch what takes a while the first time."""
@@ -136,6 +179,11 @@ class VllmBackend:
             return
         import torch
 
+        if torch.cuda._is_in_bad_fork():  # noqa: SLF001  # has no public name
+            raise DeviceUnusable(
+                "a module that is imported before worker processes are forked has used CUDA: one of"
+                f" {', '.join(engine_modules(cpu=False))}, or a plugin of vLLM (VLLM_PLUGINS)"
+            )
         torch.cuda.set_device(self._device)
         some = torch.ones((16, 16), device="cuda")
         torch.matmul(some, some)  # context, allocator and cuBLAS
@@ -147,6 +195,7 @@ class VllmBackend:
 
         try:
             with (
+                unmonitored(),
                 tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
                 closing(self._load(write_model(Path(folder)))) as engine,
             ):
@@ -154,8 +203,12 @@ class VllmBackend:
                     engine.add(request)
                 while engine.has_unfinished:
                     engine.step()
-        except Exception:
-            log.warning("no model runs in the warm-up; the first takes longer", exc_info=True)
+        except Exception as fault:
+            if is_device_lost(fault):
+                raise
+            reason = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+            log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
+            log.debug("the warm-up:", exc_info=True)
 
 
 def _executor_for(group: Group) -> type[GroupExecutor]:

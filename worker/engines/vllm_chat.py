@@ -12,15 +12,15 @@ import datetime
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from vllm.renderers import BaseRenderer, ChatParams, merge_kwargs
-from vllm.renderers.chat_utils import ChatTemplateResolutionError
-from vllm.renderers.hf import HfRenderer
+from vllm.renderers import BaseRenderer, ChatParams, hf, merge_kwargs
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from tokenyard.errors import InvalidRequest
 from tokenyard.wire import Request
 from worker.engines.prompts import encode_text, text_encoder
 
+#: vLLM has moved it from one module to another, but its renderer always knows it.
+_NoTemplate: Final[type[Exception]] = vars(hf)["ChatTemplateResolutionError"]
 #: Characters of a template's own words in an error.
 _LONGEST_REASON: Final = 500
 
@@ -35,7 +35,7 @@ class ChatPrompts:
         # A chat template writes the special tokens itself.
         self._encode = text_encoder(self._tokenizer, add_special_tokens=False)
         self._tokenizes = is_mistral_tokenizer(self._tokenizer)  # while it renders
-        self._tells_time = isinstance(renderer, HfRenderer)
+        self._tells_time = isinstance(renderer, hf.HfRenderer)
 
     def tokens(self, request: Request, accepted_ms: int) -> list[int]:
         """Token ids of a chat.
@@ -48,7 +48,7 @@ class ChatPrompts:
             _, prompt = self._renderer.render_messages(
                 _own_copy(request.messages or []), self._params(request, accepted_ms)
             )
-        except ChatTemplateResolutionError:
+        except _NoTemplate:
             raise InvalidRequest(
                 "messages", "this model has no chat template; give prompt or tokens"
             ) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import vllm
@@ -18,6 +19,7 @@ from tokenyard.wire import Assignment, SamplingParams, unpack_tokens
 from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
+from worker.engines.device_turns import Turns
 from worker.engines.logprobs import most, wanted
 from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
@@ -32,12 +34,13 @@ from worker.engines.vllm_answers import (
     Whole,
 )
 from worker.engines.vllm_arguments import cache_tokens, engine_config, folder_of, lora_requests
+from worker.engines.vllm_branches import Branch, Branches, asked_of
 from worker.engines.vllm_chat import ChatPrompts
 from worker.engines.vllm_executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm_params import ParamsMaker, build_params, refusal
 from worker.engines.vllm_sleep import LEVELS, choose_sleep
 from worker.engines.vllm_weights import add_adapters, exchange_weights, remove_adapters
-from worker.engines.warm_base import held_back, let_go
+from worker.engines.warm_base import held_back, keep_allocators, let_go
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenyard.worker")
 
+_End = tuple[str, int | str | None]  # finish and stop reason
 _WARM_UP: Final = "tokenyard-warm-up"
 
 
@@ -63,22 +67,27 @@ class VllmEngine:
         device: int = 0,
         executor: type[Executor] | None = None,
         weights: str = "",
+        turns: Turns | None = None,
         log_stats: bool = False,
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
-        With ``log_stats`` vLLM counts what it does, for `worker.engines.vllm_stats`.
+        It falls asleep, wakes and goes by ``turns`` with the other processes of the device, and
+        must be made in one. With ``log_stats`` vLLM counts what it does, for
+        `worker.engines.vllm_stats`.
         Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
         And `Unsupported` for weights that do not fit.
         """
         if weights:
             check_fit(spec.path, weights)
         self._stopwatch = Stopwatch()
+        self._turns = turns or Turns()
         self._spec = spec
         self._sleep = choose_sleep(spec)
         self._asleep = 0  # the level
         self._weights = weights
         self._answers: dict[str, Answer] = {}
+        self._branches: dict[str, list[str]] = {}  # by lane entry, of several choices
         self._ready: list[EngineEvent] = []  # answers that need no step
         self._params = ParamsMaker()
         with self._stopwatch.phase("config"):
@@ -136,30 +145,33 @@ class VllmEngine:
         self._check_text(params, request.wants_text)
         prompt = self._prompt_tokens(assignment)
         check_prompt(prompt_field(request), prompt, self._vocab_size, self._max_model_len)
-        asked = Asked(assignment, prompt, unpack_tokens(assignment.published))
+        asked = _asked(assignment, prompt)
         way = choose_way(
             params,
-            published=bool(asked.published),
+            published=asked.has_published,
             can_show_text=not self._reads_text(asked) or self._can_continue_text(params),
         )
         if way is Way.BEHIND:
-            self._continue(asked)
+            self._go_on(asked)
         else:
             self._start(asked, way)
 
     def abort(self, keys: Iterable[str]) -> None:
         """Forget requests, by lane entry; unknown ones are ignored."""
         gone = set(keys)
-        known = [key for key in gone if self._answers.pop(key, None) is not None]
+        ids = [one for key in gone for one in (key, *self._branches.pop(key, ()))]
+        known = [one for one in ids if self._answers.pop(one, None) is not None]
         self._ready = [event for event in self._ready if event.key not in gone]
         if known and self._engine is not None:
             self._engine.abort_request(known)
 
     def take_out(self, key: str) -> Finished | None:
         """Stop a request and give what it has made; see `worker.engines.Engine.take_out`."""
-        answer = self._answers.get(key)
-        if answer is None:
+        branches = self._branches.get(key, ())
+        running = [self._answers[one] for one in (key, *branches) if one in self._answers]
+        if not running:
             return None
+        answer = running[0]
         self.abort([key])
         return answer.so_far()
 
@@ -180,12 +192,14 @@ class VllmEngine:
             try:
                 answer.take(cast("RequestOutput", output), events)  # it generates, never pools
             except Diverged as fault:
-                self._go_on_behind(answer.asked, fault)
+                self._go_on_behind(answer, fault)
                 continue
             if answer.is_finished:
                 del self._answers[output.request_id]
                 if not output.finished:
                     self._engine.abort_request([output.request_id])
+                if isinstance(answer, Branch) and answer.branches.is_over:
+                    self.abort([answer.asked.key])
         return events
 
     def sleep(self, level: int) -> None:
@@ -202,7 +216,8 @@ class VllmEngine:
         if level == max(LEVELS):
             remove_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
-        self._sleep.begin(engine, level)
+        with self._turns.alone():
+            self._sleep.begin(engine, level)
         self._asleep = level
 
     def wake(self) -> None:
@@ -210,7 +225,8 @@ class VllmEngine:
         engine = self._open()
         if self._sleep is None or not self._asleep:
             return
-        self._sleep.end(engine, self._asleep)
+        with self._turns.beside():
+            self._sleep.end(engine, self._asleep)
         if self._asleep == max(LEVELS):
             add_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
@@ -250,7 +266,10 @@ class VllmEngine:
         self._ready.clear()
         if engine is None:
             return
-        with held_back(has_kernels=True):
+        with held_back(has_kernels=True), self._turns.beside():
+            if self._sleep is not None and self._asleep:
+                self._sleep.prepare_end(engine)
+            keep_allocators()
             engine.engine_core.shutdown()
             del engine
             let_go()
@@ -283,17 +302,47 @@ class VllmEngine:
             answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
         self._submit(answer, asked.prompt, streams, self._detokenizes(asked), changes)
 
-    def _continue(self, asked: Asked) -> None:
-        """Run a request behind its published tokens, unless they are the whole answer."""
-        params, published = asked.params, asked.published
-        text = None
-        if self._fast_tokenizer is not None and self._reads_text(asked):
-            text = TextStream(self._fast_tokenizer, asked.prompt, params)
-        answer = Continued(asked, text)
+    def _go_on(self, asked: Asked) -> None:
+        """Run a request behind its published tokens, each choice behind its own."""
+        if asked.several:
+            self._go_on_with_all(asked)
+            return
+        answer = self._continued(asked)
         ended = self._ended(asked)
         if ended is not None:
             self._ready.append(answer.ended(*ended))
-            return
+        else:
+            self._continue(answer, answer, asked.key)
+
+    def _go_on_with_all(self, asked: Asked) -> None:
+        branches = Branches(asked)
+        made = [
+            Branch(branches, index, self._continued(asked_of(asked, index)))
+            for index in range(asked.params.n)
+        ]
+        self._branches[asked.key] = [one.request_id for one in made]
+        for branch in made:
+            answer = branch.answer
+            ended: _End | None = self._ended(branch.asked)
+            if answer.stopped is not None:
+                ended = "stop", answer.stopped
+            if ended is not None:
+                self._ready += branch.end(answer.ended(*ended))
+            else:
+                self._continue(branch, answer, branch.request_id)
+        if branches.is_over:
+            del self._branches[asked.key]
+
+    def _continued(self, asked: Asked) -> Continued:
+        text = None
+        if self._fast_tokenizer is not None and self._reads_text(asked):
+            text = TextStream(self._fast_tokenizer, asked.prompt, asked.params)
+        return Continued(asked, text)
+
+    def _continue(self, answer: Answer, one: Continued, request_id: str) -> None:
+        """Run one choice behind its published tokens, which are not the whole of it."""
+        asked = one.asked
+        params, published = asked.params, asked.published
         changes: dict[str, Any] = {
             "stop": None,  # the answer's own text looks for them
             "min_tokens": max(0, params.min_tokens - len(published)),
@@ -306,7 +355,7 @@ class VllmEngine:
         if params.seed is not None:
             changes["seed"] = derive_seed(params.seed, len(published))
         decodes = asks is not None and self._detokenizes(asked)
-        self._submit(answer, asked.prompt + published, True, decodes, changes)
+        self._submit(answer, asked.prompt + published, True, decodes, changes, request_id)
 
     def _submit(
         self,
@@ -315,28 +364,38 @@ class VllmEngine:
         streams: bool,
         detokenize: bool,
         changes: dict[str, Any],
+        request_id: str = "",
     ) -> None:
-        """Hand a request to vLLM; raises `InvalidRequest` where vLLM refuses it."""
+        """Hand a request to vLLM; raises `InvalidRequest` where vLLM refuses it.
+
+        vLLM knows it by its lane entry, or by ``request_id``.
+        """
         engine = self._open()
         if self._asleep:
             raise RuntimeError("the engine sleeps; wake it first")
         asked = answer.asked
         params = self._params.make(asked.params, streams, detokenize, changes)
+        request_id = request_id or asked.key
         try:
             engine.add_request(
-                asked.key,
+                request_id,
                 {"type": "token", "prompt_token_ids": tokens},
                 params,
                 lora_request=self._adapters.get(asked.assignment.request.model),
                 priority=asked.assignment.request.priority,
             )
         except Exception as fault:  # as in build_params: no common root in all versions
-            engine.abort_request([asked.key])  # it may be half in
+            engine.abort_request([request_id])  # it may be half in
+            self.abort([asked.key])  # and so may its other choices
             raise refusal(fault, asked.params) from fault
-        self._answers[asked.key] = answer
+        self._answers[request_id] = answer
 
-    def _go_on_behind(self, asked: Asked, fault: Diverged) -> None:
+    def _go_on_behind(self, answer: Answer, fault: Diverged) -> None:
         """The repeated run differs: what is published stands, so go on from there."""
+        asked = answer.asked
+        if asked.several and isinstance(answer, Repeated):
+            # Some choices may have gone on already when another differs.
+            asked = replace(asked, published=answer.shown[0], several=answer.shown)
         self.abort([asked.key])
         logger.warning("request %s: %s; going on behind it", asked.assignment.sid, fault)
         text_is_lost = self._reads_text(asked) and not self._can_continue_text(asked.params)
@@ -349,11 +408,13 @@ class VllmEngine:
                 )
             )
             return
-        self._continue(asked)
+        self._go_on(asked)
 
-    def _ended(self, asked: Asked) -> tuple[str, int | None] | None:
+    def _ended(self, asked: Asked) -> _End | None:
         """Finish and stop reason where the published tokens are the whole answer."""
         params, count = asked.params, len(asked.published)
+        if not count:
+            return None
         last = asked.published[-1]
         if count > params.min_tokens or not params.min_tokens:
             if last in (params.stop_token_ids or ()):
@@ -426,6 +487,14 @@ class VllmEngine:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
+
+
+def _asked(assignment: Assignment, prompt: list[int]) -> Asked:
+    count = assignment.request.params.n
+    if count == 1 or not assignment.published:
+        return Asked(assignment, prompt, unpack_tokens(assignment.published))
+    several = tuple(assignment.published_of(index) for index in range(count))
+    return Asked(assignment, prompt, several[0], several)
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:

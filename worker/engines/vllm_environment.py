@@ -6,6 +6,7 @@ imports nothing heavy.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -37,6 +38,9 @@ def engine_environment(*, cpu: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
     }
+    if not cpu and importlib.util.find_spec("flashinfer") is None:
+        # vLLM would import it to sample with, and load no model at all.
+        environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     if cpu:
         environment[_OMP_THREADS] = "1"  # `worker.engines.cpu_threads` says why, and raises it
     return environment

@@ -31,6 +31,9 @@ class SleepMode(Protocol):
     def end(self, engine: LLMEngine, level: int) -> None:
         """Take the memory again, as it was."""
 
+    def prepare_end(self, engine: LLMEngine) -> None:
+        """Make an engine that sleeps ready to be unloaded."""
+
 
 class DeviceSleep:
     """vLLM's own sleep mode."""
@@ -48,6 +51,10 @@ class DeviceSleep:
         engine.collective_rpc("reload_weights")
         engine.wake_up(["kv_cache"])
 
+    def prepare_end(self, engine: LLMEngine) -> None:
+        """Wake it: vLLM unmaps what it frees, and what is not mapped then is a CUDA error."""
+        engine.wake_up()
+
 
 class HostSleep:
     """Pages of the host's memory."""
@@ -64,6 +71,9 @@ class HostSleep:
         if level >= _LOSES_WEIGHTS:
             engine.collective_rpc("reload_weights")
             engine.collective_rpc(check_weights)
+
+    def prepare_end(self, engine: LLMEngine) -> None:
+        """Nothing: there is a page wherever one is needed."""
 
 
 def choose_sleep(spec: ModelSpec) -> SleepMode | None:

@@ -1,12 +1,13 @@
 -- Fields of an entry that goes from a lane back to the intake: the request as it was, its history
 -- as the ledger has it, and the tokens that its readers have already seen. `epoch` is that of
--- generation in which the first of them was made, where one was set.
-local function back_fields(fields, ledger, tokens)
+-- generation in which the first of them was made, where one was set, and `choices` says, a byte
+-- each, whose they are where there are several.
+local function back_fields(fields, ledger, tokens, choices)
   local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
-    'not_before', 'epoch'}
+    'not_before', 'epoch', 'trial', 'relapsed'}
   local MOST_BYTES = 2000
   local values = redis.call('HMGET', ledger, unpack(NAMES))
-  local history, out = {published = redis.call('GET', tokens)}, {}
+  local history, out = {published = redis.call('GET', tokens), choices = redis.call('GET', choices)}, {}
   -- A client may have written anything there, and as much as it likes.
   for i, name in ipairs(NAMES) do history[name] = values[i] and values[i]:sub(1, MOST_BYTES) end
   for i = 1, #fields, 2 do

@@ -1,0 +1,267 @@
+"""What a crash of a worker costs the requests that did not cause it.
+
+Two parts. A worker is killed by SIGSEGV while streams are under way that nobody is to blame for:
+how long until 90 % of the tokens per second come again? And a poison comes among innocent streams,
+which crashes whatever worker takes it: when has the last innocent ended, compared with twice the
+time without a poison and six starts of a process, and when is the poison given up? The exit status
+is not 0 where no crash was seen, an innocent failed, the poison was not convicted, or a target is
+missed (with --quick: no target counts).
+
+    python -m benchmarks.poison [--engine vllm] [--streams 64] [--workers 2] [--server redis]
+        [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from benchmarks.machine import machine
+from benchmarks.measure import print_table
+from benchmarks.poison_load import PATIENCE_S, Heard, Onlooker, Streams, hear
+from benchmarks.yard import (
+    ServerName,
+    Yard,
+    embedded_broker,
+    end_in_order,
+    simulated_yard,
+    vllm_yard,
+)
+from tokenyard import AsyncClient
+from tokenyard.errors import Code
+from tokenyard.settings import EngineName
+
+ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
+_ADDER_IDS: Final = 12
+#: Of the adder's 64 places some are the prompt's.
+_ADDER_TOKENS: Final = 50
+TARGETS: Final[Mapping[str, float]] = {"throughput_back_s": 3.0, "innocents_done_ratio": 1.0}
+#: Of the tokens per second before the crash, for a second.
+_BACK: Final = 0.9
+_WINDOW_S: Final = 1.0
+_STEP_S: Final = 0.1
+_RESTARTS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is run."""
+
+    engine: EngineName
+    workers: int
+    streams: int  # innocents
+    tokens: int  # of each
+    before_s: float  # the throughput is measured for so long before the crash
+    after_s: float  # and watched for so long after it
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A crash that nobody is to blame for."""
+
+    per_s: float  # tokens before it
+    back_s: float  # infinite where that many never came again
+    restart_s: float  # until another process served in its place
+    again: int  # results that took more than one attempt
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A poison among innocents."""
+
+    undisturbed_s: float
+    innocents_done_s: float
+    convicted_s: float
+    code: str  # with which it ended
+    crashes: int
+    again: int
+    failed: int
+
+
+def back_s(heard: Heard, crash: float, per_s: float, end: float) -> float:
+    """Seconds from a crash until tokens come as fast as before it; infinite where never."""
+    steps = int((end - crash - _WINDOW_S) / _STEP_S)
+    for step in range(max(0, steps)):
+        start = crash + step * _STEP_S
+        if heard.rate(start, start + _WINDOW_S) >= _BACK * per_s:
+            return step * _STEP_S
+    return math.inf
+
+
+def figures(crash: Crash, poison: Poison) -> dict[str, float]:
+    """What is promised, and what it is made of."""
+    allowed_s = 2 * poison.undisturbed_s + _RESTARTS * crash.restart_s
+    found = {
+        "throughput_back_s": crash.back_s,
+        "innocents_done_ratio": poison.innocents_done_s / allowed_s,
+        "convicted_s": poison.convicted_s,
+        "innocents_done_s": poison.innocents_done_s,
+        "undisturbed_s": poison.undisturbed_s,
+        "restart_s": crash.restart_s,
+        "crashes": float(poison.crashes),
+        "tokens_per_s": crash.per_s,
+    }
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def faults(crash: Crash, poison: Poison, *, targets: bool) -> Iterator[str]:
+    """What is wrong with the runs, or missed."""
+    if not crash.again:
+        yield "no crash was seen: every stream ended at its first attempt"
+    if not poison.crashes or not poison.again:
+        yield "the poison crashed nobody"
+    for failed, where in ((crash.failed, "the chance crash"), (poison.failed, "the poison")):
+        if failed:
+            yield f"{failed} innocents failed beside {where}"
+    if poison.code != Code.POISONED:
+        yield f"the poison ended as {poison.code}"
+    found = figures(crash, poison)
+    for name, most in TARGETS.items() if targets else ():
+        if found[name] > most:
+            yield f"{name}: {found[name]} is more than {most}"
+
+
+async def chance_crash(case: Case, streams: Streams, onlooker: Onlooker) -> Crash:
+    """Kill the first worker while streams are under way on all."""
+    heard, is_over = Heard(), asyncio.Event()
+    load = asyncio.create_task(streams.keep_up(case.streams * case.workers, heard, is_over))
+    await heard.first.wait()
+    await asyncio.sleep(case.before_s + _WINDOW_S)
+    victim = min(await onlooker.roster())
+    at = time.perf_counter()
+    per_s = heard.rate(at - case.before_s, at)
+    await onlooker.crash(victim)
+    await onlooker.wait_for_workers(case.workers, [victim])
+    restart_s = time.perf_counter() - at
+    await asyncio.sleep(case.after_s)
+    end = time.perf_counter()
+    is_over.set()
+    await asyncio.wait_for(load, PATIENCE_S)
+    return Crash(per_s, back_s(heard, at, per_s, end), restart_s, *_told(heard))
+
+
+def _told(heard: Heard) -> tuple[int, int]:
+    """How many results took several attempts, and how many are none."""
+    results = heard.results.values()
+    again = sum(one.provenance is not None and one.provenance.attempt > 1 for one in results)
+    return again, sum(not one.ok for one in results)
+
+
+async def poison_among(case: Case, client: AsyncClient, onlooker: Onlooker) -> Poison:
+    """Innocent streams without a poison, and then with one in their middle."""
+    streams = _streams(client, case)
+    began, heard = time.perf_counter(), Heard()
+    handles = await streams.ask(case.streams)
+    await asyncio.gather(*(hear(one, heard) for one in handles))
+    undisturbed_s = time.perf_counter() - began
+
+    began, heard, last = time.perf_counter(), Heard(), Heard()
+    half = case.streams // 2
+    handles = await streams.ask(half)
+    (poison,) = await streams.ask(1)
+    handles += await streams.ask(case.streams - half)
+    killing = asyncio.create_task(onlooker.poison(client.client_id, poison.id))
+    await asyncio.gather(hear(poison, last), *(hear(one, heard) for one in handles))
+    result = last.results[poison.id]
+    return Poison(
+        undisturbed_s,
+        max(heard.ended.values()) - began,
+        last.ended[poison.id] - began,
+        "completed" if result.ok or result.error is None else result.error.code,
+        len(await killing),
+        *_told(heard),
+    )
+
+
+def _streams(client: AsyncClient, case: Case) -> Streams:
+    return Streams(client, case.tokens, _ADDER_IDS if case.engine == "vllm" else 30_000)
+
+
+async def _run(yard: Yard, case: Case) -> tuple[Crash, Poison]:
+    onlooker = Onlooker(yard)
+    try:
+        async with AsyncClient(yard.url, yard=yard.name) as client:
+            crash = await chance_crash(case, _streams(client, case), onlooker)
+            poison = await poison_among(case, client, onlooker)
+    finally:
+        await onlooker.close()
+    return crash, poison
+
+
+def run(case: Case, server: ServerName, step_s: float) -> tuple[Crash, Poison]:
+    """Both parts on a yard of their own."""
+    with embedded_broker(server) as broker:
+        if case.engine == "vllm":
+            options = ["--max-num-seqs", str(case.streams), "--slots", str(case.workers)]
+            options += ["--device", "cpu", "--enforce-eager"]
+            yard = vllm_yard(broker, "poison", case.workers, ADDER, worker_options=options)
+        else:
+            options = ["--simulated-step-s", str(step_s)]
+            yard = simulated_yard(
+                broker, "poison", case.workers, case.streams, worker_options=options
+            )
+        with yard as up:
+            return asyncio.run(_run(up, case))
+
+
+def median(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each figure."""
+    return {name: statistics.median(one[name] for one in runs) for name in runs[0]}
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--engine", default="simulated", type=click.Choice(["simulated", "vllm"]))
+@click.option(
+    "--streams", default=64, type=click.IntRange(4), help="Innocents; places of a worker."
+)
+@click.option("--workers", default=2, type=click.IntRange(1), help="Workers of the yard.")
+@click.option("--tokens", default=250, type=click.IntRange(20), help="Tokens of each stream.")
+@click.option("--step-s", default=0.04, help="Simulated engine: seconds for each token.")
+@click.option("--server", default="valkey", type=click.Choice(["valkey", "redis"]))
+@click.option("--rounds", default=1, type=click.IntRange(1), help="Runs; medians are shown.")
+@click.option("--quick", is_flag=True, help="Few and short streams; no target counts. For CI.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(
+    engine: EngineName,
+    streams: int,
+    workers: int,
+    tokens: int,
+    step_s: float,
+    server: ServerName,
+    rounds: int,
+    *,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Crash workers, by chance and by a poison, and see what that costs the innocent."""
+    end_in_order()
+    if engine == "vllm":
+        tokens = min(tokens, _ADDER_TOKENS)
+    case = Case(engine, workers, streams, tokens, before_s=4.0, after_s=10.0)
+    if quick:
+        case, rounds = Case(engine, workers, 8, min(tokens, 60), before_s=1.0, after_s=3.0), 1
+    runs = [run(case, server, step_s) for _ in range(rounds)]
+    found = median([figures(*one) for one in runs])
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print_table(f"{engine}, {case.streams} innocents", ["", ""], found.items())
+        print(machine())
+    wrong = [fault for one in runs for fault in faults(*one, targets=not quick)]
+    if wrong:
+        sys.exit("; ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Streams on a yard whose workers crash: when tokens come, who ends when, and who kills whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import redis.asyncio
+
+from benchmarks.yard import Yard
+from tokenyard import AsyncClient
+from tokenyard.aio import AsyncHandle
+from tokenyard.errors import RequestFailed
+from tokenyard.keys import Keys
+from tokenyard.replies import Result
+from tokenyard.worker_info import WorkerInfo, decode_worker
+
+#: Longest wait for anything.
+PATIENCE_S: Final = 600.0
+_POLL_S: Final = 0.005
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the readers of all streams have heard. Times are of `time.perf_counter`."""
+
+    tokens: list[tuple[float, int]] = field(default_factory=list)  # when, and how many
+    ended: dict[str, float] = field(default_factory=dict)  # by request
+    results: dict[str, Result] = field(default_factory=dict)
+    first: asyncio.Event = field(default_factory=asyncio.Event)  # the first token has come
+
+    def rate(self, start: float, end: float) -> float:
+        """Tokens per second of a span of time."""
+        return sum(count for at, count in self.tokens if start <= at < end) / (end - start)
+
+
+async def hear(handle: AsyncHandle, heard: Heard) -> None:
+    """Read one stream to its end, whatever that is."""
+    with suppress(RequestFailed):  # the result says it, too
+        async for delta in handle:
+            heard.tokens.append((time.perf_counter(), len(delta.tokens)))
+            heard.first.set()
+    heard.results[handle.id] = await handle.wait(PATIENCE_S)
+    heard.ended[handle.id] = time.perf_counter()
+
+
+class Onlooker:
+    """Looks at a yard, and kills its processes."""
+
+    def __init__(self, yard: Yard) -> None:
+        self._keys = Keys(yard.name)
+        self._connection = redis.asyncio.Redis.from_url(yard.url, socket_timeout=10.0)
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._connection.aclose()
+
+    async def roster(self) -> dict[str, WorkerInfo]:
+        """The workers that serve."""
+        found: Any = await self._connection.hgetall(self._keys.workers)
+        known = {worker.decode(): decode_worker(packed) for worker, packed in found.items()}
+        return {worker: info for worker, info in known.items() if info.state == "ready"}
+
+    async def crash(self, worker: str) -> bool:
+        """SIGSEGV to a worker's process; False where it is gone already."""
+        info = (await self.roster()).get(worker)
+        with suppress(ProcessLookupError):
+            if info is not None:
+                os.kill(info.pid, signal.SIGSEGV)
+                return True
+        return False
+
+    async def wait_for_workers(self, count: int, without: Sequence[str] = ()) -> None:
+        """Wait until so many serve that are none of ``without``; raises `TimeoutError`."""
+        until = time.monotonic() + PATIENCE_S
+        while len((await self.roster()).keys() - set(without)) < count:
+            if time.monotonic() > until:
+                raise TimeoutError(f"{count} workers were not there in {PATIENCE_S:g} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def poison(self, client: str, request: str) -> list[str]:
+        """Crash whichever worker has that request, until it is given up; the workers."""
+        crashed: list[str] = []
+        ledger = self._keys.ledger(client, request)
+        worker: bytes | None
+        state: bytes | None
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                fields: Any = await self._connection.hmget(ledger, "worker", "state")
+                worker, state = fields
+                if state is not None and state not in (b"waiting", b"assigned"):
+                    return crashed
+                name = (worker or b"").decode()
+                if name and name not in crashed:
+                    await asyncio.sleep(_POLL_S)  # its engine takes it in
+                    if await self.crash(name):
+                        crashed.append(name)
+                await asyncio.sleep(_POLL_S)
+
+
+class Streams:
+    """Streams of one length, by a client that reads all of them."""
+
+    def __init__(self, client: AsyncClient, tokens: int, prompt_ids: int) -> None:
+        self._client = client
+        self._tokens = tokens
+        self._ids = prompt_ids
+        self._count = 0
+
+    def _prompt(self) -> list[int]:
+        self._count += 1
+        return [1 + (self._count + at) % (self._ids - 1) for at in range(4)]
+
+    async def ask(self, count: int) -> list[AsyncHandle]:
+        """So many more."""
+        return await self._client.submit_many(
+            [self._prompt() for _ in range(count)],
+            stream=True,
+            max_tokens=self._tokens,
+            temperature=0.0,
+            ignore_eos=True,
+        )
+
+    async def keep_up(self, count: int, heard: Heard, is_over: asyncio.Event) -> None:
+        """So many under way at once, until it is over and the last of them has ended."""
+
+        async def follow(first: AsyncHandle) -> None:
+            await hear(first, heard)
+            while not is_over.is_set():
+                (handle,) = await self.ask(1)
+                await hear(handle, heard)
+
+        async with asyncio.TaskGroup() as group:
+            for handle in await self.ask(count):
+                group.create_task(follow(handle))

@@ -1,0 +1,155 @@
+"""How safe is safe: what a submission waits for beyond Redis' acknowledgement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.contract.conftest import NewClient
+from tests.contract.stand_in import StandIn
+from tests.support.brokers import ServerWith
+from tests.support.waiting import eventually
+from tokenyard import InvalidRequest, NotDurable, durability
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+
+pytestmark = pytest.mark.usefixtures("no_leftover_processes")
+
+
+@pytest.fixture
+def primary(tmp_path: Path) -> Iterator[ServerWith]:
+    """A server that writes to its disk once a second, as is Redis' default."""
+    folder = tmp_path / "primary"
+    folder.mkdir()
+    server = ServerWith("valkey", folder, "--appendfsync", "everysec")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def there(primary: ServerWith, keys: Keys) -> Iterator[redis.Redis]:
+    """A connection to it, and a yard on it."""
+    with redis.Redis.from_url(primary.url) as connection:
+        StandIn(connection, Scripts(connection, keys)).open()
+        yield connection
+
+
+def waits(connection: redis.Redis, command: str) -> int:
+    """How often clients have waited so."""
+    seen = connection.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})
+    return int(seen["calls"])
+
+
+def is_online(connection: redis.Redis) -> bool:
+    return connection.info("replication").get("slave0", {}).get("state") == "online"
+
+
+def known(connection: redis.Redis, keys: Keys) -> int:
+    return len(list(connection.scan_iter(f"*{{{keys.yard}}}:request:*")))
+
+
+@pytest.mark.parametrize(("level", "command"), [("memory", None), ("disk", "waitaof")])
+def test_a_burst_waits_once(
+    primary: ServerWith, there: redis.Redis, new_client_at: NewClient, level: str, command: str
+) -> None:
+    client = new_client_at(primary.url)
+
+    handles = client.submit_many(["a", "b", "c"] * 20, durability=level)
+
+    assert len(handles) == 60
+    assert {name: waits(there, name) for name in ("waitaof", "wait")} == {
+        "waitaof": int(command == "waitaof"),
+        "wait": 0,
+    }
+
+
+def test_a_replica_has_it_when_the_submission_returns(
+    primary: ServerWith, there: redis.Redis, new_client_at: NewClient, tmp_path: Path, keys: Keys
+) -> None:
+    folder = tmp_path / "replica"
+    folder.mkdir()
+    replica = ServerWith("valkey", folder, "--replicaof", f"127.0.0.1 {primary.port}")
+    replica.start()
+    try:
+        eventually(lambda: is_online(there), timeout_s=30)
+        client = new_client_at(primary.url)
+        handles = client.submit_many(["a"] * 30, durability="replicated")
+        with redis.Redis.from_url(replica.url) as copy:
+            assert known(copy, keys) == len(handles)
+    finally:
+        replica.stop()
+    assert waits(there, "wait") == 1
+
+
+def test_who_cannot_be_sure_hears_it_and_has_the_handles(
+    primary: ServerWith,
+    there: redis.Redis,
+    new_client_at: NewClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given no replica, I expect the request to be accepted, and its submitter to be told."""
+    monkeypatch.setattr(durability, "WAIT_S", 0.2)
+    client = new_client_at(primary.url)
+
+    with pytest.raises(NotDurable, match="did not have it at a replica within") as caught:
+        client.submit("a", id="q1", durability="replicated")
+
+    assert [handle.id for handle in caught.value.accepted] == ["q1"]
+    assert there.exists(client_ledger(there)) == 1
+    with pytest.raises(NotDurable):
+        next(iter(client.map(["b"], durability="replicated")))
+
+
+def client_ledger(connection: redis.Redis) -> bytes:
+    [found] = connection.scan_iter("*:request:*")
+    return bytes(found)
+
+
+def test_the_same_again_waits_for_what_was_accepted_before(
+    primary: ServerWith,
+    there: redis.Redis,
+    new_client_at: NewClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given a request that no replica has, I expect a second submission to be no surer of it."""
+    monkeypatch.setattr(durability, "WAIT_S", 0.2)
+    new_client_at(primary.url, client_id="ann").submit("a", id="q1")
+    again = new_client_at(primary.url, client_id="ann")
+
+    with pytest.raises(NotDurable):
+        again.submit("a", id="q1", durability="replicated")
+
+
+def test_a_server_that_cannot_say_is_named(
+    primary: ServerWith, there: redis.Redis, new_client_at: NewClient
+) -> None:
+    there.config_set("appendonly", "no")
+    client = new_client_at(primary.url)
+
+    with pytest.raises(NotDurable, match="the server refuses: WAITAOF cannot be used when"):
+        client.submit("a", durability="disk")
+
+
+def test_so_is_one_without_the_command(
+    tmp_path: Path, new_client_at: NewClient, keys: Keys
+) -> None:
+    server = ServerWith("redis", tmp_path)
+    server.start()
+    try:
+        with redis.Redis.from_url(server.url) as connection:
+            StandIn(connection, Scripts(connection, keys)).open()
+            if connection.info("server")["redis_version"] >= "7.2":
+                pytest.skip("this Redis has WAITAOF; Debian's 7.0, on which this runs, has not")
+            with pytest.raises(NotDurable, match="the server has no WAITAOF"):
+                new_client_at(server.url).submit("a", durability="disk")
+    finally:
+        server.stop()
+
+
+def test_other_words_are_refused(new_client: NewClient, yard: StandIn) -> None:
+    with pytest.raises(InvalidRequest, match="use one of memory, disk, replicated"):
+        new_client().submit("a", durability="certain")

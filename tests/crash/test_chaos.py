@@ -1,0 +1,50 @@
+"""`benchmarks/chaos.py` hits worker processes, and a run in which it cannot find them fails."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.chaos import main
+from benchmarks.chaos_plant import Plant
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+QUICK = ["--quick", "--json", "--seed", "3", "--only", "worker"]
+
+
+@pytest.fixture(autouse=True)
+def folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the history and the logs that a failed run keeps."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def run() -> Result:
+    return CliRunner().invoke(main, QUICK)
+
+
+def test_a_quick_run_kills_workers_at_work() -> None:
+    result = run()
+
+    figures = json.loads(result.stdout)
+    assert figures["kills_by_kind"]["worker kill"] > 0
+    assert figures["recovery_p50_s"] > 0
+    assert result.exit_code == 0
+
+
+def test_a_run_that_finds_no_workers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a finder that takes no process for a host's
+    monkeypatch.setattr(Plant, "_host_of", lambda *_: "")
+
+    result = run()
+
+    # I expect a failure that says so, though no promise was broken.
+    figures = json.loads(result.stdout)
+    assert (figures["lost"], figures["wrong"]) == (0, 0)
+    assert figures["kills"] == 0
+    assert figures["missed"] > 0
+    assert "failed: no worker kill hit anything" in result.stderr
+    assert result.exit_code == 1

@@ -1,0 +1,215 @@
+"""A user who is not trusted can do all that a client can, by its inbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from tests.contract.blocking import BlockingClient, Loop
+from tests.deploy.conftest import GUESTS_YARD
+from tests.deploy.day import Day
+from tests.deploy.rights import denied
+from tests.support.brokers import GuardedServer
+from tests.support.waiting import eventually
+from tokenyard import (
+    Cancellation,
+    Client,
+    DeadlineUnmeetable,
+    IdReused,
+    InvalidRequest,
+    NoCoordinator,
+    QueueFull,
+    SettingsError,
+)
+from tokenyard.cli import main
+
+NewClient = Callable[..., Any]
+
+
+class GuestDay(Day):
+    """The yard that guests may use."""
+
+    def __init__(self, server: GuardedServer) -> None:
+        super().__init__(server, "default", GUESTS_YARD)
+
+    def open(self, **options: object) -> None:
+        self.coordinator(guests="guest,eve", **options)
+
+    def command_as_default(self, *arguments: str) -> None:
+        options = ["--redis-url", self.server.url_of("default"), "--yard", self.keys.yard]
+        done = CliRunner().invoke(main, [*options, *arguments])
+        assert done.exit_code == 0, done.output
+
+
+@pytest.fixture
+def day(guarded: GuardedServer) -> Iterator[GuestDay]:
+    day = GuestDay(guarded)
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        keeper.flushall()
+    denied(guarded)
+    with day.plant:
+        yield day
+
+
+@pytest.fixture(params=["sync", "async"])
+def new_client(request: pytest.FixtureRequest, day: GuestDay) -> Iterator[NewClient]:
+    """Makes clients of one kind that log in as guests."""
+    loop = Loop() if request.param == "async" else None
+    made: list[Any] = []
+
+    def make(user: str = "guest", name: str | None = None, **options: Any) -> Any:
+        given: dict[str, Any] = {
+            "client_id": name or f"{user}-1",
+            "result_timeout_s": 30,
+            **options,
+        }
+        url = day.server.url_of(user)
+        client: Any = (
+            BlockingClient(loop, url, yard=day.keys.yard, **given)
+            if loop
+            else Client(url, day.keys.yard, **given)
+        )
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        client.close()
+    if loop:
+        loop.close()
+
+
+def test_a_guest_does_what_a_client_does(day: GuestDay, new_client: NewClient) -> None:
+    # Given a yard at work, and a guest
+    day.open()
+    day.worker("w", model_name="sim")
+    day.plant.wait_for_workers(1)
+    guest = new_client()
+    # I expect that it is shown the models and not the workers,
+    info = guest.info()
+    assert info.is_guest
+    assert info.models == ["sim"]
+    assert info.workers == {}
+    # that it asks and is answered, whole and in pieces,
+    assert len(guest.submit([1, 2], max_tokens=5).result().tokens) == 5
+    handle = guest.submit([1, 2], max_tokens=5, stream=True, id="streamed")
+    assert handle.position == 0
+    assert sum(len(delta.tokens) for delta in handle) == 5
+    assert guest.status("streamed").is_over
+    # many at once,
+    results = dict(guest.map([[n + 1] for n in range(600)], window=300, max_tokens=1))
+    assert len(results) == 600
+    assert all(result.ok for result in results.values())
+    # and under a known id the first answer, or a refusal.
+    assert guest.submit([1, 2], max_tokens=5, stream=True, id="streamed").result().ok
+    with pytest.raises(IdReused):
+        guest.submit([1, 3], max_tokens=5, id="streamed")
+    # What it has written is gone, and nothing was refused to it.
+    assert not day.plant.connection.exists(day.keys.inbox("guest"))
+    guest.close()
+    assert denied(day.server) == []
+
+
+def test_a_guest_cancels_what_is_its_own(day: GuestDay, new_client: NewClient) -> None:
+    day.open()
+    guest, other = new_client(), new_client("eve")
+    waits = guest.submit([1], id="waits")
+    assert guest.cancel("waits") is Cancellation.CANCELLED
+    assert waits.wait().status == "cancelled"
+    assert guest.cancel("waits") is Cancellation.OVER
+    assert guest.cancel("later") is Cancellation.FORESTALLED
+    # An id of the same name of another guest is another's.
+    theirs = other.submit([1], id="theirs")
+    assert guest.cancel("theirs") is Cancellation.FORESTALLED
+    assert other.status(theirs.id).state == "waiting"
+
+
+def test_a_cancel_is_the_first_thing_that_a_guest_says(
+    day: GuestDay, new_client: NewClient
+) -> None:
+    day.open()
+    assert new_client().cancel("later") is Cancellation.FORESTALLED
+
+
+def test_requests_end_with_a_guest_that_leaves(day: GuestDay, new_client: NewClient) -> None:
+    day.open()
+    guest = new_client()
+    guest.submit([1], id="attached", cancel_on_disconnect=True)
+    assert day.plant.connection.smembers(day.keys.attached("guest-1")) == {b"attached"}
+    guest.close()
+    ledger = day.keys.ledger("guest-1", "attached")
+    eventually(lambda: day.plant.connection.hget(ledger, "state") == b"cancelled")
+
+
+def test_a_guest_is_told_what_is_refused(day: GuestDay, new_client: NewClient) -> None:
+    # Given a yard with room for two requests of guests
+    day.open(max_num_queued_reqs=4)
+    guest = new_client()
+    for name in ("first", "second"):
+        guest.submit([1], id=name)
+    # I expect the third to be refused, and taken once there is room,
+    with pytest.raises(QueueFull):
+        guest.submit([1], id="third")
+    guest.cancel("first")
+    assert guest.submit([1], id="third").id == "third"
+    # a trusted client to find room all the while,
+    with day.client() as client:
+        client.submit([1], id="trusted")
+    # and what is no request for a guest to be refused.
+    for option in ({"priority_class": "high"}, {"priority": -1}):
+        with pytest.raises(InvalidRequest):
+            guest.submit([1], **option)
+
+
+def test_a_late_request_is_refused(day: GuestDay, new_client: NewClient) -> None:
+    day.open()
+    guest = new_client()
+    guest.submit([1], id="first")
+    day.plant.connection.hset(day.keys.info, "rate", "0.001")
+    with pytest.raises(DeadlineUnmeetable):
+        guest.submit([1], deadline_s=5, refuse_late=True)
+
+
+def test_while_nobody_leads_a_guest_is_told_so(day: GuestDay, new_client: NewClient) -> None:
+    day.open()
+    guest = new_client(connect_timeout_s=0.5)
+    guest.info()
+    day.plant.programs[0].kill()
+    with pytest.raises(NoCoordinator):
+        guest.submit([1], id="kept")
+    # What it has written is taken by the next leader, once.
+    day.open()
+    ledger = day.keys.ledger("guest-1", "kept")
+    eventually(lambda: day.plant.connection.hget(ledger, "state") == b"waiting")
+    assert guest.submit([1], id="kept").id == "kept"
+    assert day.plant.connection.xlen(day.keys.intake("normal")) == 1
+
+
+def test_a_guest_takes_a_name_of_its_own(day: GuestDay, new_client: NewClient) -> None:
+    day.open()
+    with pytest.raises(SettingsError, match="guest-"):
+        new_client(name="client-1").info()
+
+
+def test_a_client_by_hand_hears_of_refusals_on_its_reply_stream(day: GuestDay) -> None:
+    # Given a guest that writes plain entries
+    day.open(max_num_queued_reqs=2)
+    with redis.Redis.from_url(day.server.url_of("eve")) as eve:
+        inbox = day.keys.inbox("eve")
+        eve.xadd(inbox, {"id": "q1", "prompt": "Hello"})
+        eve.xadd(inbox, {"id": "q2", "prompt": "Hello"})
+        eve.xadd(inbox, {"id": "q3", "prompt": ""})
+
+        def error(name: str) -> bytes:
+            found: Any = eve.xread({day.keys.reply("eve", name): "0"}, block=20_000)
+            return bytes(found[0][1][0][1][b"error"])
+
+        # I expect what is refused to be told as a result,
+        assert b"QUEUE_FULL" in error("q2")
+        assert b"INVALID_REQUEST" in error("q3")
+        # and the other to wait.
+        assert day.plant.connection.hget(day.keys.ledger("eve", "q1"), "state") == b"waiting"

@@ -1,0 +1,287 @@
+"""What hostile users try that they have the right to do: others are served all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.deploy.conftest import GUESTS_YARD
+from tests.deploy.rights import denied
+from tests.deploy.test_guests import GuestDay
+from tests.support.brokers import GuardedServer
+from tests.support.builders import make_request
+from tests.support.waiting import eventually
+from tokenyard import Client
+from tokenyard.scripts import attend, submit, wish
+
+HIGHEST = "18446744073709551615-18446744073709551615"
+
+
+@pytest.fixture
+def day(guarded: GuardedServer) -> Iterator[GuestDay]:
+    """A yard at work, that cuts guests off for a moment only."""
+    day = GuestDay(guarded)
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        keeper.flushall()
+    denied(guarded)
+    with day.plant:
+        day.open(
+            guest_cut_off_s=0.5,
+            guest_inbox_bytes=8_000_000,
+            max_request_bytes=100_000,
+            max_num_queued_reqs=1000,
+        )
+        day.worker("w", model_name="sim")
+        day.plant.wait_for_workers(1)
+        yield day
+
+
+@contextlib.contextmanager
+def guest(day: GuestDay, name: str = "guest") -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(day.server.url_of(name), socket_timeout=60.0) as connection:
+        yield connection
+
+
+def check_that_others_are_served(day: GuestDay) -> None:
+    """A trusted client and another guest ask and are answered, and nobody has lost the lead."""
+    with day.client() as client:
+        assert client.submit([1, 2], max_tokens=3).result(30).ok
+    with Client(day.server.url_of("eve"), GUESTS_YARD, "eve-1") as other:
+        assert other.submit([1, 2], max_tokens=3).result(30).ok
+    leader: Any = day.plant.connection.get(day.keys.leader)
+    assert leader.startswith(b"1:")
+
+
+def check_that_the_guest_is_heard_again(day: GuestDay) -> None:
+    def is_served() -> bool:
+        with (
+            Client(
+                day.server.url_of("guest"), GUESTS_YARD, "guest-1", connect_timeout_s=1.0
+            ) as client,
+            contextlib.suppress(Exception),
+        ):
+            return client.submit([1, 2], max_tokens=3).result(10).ok
+        return False
+
+    eventually(is_served, timeout_s=30.0)
+
+
+def is_cut_off(day: GuestDay) -> bool:
+    return "guest guest is cut off" in day.plant.programs[0].log
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "q1", "prompt": "x" * 200_000},
+        {f"field-{n}": "" for n in range(200_000)},
+        {"id": "q1", "prompt": "x", **{f"f{n}": "x" for n in range(130)}},
+    ],
+    ids=["long", "very wide", "wide"],
+)
+def test_an_entry_that_is_too_large_is_never_read(day: GuestDay, fields: dict[Any, Any]) -> None:
+    with guest(day) as connection:
+        connection.xadd(day.keys.inbox("guest"), fields)
+    eventually(lambda: is_cut_off(day))
+    check_that_others_are_served(day)
+    check_that_the_guest_is_heard_again(day)
+
+
+def test_an_inbox_that_grows_too_large_is_deleted(day: GuestDay) -> None:
+    inbox = day.keys.inbox("guest")
+    with guest(day) as connection, connection.pipeline(transaction=False) as pipeline:
+        for _ in range(300):
+            pipeline.xadd(inbox, {"id": "q1", "prompt": "x" * 99_000})
+        pipeline.execute()
+    eventually(lambda: is_cut_off(day))
+    eventually(lambda: not day.plant.connection.exists(inbox))
+    check_that_others_are_served(day)
+
+
+def test_a_flood_of_entries_keeps_nobody_waiting(day: GuestDay) -> None:
+    inbox = day.keys.inbox("guest")
+    with guest(day) as connection:
+        for _ in range(20):
+            with connection.pipeline(transaction=False) as pipeline:
+                for number in range(1000):
+                    pipeline.xadd(inbox, {"id": f"q{number}", "prompt": "", "client": "guest"})
+                pipeline.execute()
+        assert connection.hgetall(day.keys.info)
+    assert day.plant.connection.exists(inbox)
+    check_that_others_are_served(day)
+    eventually(lambda: not day.plant.connection.exists(inbox), timeout_s=60.0)
+
+
+def test_guests_fill_only_their_part_of_the_queue(day: GuestDay) -> None:
+    # Given a yard whose workers are paused
+    day.command_as_default("pause")
+    inbox = day.keys.inbox("guest")
+    with guest(day) as connection, connection.pipeline(transaction=False) as pipeline:
+        for number in range(1000):
+            pipeline.xadd(inbox, {"id": f"q{number}", "prompt": "x"})
+        pipeline.execute()
+    eventually(lambda: not day.plant.connection.exists(inbox), timeout_s=30.0)
+    # I expect that half of the queue is free for those who are trusted.
+    waiting = day.plant.connection.xlen(day.keys.intake("normal"))
+    assert waiting == 500
+    day.command_as_default("unpause")
+    with day.client() as client:
+        assert client.submit([1], max_tokens=1).result(60).ok
+
+
+def test_the_highest_id_of_an_inbox_harms_nobody(day: GuestDay) -> None:
+    with guest(day) as connection:
+        connection.xadd(day.keys.inbox("guest"), {"id": "q1", "prompt": "x"}, id=HIGHEST)
+    check_that_others_are_served(day)
+    check_that_the_guest_is_heard_again(day)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "q1", "prompt": "x", "client": "eve"},
+        {"id": "q1", "prompt": "x", "client": "client"},
+        {"id": "q1", "prompt": "x", "shared": '{"client":"eve"}'},
+        {"id": "q1", "prompt": "x", "client": b"\xff\xfe"},
+        {"id": "q1", "prompt": "x", "client": "guest", "reply_to": "replies:eve"},
+        {"id": b"\xff\xfe", "prompt": "x"},
+        {"prompt": "x"},
+        {"id": "q1", "prompt": "x", "shared": "[" * 90_000},
+        {"do": "cancel", "client": "eve", "id": "theirs"},
+        {"do": "cancel", "id": "x" * 201},
+        {"do": "attend", "ended": "[" * 90_000},
+        {"do": "attend", "client": "eve", "leave": "1"},
+        {"do": b"\xff"},
+        {"id": "q1", "prompt": "x", "receipt": "x" * 101},
+        {"id": "q1", "prompt": "x", "class": "retry"},
+        {"id": "q1", "prompt": "x", "result_ttl": "9" * 5000},
+        {"id": "q1", "prompt": "x", "priority": "-1"},
+    ],
+)
+def test_a_guest_acts_for_nobody_else(day: GuestDay, fields: dict[Any, Any]) -> None:
+    # Given a request of another guest that waits
+    day.command_as_default("pause")
+    with Client(day.server.url_of("eve"), GUESTS_YARD, "eve") as other:
+        theirs = other.submit([1], id="theirs", model="sim", cancel_on_disconnect=True)
+        before = day.plant.connection.xlen(day.keys.intake("normal"))
+        # If a guest writes what it must not,
+        with guest(day) as connection:
+            connection.xadd(day.keys.inbox("guest"), fields)
+        # I expect that it is thrown away, and the other's request untouched.
+        eventually(lambda: not day.plant.connection.exists(day.keys.inbox("guest")))
+        assert day.plant.connection.xlen(day.keys.intake("normal")) == before
+        assert other.status("theirs").state in {"waiting", "assigned"}
+        day.command_as_default("unpause")
+        assert theirs.result(30).ok
+
+
+def test_what_only_the_system_writes_is_left_out(day: GuestDay) -> None:
+    day.command_as_default("pause")
+    own: dict[Any, Any] = {
+        "id": "q1",
+        "prompt": "x",
+        "attempt": "7",
+        "crashed_alone": "9",
+        "unknown": "x",
+    }
+    with guest(day) as connection:
+        connection.xadd(day.keys.inbox("guest"), own)
+        eventually(lambda: day.plant.connection.xlen(day.keys.intake("normal")))
+    found: Any = day.plant.connection.xrange(day.keys.intake("normal"))
+    [(_, fields)] = found
+    assert fields.keys() == {b"id", b"prompt", b"shared"}
+    assert not any(name in fields[b"shared"] for name in (b"attempt", b"crashed", b"unknown"))
+    day.command_as_default("unpause")
+
+
+@pytest.mark.parametrize("user", ["client", "guest"])
+def test_a_value_of_512_mb_is_refused_before_it_is_sent(day: GuestDay, user: str) -> None:
+    key = day.keys.inbox("guest") if user == "guest" else day.keys.intake("normal")
+    with socket.create_connection(("127.0.0.1", day.server.port), 10) as raw:
+        raw.sendall(f"AUTH {user} {user}\r\n".encode())
+        assert raw.recv(100).startswith(b"+OK")
+        raw.sendall(f"*5\r\n$4\r\nXADD\r\n${len(key)}\r\n{key}\r\n$1\r\n*\r\n$1\r\nx\r\n".encode())
+        raw.sendall(b"$536870912\r\n")
+        assert b"invalid bulk length" in raw.recv(200)
+
+
+def test_many_blocked_reads_keep_nobody_waiting(day: GuestDay) -> None:
+    inbox_reads = f"XREAD BLOCK 0 STREAMS {day.keys.replies('guest')} $\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        for _ in range(500):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", day.server.port), 10))
+            raw.sendall(b"AUTH guest guest\r\n" + inbox_reads)
+        check_that_others_are_served(day)
+
+
+def test_bad_names_among_the_clients_keep_no_cancel_waiting(day: GuestDay) -> None:
+    # Given names in `clients` that are none, and ids that are none, written by a trusted client
+    names: dict[Any, float] = {b"\xff\xfe%d" % number: number for number in range(300)}
+    with day.connect("client") as connection:
+        connection.zadd(day.keys.clients, names)
+        connection.zadd(day.keys.clients, {"client": 1})
+        connection.sadd(day.keys.attached("client"), b"\xff", b"x" * 300)
+        # If a client vanishes behind them,
+        keys = day.keys
+        request = make_request("left", client="client-2", model="no-such")
+        day.command_as_default("pause")
+        one = submit(keys, "normal", [request], watched="client-2")
+        day.plant.scripts.call(one)
+        day.plant.scripts.call(attend(keys, "client-2", [], lease_ms=1))
+    # I expect its request to be cancelled, and the names to be removed.
+    ledger = day.keys.ledger("client-2", "left")
+    eventually(lambda: day.plant.connection.hget(ledger, "state") in {b"cancelled", b"failed"})
+    eventually(lambda: not day.plant.connection.zcard(day.keys.clients), timeout_s=20.0)
+    assert "it is no name" in day.plant.programs[0].log
+    day.command_as_default("unpause")
+
+
+def test_the_highest_id_onto_wishers_keeps_no_wish_waiting(day: GuestDay) -> None:
+    with day.connect("client") as connection:
+        connection.xadd(day.keys.wishers, {"client": b"\xff\xfe"}, id=HIGHEST)
+    eventually(
+        lambda: "made the stream of wishers anew" in day.plant.programs[0].log, timeout_s=20.0
+    )
+    day.plant.scripts.call(wish(day.keys, "client", "later"))
+    ledger = day.keys.ledger("client", "later")
+    eventually(lambda: day.plant.connection.hget(ledger, "state") == b"cancelled")
+
+
+@pytest.mark.parametrize("value", ["garbage", "inf", "-5", "9" * 30, "9223372036854775807"])
+def test_spoilt_counters_stop_nobody(day: GuestDay, value: str) -> None:
+    with day.connect("client") as connection:
+        counted: dict[Any, Any] = {"queued_tokens": value, "count:QUEUE_FULL": value}
+        connection.hset(day.keys.tally, mapping=counted)
+    check_that_others_are_served(day)
+
+
+@pytest.mark.parametrize("value", ["garbage", "9223372036854775807", "-1"])
+def test_spoilt_numbers_of_the_handshake_let_somebody_lead(day: GuestDay, value: str) -> None:
+    """By whoever may do anything: no user of a yard but the system's may write them."""
+    spoilt: dict[Any, Any] = {
+        "epoch": value,
+        "incarnation": value,
+        "rate": "abc",
+        "models": b"\xff",
+    }
+    day.plant.connection.hset(day.keys.info, mapping=spoilt)
+    leader: Any = day.plant.connection.get(day.keys.leader)
+    day.plant.programs[0].kill()
+    day.coordinator(guests="guest,eve")
+    day.plant.wait_for_leader(other_than=leader)
+    day.worker("late", model_name="sim")
+    day.plant.wait_for_workers(2)
+    with day.client() as client:
+        assert client.submit([1, 2], max_tokens=3, model="sim").result(30).ok
+
+
+def test_clients_wait_for_scripts_that_the_server_has_lost(day: GuestDay) -> None:
+    with redis.Redis.from_url(day.server.url_of("default")) as keeper, day.client() as client:
+        keeper.script_flush()
+        assert client.submit([1, 2], max_tokens=3).result(30).ok
+        assert denied(day.server) != []  # what it tried first

@@ -1,0 +1,199 @@
+"""What hostile users of `deploy/users.acl` try, as docs/deploy.md lists it: what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.deploy.conftest import GUESTS_YARD
+from tests.deploy.rights import is_refused
+from tests.support.brokers import GuardedServer
+from tokenyard.keys import Keys
+
+YARD = Keys(GUESTS_YARD)
+OTHER = Keys("some-other-yard")
+LOOP = "while true do end"
+BIG = "x" * 1000
+
+#: By the words of the table in docs/deploy.md: what neither a client nor a guest may do.
+REFUSED: dict[str, list[tuple[object, ...]]] = {
+    "a Lua loop": [
+        ("SCRIPT", "LOAD", LOOP),
+        ("EVAL", LOOP, 0),
+        ("EVAL_RO", LOOP, 0),
+        ("FUNCTION", "LOAD", f"#!lua name=x\nredis.register_function('f', function() {LOOP} end)"),
+        ("SCRIPT", "FLUSH"),
+    ],
+    "`info`": [
+        ("HSET", YARD.info, "epoch", "garbage"),
+        ("HSET", YARD.info, "rate", "abc"),
+        ("HSET", YARD.info, "protocol", 9),
+        ("HSET", YARD.info, "max_request_bytes", 1),
+        ("HINCRBY", YARD.info, "epoch", 1),
+        ("DEL", YARD.info),
+    ],
+    "the whole server": [
+        ("FLUSHALL",),
+        ("FLUSHDB",),
+        ("KEYS", "*"),
+        ("SCAN", 0),
+        ("CONFIG", "GET", "*"),
+        ("CONFIG", "SET", "maxmemory", 1),
+        ("SHUTDOWN",),
+        ("ACL", "LIST"),
+        ("ACL", "SETUSER", "me", "on"),
+        ("REPLICAOF", "NO", "ONE"),
+        ("SAVE",),
+        ("SWAPDB", 0, 1),
+        ("MODULE", "LIST"),
+        ("MEMORY", "USAGE", YARD.info),
+        ("CLUSTER", "RESET"),
+        ("MIGRATE", "127.0.0.1", 1, YARD.info, 0, 1),
+        ("OBJECT", "ENCODING", YARD.info),
+    ],
+    "other connections": [
+        ("CLIENT", "KILL", "TYPE", "normal"),
+        ("CLIENT", "LIST"),
+        ("CLIENT", "PAUSE", 10_000),
+        ("CLIENT", "UNBLOCK", 1),
+        ("CLIENT", "NO-EVICT", "on"),
+    ],
+    "listening": [
+        ("MONITOR",),
+        ("SUBSCRIBE", "a"),
+        ("PSUBSCRIBE", "*"),
+        ("PUBLISH", "a", "b"),
+        ("CLIENT", "TRACKING", "ON", "BCAST"),
+    ],
+    "prompts and answers of others": [
+        ("XREAD", "STREAMS", YARD.replies("bob"), 0),
+        ("XREAD", "STREAMS", YARD.reply("bob", "q1"), 0),
+        ("HGETALL", YARD.ledger("bob", "q1")),
+        ("GET", YARD.tokens("bob", "q1")),
+        ("XRANGE", YARD.intake("normal"), "-", "+"),
+        ("XREAD", "STREAMS", YARD.intake("normal"), 0),
+        ("XRANGE", YARD.lane("w.1"), "-", "+"),
+        ("XRANGE", YARD.dead, "-", "+"),
+        ("XREAD", "STREAMS", YARD.inbox("bob"), 0),
+        ("COPY", YARD.ledger("bob", "q1"), YARD.ledger("client", "q1")),
+        ("DUMP", YARD.ledger("bob", "q1")),
+    ],
+    "what belongs to the system": [
+        ("SET", YARD.leader, "1:me"),
+        ("DEL", YARD.leader),
+        ("HSET", YARD.workers, "w.1", "{}"),
+        ("ZADD", YARD.leases, 1, "w.1"),
+        ("XADD", YARD.lane("w.1"), "*", "id", "q1"),
+        ("XADD", YARD.intake("retry"), "*", "id", "q1"),
+        ("XADD", YARD.control, "*", "signal", "{}"),
+        ("XADD", YARD.events, "*", "event", "joined"),
+        ("HSET", YARD.posture, "all", "{}"),
+        ("XTRIM", YARD.intake("normal"), "MAXLEN", 0),
+        ("XDEL", YARD.intake("normal"), "1-0"),
+        ("XGROUP", "DESTROY", YARD.intake("normal"), "coordinator"),
+        ("DEL", YARD.dead),
+        ("EXPIRE", YARD.intake("normal"), 1),
+        ("RENAME", YARD.intake("normal"), YARD.intake("low")),
+    ],
+}
+#: What a client may do, who is trusted, and a guest may not.
+TRUSTED: dict[str, list[tuple[object, ...]]] = {
+    "scripts of others": [("EVALSHA", "0" * 40, 0), ("FCALL", "f", 0)],
+    "names in `clients`": [("ZADD", YARD.clients, 1, b"\xff\xfe")],
+    "the highest id onto `wishers`": [
+        ("XADD", YARD.wishers, "18446744073709551615-18446744073709551615", "client", "x"),
+        ("SADD", YARD.wishes("guest"), "q1"),
+    ],
+    "ledgers of 20 MB": [("HSET", YARD.ledger("guest", "q1"), "state", "waiting", "x", BIG)],
+    "entries of the intakes": [
+        ("XADD", YARD.intake("normal"), "*", "id", "q1", "client", "bob"),
+        ("XADD", YARD.intake("high"), "*", "id", "q1"),
+    ],
+    "counters": [("HSET", YARD.tally, "queued_tokens", "garbage")],
+    "attached": [("SADD", YARD.attached("guest"), "q1")],
+}
+#: What only a guest could think of.
+OF_GUESTS: dict[str, list[tuple[object, ...]]] = {
+    "inboxes of others": [
+        ("XADD", YARD.inbox("eve"), "*", "id", "q1"),
+        ("XADD", OTHER.inbox("guest"), "*", "id", "q1"),
+        ("XADD", YARD.inbox("guest-1"), "*", "id", "q1"),
+        ("SELECT", 1),
+    ],
+    "its own inbox, but by XADD": [
+        ("XREAD", "STREAMS", YARD.inbox("guest"), 0),
+        ("XTRIM", YARD.inbox("guest"), "MAXLEN", 0),
+        ("DEL", YARD.inbox("guest")),
+        ("SET", YARD.inbox("guest"), "x"),
+        ("XGROUP", "CREATE", YARD.inbox("guest"), "mine", 0),
+    ],
+    "its own replies, but to read and to trim": [
+        ("XADD", YARD.replies("guest"), "*", "frame", "x"),
+        ("XADD", YARD.reply("guest", "q1"), "*", "event", "result"),
+        ("DEL", YARD.ledger("guest", "q1")),
+        ("EXPIRE", YARD.ledger("guest", "q1"), 1),
+        ("APPEND", YARD.tokens("guest", "q1"), "x"),
+    ],
+    "workers and hosts": [
+        ("HGETALL", YARD.workers),
+        ("ZRANGE", YARD.leases, 0, -1),
+        ("HGETALL", YARD.hosts),
+        ("XLEN", YARD.intake("normal")),
+        ("HGETALL", YARD.tally),
+    ],
+}
+CASES = [
+    *(("client", what) for what in REFUSED),
+    *(("guest", what) for what in REFUSED | TRUSTED | OF_GUESTS),
+]
+
+
+@pytest.mark.parametrize(("user", "what"), CASES)
+def test_it_is_refused(guarded: GuardedServer, user: str, what: str) -> None:
+    commands = (REFUSED | TRUSTED | OF_GUESTS)[what]
+    with redis.Redis.from_url(guarded.url_of(user)) as connection:
+        assert [one for one in commands if not is_refused(connection, *one)] == []
+
+
+@pytest.mark.parametrize("user", ["client", "guest"])
+def test_nobody_debugs_the_server(guarded: GuardedServer, user: str) -> None:
+    with (
+        redis.Redis.from_url(guarded.url_of(user)) as connection,
+        pytest.raises(redis.ResponseError, match=r"not allowed|no permissions"),
+    ):
+        connection.execute_command("DEBUG", "SLEEP", 10)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("what", TRUSTED)
+def test_a_client_who_is_trusted_may(guarded: GuardedServer, what: str) -> None:
+    """So that the table of what trust means is true; what comes of it, the other tests say."""
+    with redis.Redis.from_url(guarded.url_of("client")) as connection:
+        for command in TRUSTED[what]:
+            own = tuple(
+                word.replace(":guest", ":client") if isinstance(word, str) else word
+                for word in command
+            )
+            if own[0] == "FCALL":
+                assert is_refused(connection, *own)
+                continue
+            # It may call the scripts that are there.
+            with contextlib.suppress(redis.exceptions.NoScriptError):
+                assert not is_refused(connection, *own), own
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        keeper.flushall()
+
+
+def test_the_table_has_each_of_them() -> None:
+    """docs/deploy.md names each kind of attack that is tried here, and the tests that it names
+    are there."""
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    table = page.partition("### What a hostile client can do")[2].partition("\n### ")[0]
+    assert [what for what in REFUSED | TRUSTED | OF_GUESTS if what not in table] == []
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", table)
+    assert named
+    assert [name for name in named if f"def {name}(" not in tests] == []

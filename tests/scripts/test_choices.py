@@ -1,0 +1,108 @@
+"""emit.lua, rescue.lua, hand_back.lua, finish.lua: whose the published tokens of a stream are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_delta, make_request, make_result
+from tests.support.yard import Yard
+from tokenyard.scripts import Publication, Published
+from tokenyard.wire import Assignment, Request, SamplingParams
+
+
+def several(count: int = 2) -> Request:
+    return make_request(stream=True, params=SamplingParams(n=count))
+
+
+def emit(yard: Yard, assignment: Assignment, *deltas: tuple[int, int, list[int]]) -> list[int]:
+    """Deltas of one call, given as (seq, index, tokens)."""
+    request = assignment.request
+    made = [
+        Publication(assignment, make_delta(request.id, seq, tokens, index=index))
+        for seq, index, tokens in deltas
+    ]
+    return [int(code) for code in yard.scripts.emit("w.1", made)]
+
+
+def noted(yard: Yard, request: Request) -> bytes | None:
+    return yard.connection.get(yard.keys.choices(request.client, request.id))
+
+
+def test_each_token_is_noted_with_its_choice(yard: Yard) -> None:
+    assignment = yard.assign(yard.worker(), several())
+
+    emit(yard, assignment, (0, 0, [1, 2]), (2, 1, [3]))
+    emit(yard, assignment, (3, 1, [4]), (4, 0, [5]))
+
+    assert noted(yard, assignment.request) == b"\0\0\1\1\0"
+    assert yard.ttl_s(yard.keys.choices("anon", assignment.request.id)) > 23 * 3600
+
+
+def test_what_is_repeated_or_stale_is_not_noted_again(yard: Yard) -> None:
+    assignment = yard.assign(yard.worker(), several())
+    emit(yard, assignment, (0, 1, [1]))
+
+    assert emit(yard, assignment, (0, 1, [1]), (5, 0, [9])) == [Published.REPEATED, 0]
+
+    assert noted(yard, assignment.request) == b"\1"
+
+
+def test_a_stream_of_one_choice_notes_nothing_also_beside_others(yard: Yard) -> None:
+    worker = yard.worker()
+    one, two = yard.assign(worker, several(1)), yard.assign(worker, several(2))
+    made = [
+        Publication(one, make_delta(one.request.id, 0, [1]), 7),
+        Publication(two, make_delta(two.request.id, 0, [2], index=1), 8),
+    ]
+
+    yard.scripts.emit(worker, made)
+
+    assert (noted(yard, one.request), noted(yard, two.request)) == (None, b"\1")
+    epochs = [yard.ledger(each.request)["epoch"] for each in (one, two)]
+    assert epochs == ["7", "8"]
+
+
+@pytest.mark.parametrize("how", ["rescue", "hand_back"])
+def test_the_next_attempt_knows_whose_they_are(yard: Yard, how: str) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, several())
+    emit(yard, assignment, (0, 1, [1, 2]), (2, 0, [3]))
+
+    if how == "rescue":
+        yard.scripts.retire(worker, "lost")
+        yard.rescue(worker)
+    else:
+        yard.scripts.hand_back(worker, assignment, 0, "x")
+
+    again = yard.place(yard.waiting(assignment.request), yard.worker("v"))
+    assert again.choices == b"\1\1\0"
+    assert [again.published_of(index) for index in (0, 1)] == [[3], [1, 2]]
+
+
+def test_they_are_forgotten_with_the_result(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, several())
+    emit(yard, assignment, (0, 1, [1]))
+
+    result = Publication(assignment, make_result(assignment.request.id))
+    assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+
+    assert noted(yard, assignment.request) is None
+
+
+def test_those_of_a_life_before_do_not_count(yard: Yard) -> None:
+    request = several()
+    yard.connection.set(yard.keys.choices("anon", request.id), b"\1\1\1")
+    assignment = yard.assign(yard.worker(), request)
+
+    emit(yard, assignment, (0, 0, [1]))
+
+    assert noted(yard, request) == b"\0"
+
+
+def test_a_clients_own_field_counts_nothing(yard: Yard) -> None:
+    pushed = yard.push({"id": "q1", "prompt": "x", "choices": b"\1", "trial": "3"})
+
+    placed = yard.place(type(pushed)(make_request("q1"), "normal", pushed.entry), yard.worker())
+
+    assert (placed.choices, placed.published) == (b"", b"")

@@ -1,0 +1,192 @@
+"""dispatch.lua, rescue.lua and acquit.lua: suspects on trial in a group on one lane."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import make_result
+from tests.support.yard import Waiting, Yard
+from tokenyard.scripts import (
+    ACQUIT_CHANGED,
+    ACQUIT_DONE,
+    ACQUIT_NOT_LEADER,
+    Dispatched,
+    Publication,
+    Published,
+)
+
+
+def put_on_trial(yard: Yard, worker: str, count: int) -> list[Waiting]:
+    """A group of so many on a worker's lane."""
+    group = [yard.submit() for _ in range(count)]
+    codes = yard.scripts.dispatch(yard.token, [one.to(worker, on_trial=True) for one in group])
+    assert codes == [Dispatched.DISPATCHED] * count
+    return group
+
+
+def names(group: list[Waiting]) -> list[tuple[str, str]]:
+    return [(one.request.client, one.request.id) for one in group]
+
+
+def crash(yard: Yard, worker: str, trials: list[int | None]) -> None:
+    yard.scripts.retire(worker, "crashed", "signal 11")
+    assert yard.rescue(worker, trials) == 0
+
+
+class TestDispatch:
+    def test_the_mark_is_the_first_entry_and_how_many(self, yard: Yard) -> None:
+        worker = yard.worker()
+        before = yard.assign(worker)
+
+        put_on_trial(yard, worker, 3)
+
+        lane = [one.entry for one in yard.lane(worker)]
+        assert lane[0] == before.entry
+        assert yard.alone(worker) == f"{lane[1]}+3"
+
+    def test_no_second_group_and_nobody_alone(self, yard: Yard) -> None:
+        worker = yard.worker()
+        put_on_trial(yard, worker, 2)
+        second, alone = yard.submit(), yard.submit()
+        moves = [second.to(worker, on_trial=True), alone.to(worker, alone=True)]
+
+        assert yard.scripts.dispatch(yard.token, moves) == [Dispatched.FULL] * 2
+
+        assert len(yard.lane(worker)) == 2
+
+    def test_no_group_beside_one_that_is_alone(self, yard: Yard) -> None:
+        worker = yard.worker()
+        alone = yard.assign(worker, alone=True)
+
+        codes = yard.scripts.dispatch(yard.token, [yard.submit().to(worker, on_trial=True)])
+
+        assert codes == [Dispatched.FULL]
+        assert yard.alone(worker) == alone.entry
+
+    def test_a_lane_has_no_more_places_for_a_group(self, yard: Yard) -> None:
+        worker = yard.worker()
+        moves = [yard.submit().to(worker, 2, on_trial=True) for _ in range(3)]
+
+        codes = yard.scripts.dispatch(yard.token, moves)
+
+        assert codes == [Dispatched.DISPATCHED, Dispatched.DISPATCHED, Dispatched.FULL]
+        assert yard.alone(worker) == f"{yard.lane(worker)[0].entry}+2"
+
+    def test_a_result_of_a_member_does_not_end_the_trial(self, yard: Yard) -> None:
+        worker = yard.worker()
+        put_on_trial(yard, worker, 2)
+        mark, first = yard.alone(worker), yard.lane(worker)[0]
+
+        result = Publication(first, make_result(first.request.id))
+        assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+
+        assert yard.alone(worker) == mark
+
+
+class TestRescue:
+    def test_suspects_know_how_they_are_tried_and_others_nothing(self, yard: Yard) -> None:
+        worker = yard.worker()
+        held = [yard.assign(worker) for _ in range(2)]
+
+        crash(yard, worker, [16, None])
+
+        suspect, other = (yard.ledger(one.request) for one in held)
+        assert (suspect["trial"], suspect["suspected"], suspect["crashes"]) == ("16", "1", "1")
+        assert not {"trial", "suspected", "crashes", "reason"} & other.keys()
+        retries = [fields for _, fields in yard.intake("retry")]
+        assert [fields.get(b"trial") for fields in retries] == [b"16", None]
+
+    @pytest.mark.parametrize("why", ["lost", "left"])
+    def test_a_host_that_dies_says_nothing_of_a_group(self, yard: Yard, why) -> None:
+        worker = yard.worker()
+        held = [yard.assign(worker)]
+        crash(yard, worker, [16])
+        worker = yard.worker()
+        again = yard.waiting(held[0].request)
+        yard.scripts.dispatch(yard.token, [again.to(worker, on_trial=True)])
+        yard.scripts.retire(worker, why, "signal 9")
+
+        yard.rescue(worker, [4])
+
+        ledger = yard.ledger(held[0].request)
+        assert (ledger["trial"], ledger["suspected"]) == ("16", "1")
+        assert yard.alone(worker) is None
+
+    def test_acquitted_and_suspected_again_is_a_relapse(self, yard: Yard) -> None:
+        worker = yard.worker()
+        request = yard.assign(worker).request
+        crash(yard, worker, [1])
+        for relapses in (1, 2):
+            worker = yard.worker()
+            move = yard.waiting(request).to(worker, on_trial=True)
+            yard.scripts.dispatch(yard.token, [move])
+            mark = yard.alone(worker) or ""
+            members = [(request.client, request.id)]
+            yard.scripts.acquit(yard.token, worker, mark, members, keep=False)
+            crash(yard, worker, [1])
+
+            ledger = yard.ledger(request)
+            assert (ledger["relapsed"], ledger["trial"]) == (str(relapses), "1")
+
+    def test_suspected_again_on_trial_is_none(self, yard: Yard) -> None:
+        worker = yard.worker()
+        request = yard.assign(worker).request
+        crash(yard, worker, [4])
+        worker = yard.worker()
+        yard.scripts.dispatch(yard.token, [yard.waiting(request).to(worker, on_trial=True)])
+
+        crash(yard, worker, [1])
+
+        ledger = yard.ledger(request)
+        assert "relapsed" not in ledger
+        assert (ledger["trial"], ledger["suspected"]) == ("1", "2")
+        assert "crashed_alone" not in ledger
+
+
+class TestAcquit:
+    @pytest.mark.parametrize("keep", [True, False])
+    def test_members_are_free_and_the_lane_is_open(self, yard: Yard, keep: bool) -> None:
+        worker = yard.worker()
+        group = put_on_trial(yard, worker, 2)
+        for one in group:
+            yard.connection.hset(yard.keys.ledger("anon", one.request.id), "trial", 8)
+        mark = yard.alone(worker) or ""
+
+        code = yard.scripts.acquit(yard.token, worker, mark, names(group), keep=keep)
+
+        assert code == ACQUIT_DONE
+        assert not any("trial" in yard.ledger(one.request) for one in group)
+        assert yard.alone(worker) == ("-" if keep else None)
+        put_on_trial(yard, worker, 1)
+
+    def test_who_has_left_the_lane_meanwhile_is_not_touched(self, yard: Yard) -> None:
+        worker = yard.worker()
+        (one,) = put_on_trial(yard, worker, 1)
+        mark, entry = yard.alone(worker) or "", yard.lane(worker)[0]
+        yard.scripts.hand_back(worker, entry, 0, "x")
+        yard.connection.hset(yard.keys.ledger("anon", one.request.id), "trial", 8)
+
+        assert yard.scripts.acquit(yard.token, worker, mark, names([one]), keep=False) == 1
+
+        assert yard.ledger(one.request)["trial"] == "8"
+
+    def test_another_mark_stays(self, yard: Yard) -> None:
+        worker = yard.worker()
+        group = put_on_trial(yard, worker, 1)
+        mark = yard.alone(worker)
+
+        code = yard.scripts.acquit(yard.token, worker, "1-0+1", names(group), keep=False)
+
+        assert code == ACQUIT_CHANGED
+        assert yard.alone(worker) == mark
+
+    def test_only_the_leader_may(self, yard: Yard) -> None:
+        worker = yard.worker()
+        group = put_on_trial(yard, worker, 1)
+        mark = yard.alone(worker) or ""
+        yard.depose()
+
+        code = yard.scripts.acquit(yard.token, worker, mark, names(group), keep=False)
+
+        assert code == ACQUIT_NOT_LEADER
+        assert yard.alone(worker) == mark

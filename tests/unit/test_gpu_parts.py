@@ -1,0 +1,219 @@
+"""Parts of the GPU proof: bounded, ended with everything they started, and reported."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from gpu_parts import PARTS, Result, arguments
+from gpu_report import markdown, report
+from gpu_wheels import ROOT
+
+#: The bound of parts that are to reach it, and of those that are not.
+SHORT_S, LONG_S = 3.0, 60.0
+
+#: The runner becomes the parent of orphans, which is not for the tests' own process.
+RUN = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+import gpu_parts
+gpu_parts._GRACE_S = 1.0
+state, timeout_s, *command = sys.argv[1:]
+result = gpu_parts.bounded("fake", command, Path(state), dict(__import__("os").environ),
+                           timeout_s=float(timeout_s))
+print(json.dumps(asdict(result)))
+"""
+
+
+def run(state: Path, code: str, timeout_s: float = LONG_S) -> Result:
+    command = [sys.executable, "-c", RUN, str(state), str(timeout_s), sys.executable, "-c"]
+    done = subprocess.run(
+        [*command, textwrap.dedent(code)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / ".ci")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return Result(**json.loads(done.stdout))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_part_that_passes_gives_its_last_json(tmp_path):
+    result = run(tmp_path, 'print("{\\"a\\": 0}\\nwords\\n{\\n \\"tokens_per_s\\": 7.5\\n}")')
+
+    assert (result.outcome, result.exit) == ("passed", 0)
+    assert result.figures == {"tokens_per_s": 7.5}
+    assert "words" in (tmp_path / "logs" / "fake.log").read_text()
+
+
+def test_a_part_that_fails_says_its_status_and_its_last_lines(tmp_path):
+    result = run(tmp_path, 'print("out of memory"); raise SystemExit(3)')
+
+    assert (result.outcome, result.exit) == ("failed", 3)
+    assert result.why == "It ended with status 3."
+    assert result.last_lines == ["out of memory"]
+
+
+def test_a_part_that_is_killed_says_the_signal(tmp_path):
+    result = run(tmp_path, "import os; os.kill(os.getpid(), 9)")
+
+    assert (result.outcome, result.why) == ("failed", "It ended with signal SIGKILL.")
+
+
+def test_a_part_that_hangs_is_ended_with_its_whole_family(tmp_path):
+    result = run(
+        tmp_path,
+        """
+        import os, signal, subprocess, sys, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        child = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        print(os.getpid(), subprocess.Popen(child, start_new_session=True).pid, flush=True)
+        time.sleep(1000)
+        """,
+        SHORT_S,
+    )
+
+    assert (result.outcome, result.exit) == ("ended", None)
+    assert result.why == "It ran longer than its 3 s and was ended."
+    for pid in map(int, result.last_lines[0].split()):
+        assert not is_running(pid)
+
+
+def test_a_part_that_is_ended_may_still_say_what_it_found(tmp_path):
+    result = run(
+        tmp_path,
+        """
+        import json, time
+        try:
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            print(json.dumps({"so_far": 1}), flush=True)
+        """,
+        SHORT_S,
+    )
+
+    assert (result.outcome, result.figures) == ("ended", {"so_far": 1})
+
+
+def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
+    """Also one that has a session of its own and whose parent has ended."""
+    result = run(
+        tmp_path,
+        """
+        import subprocess, sys
+        orphan = "import time; print('left_behind', flush=True); time.sleep(1000)"
+        between = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', %r],"
+        between += "start_new_session=True).pid, flush=True)"
+        subprocess.run([sys.executable, "-c", between % orphan], check=True)
+        """,
+    )
+
+    assert (result.outcome, result.exit) == ("left processes", 0)
+    assert result.why == "It left 1 processes, which were ended."
+    (command,) = result.leftovers
+    assert "left_behind" in command
+    (pid,) = (int(line) for line in result.last_lines if line.isdigit())
+    assert not is_running(pid)
+
+
+def test_tests_that_are_ended_have_said_what_failed_before(tmp_path):
+    tests = """
+        import time
+        def test_good(): pass
+        def test_bad(): assert "memory" == "the baseline"
+        def test_hangs(): time.sleep(1000)
+    """
+    (tmp_path / "test_three.py").write_text(textwrap.dedent(tests))
+    options = ["-q", "-p", "gpu_pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    options += ["-c", "/dev/null", "-o", "timeout=0", "-o", "addopts=", str(tmp_path)]
+
+    result = run(
+        tmp_path,
+        f"""
+        import os, pytest, signal
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os._exit(pytest.main({options!r}))
+        """,
+        10.0,
+    )
+
+    said = (tmp_path / "logs" / "fake.log").read_text()
+    assert result.outcome == "ended"
+    assert re.search(r"^passed after [0-9.]+ s: test_three\.py::test_good$", said, re.MULTILINE)
+    assert re.search(r"^failed after [0-9.]+ s: test_three\.py::test_bad$", said, re.MULTILINE)
+    assert "AssertionError: assert 'memory' == 'the baseline'" in said
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_tests_alone_have_no_short_form(part):
+    """And they run as they are."""
+    assert "--quick" not in arguments(part, "cuda", quick=False)
+    assert ("--quick" in arguments(part, "cuda", quick=True)) is (part != "tests")
+
+
+def test_a_quick_rehearsal_on_a_cpu_serves_a_small_model():
+    assert "8b" in arguments("serving_8b", "cuda", quick=True)
+    assert "8b" in arguments("serving_8b", "cpu", quick=False)
+    assert "tiny" in arguments("serving_8b", "cpu", quick=True)
+
+
+def test_a_report_shows_failed_ended_and_missing_parts(tmp_path):
+    installed = {"vllm": "vllm 0.26.0", "torch": "2.11.0", "left_out": ["vllm/fa2.so"]}
+    Result("install", "passed", 9.0, figures=installed).write(tmp_path)
+    Result(
+        "tests", "failed", 5.0, exit=1, why="It ended with status 1.", last_lines=["E boom"]
+    ).write(tmp_path)
+    Result("chaos", "ended", 480.0, leftovers=[], figures={"lost": 0}).write(tmp_path)
+    figures = {"rounds": [{"tokens_per_s": 1234.5678}], "ttft_ms": [5, 1, 2, 3, 4]}
+    Result("cold_start", "passed", 30.0, quick=True, figures=figures).write(tmp_path)
+
+    passed = report(tmp_path, ["tests", "chaos", "cold_start", "alternate"], "cuda")
+
+    assert not passed
+    told = json.loads((tmp_path / "gpu.json").read_text())
+    assert [part["outcome"] for part in told["parts"]] == [
+        "passed",
+        "failed",
+        "ended",
+        "passed",
+        "not run",
+    ]
+    text = (tmp_path / "gpu.md").read_text()
+    for line in (
+        "| vllm | vllm 0.26.0 |",
+        "| left out of the wheels | fa2.so |",
+        "| tests | failed | 5 |  |",
+        "| cold_start | passed, quick | 30 |  |",
+        "| alternate | not run |  |  |",
+        "| rounds.0.tokens_per_s | 1235 |",
+        "| ttft_ms | 3 (median of 5) |",
+        "E boom",
+    ):
+        assert line in text.splitlines()
+
+
+def test_a_report_in_which_all_passed_says_so(tmp_path):
+    for part in ("install", "tests"):
+        Result(part, "passed", 1.0).write(tmp_path)
+
+    assert report(tmp_path, ["tests"], "cpu")
+    assert (tmp_path / "gpu.md").read_text().startswith("# The proof, rehearsed on a CPU\n")
+
+
+def test_a_cell_does_not_break_its_table():
+    text = markdown({"device": "cuda", "machine": {"GPU": "a|b\nc"}, "parts": []})
+
+    assert "| GPU | a\\|b c |" in text.splitlines()

@@ -1,0 +1,41 @@
+"""A worker process whose model cannot be loaded: it stays warm, or it goes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from unittest.mock import Mock
+
+import pytest
+
+from tokenyard.settings import WorkerSettings
+from worker.engines import Backend, DeviceLost
+from worker.messages import Load, Refusal
+from worker.models import ModelSpec
+from worker.process import WorkerProcess
+
+LOAD = Load(ModelSpec(name="a", path="models/a"), None, "")
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_process_warm() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = WorkerProcess(WorkerSettings(redis_url="redis://nowhere", model="any"), 0, theirs)
+
+    goes_on = process._obey(_failing(ValueError("no such file")), LOAD)
+
+    assert goes_on
+    assert ours.recv() == Refusal("a: ValueError: no such file")
+
+
+def test_after_an_error_of_cuda_it_serves_no_other() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = WorkerProcess(WorkerSettings(redis_url="redis://nowhere", model="any"), 0, theirs)
+
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        process._obey(_failing(DeviceLost("CUDA error: an illegal memory access")), LOAD)
+
+    assert not ours.poll()
+
+
+def _failing(fault: Exception) -> Backend:
+    backend: Backend = Mock(load=Mock(side_effect=fault))
+    return backend

@@ -1,0 +1,138 @@
+"""Turns of clients, and the shares of the classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.held import Queue
+from coordinator.shares import WEIGHTS
+from coordinator.waiting import Waiting
+from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
+
+ALL = sum(WEIGHTS.values())
+
+
+def waiting(name: str, intake: PriorityClass = "normal", client: str = "ann") -> Waiting:
+    return Waiting(intake=intake, entry=name, id=name, client=client)
+
+
+def some(count: int, intake: PriorityClass = "normal", client: str = "ann") -> list[Waiting]:
+    return [waiting(f"{client}-{intake}-{number}", intake, client) for number in range(count)]
+
+
+def holding(*requests: Waiting, is_fair: bool = True) -> Queue:
+    queue = Queue(is_fair=is_fair)
+    for one in requests:
+        queue.add(one)
+    return queue
+
+
+def serve(queue: Queue, count: int, batch: int = 1) -> list[Waiting]:
+    """As the dispatcher does: so many, in batches."""
+    served: list[Waiting] = []
+    while len(served) < count and len(queue):
+        chosen = list(islice(queue.others, min(batch, count - len(served))))
+        for one in chosen:
+            queue.note_served(one)
+            queue.discard(one)
+        served += chosen
+    return served
+
+
+def classes(served: list[Waiting]) -> Counter[str]:
+    return Counter(one.intake for one in served)
+
+
+class TestClasses:
+    @pytest.mark.parametrize("batch", [1, 7, 1000])
+    def test_each_has_its_share_while_all_wait(self, batch: int) -> None:
+        queue = holding(*(one for name in PRIORITY_CLASSES for one in some(50 * ALL, name)))
+
+        served = serve(queue, 40 * ALL, batch)
+
+        assert classes(served) == {name: 40 * weight for name, weight in WEIGHTS.items()}
+        assert classes(served[:ALL]) == WEIGHTS, "in each round, not only in the end"
+
+    def test_the_shares_hold_for_minutes_of_a_flood(self) -> None:
+        """Given 200 requests/s for ten minutes, and each class asks for more than all places."""
+        queue, served = Queue(), Counter[str]()
+        for second in range(600):
+            for name in PRIORITY_CLASSES:
+                for number in range(200):
+                    queue.add(waiting(f"{name}-{second}-{number}", name))
+            served += classes(serve(queue, 200, batch=8))
+
+        total = served.total()
+        assert total == 120_000
+        for name, weight in WEIGHTS.items():
+            assert served[name] / total == pytest.approx(weight / ALL, rel=0.001)
+
+    @pytest.mark.parametrize("flood", PRIORITY_CLASSES)
+    def test_none_waits_for_longer_than_a_round(self, flood: PriorityClass) -> None:
+        for name in PRIORITY_CLASSES:
+            queue = holding(*some(10 * ALL, flood))
+            serve(queue, 3 * ALL)
+            queue.add(late := waiting("late", name, "bob"))
+            assert late in serve(queue, ALL + 1), f"{name} behind {flood}"
+
+    def test_what_nobody_uses_is_not_saved_up(self) -> None:
+        """Given low requests that come late, I expect no more than one in a round."""
+        queue = holding(*some(2000, "high"), *some(2000, "normal"))
+        serve(queue, 1000)
+        for one in some(100, "low"):
+            queue.add(one)
+
+        served = serve(queue, 2 * ALL)
+
+        assert classes(served)["low"] == 2
+
+    def test_a_class_by_itself_has_all_places(self) -> None:
+        requests = some(30, "low")
+        assert serve(holding(*requests), 30) == requests
+
+    def test_what_was_on_a_worker_before_comes_first(self) -> None:
+        again = Waiting(intake="retry", entry="r", id="r")
+        queue = holding(*some(3, "high"), again)
+        assert serve(queue, 2) == [again, *some(1, "high")]
+
+
+class TestClients:
+    def test_they_take_turns_and_keep_their_own_order(self) -> None:
+        flood, few = some(6000, client="ann"), some(3, client="bob")
+        queue = holding(*flood, *few)
+
+        served = serve(queue, 7, batch=2)
+
+        assert served == [flood[0], few[0], flood[1], few[1], flood[2], few[2], flood[3]]
+
+    def test_who_asks_one_by_one_waits_for_one_of_each_other(self) -> None:
+        queue = holding(*(one for name in "abcd" for one in some(100, client=name)))
+        for number in range(20):
+            queue.add(mine := waiting(f"mine-{number}", client="me"))
+            assert serve(queue, 5).count(mine) == 1
+
+    def test_the_order_of_arrival_where_nobody_takes_turns(self) -> None:
+        requests = [*some(5, client="ann"), *some(2, client="bob"), *some(1, client="cy")]
+        assert serve(holding(*requests, is_fair=False), 8, batch=3) == requests
+
+    @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 9))
+    def test_everything_is_served_once(self, clients: list[str], batch: int) -> None:
+        requests = [
+            waiting(f"{number}", PRIORITY_CLASSES[number % 3], client)
+            for number, client in enumerate(clients)
+        ]
+        queue = holding(*requests)
+
+        served = serve(queue, len(requests), batch)
+
+        assert sorted(one.entry for one in served) == sorted(one.entry for one in requests)
+        assert (len(queue), queue.tokens, list(queue)) == (0, 0, [])
+
+    def test_how_many_compete(self) -> None:
+        queue = holding(*some(9, client="ann"), *some(1, client="bob"), *some(1, "high", "cy"))
+        assert queue.clients == 2

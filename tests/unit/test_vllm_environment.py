@@ -1,0 +1,30 @@
+"""What vLLM reads from the environment of worker processes."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from worker.engines.vllm_environment import engine_environment
+
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+
+
+@pytest.mark.parametrize(("is_there", "said"), [(False, "0"), (True, None)])
+def test_vllm_samples_by_itself_where_flashinfer_is_not_installed(
+    is_there: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = object() if is_there else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+
+    assert engine_environment(cpu=False).get(SAMPLER) == said
+    assert SAMPLER not in engine_environment(cpu=True)
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_the_engine_runs_in_the_process_and_tells_nobody(cpu: bool) -> None:
+    environment = engine_environment(cpu=cpu)
+
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert environment["VLLM_NO_USAGE_STATS"] == "1"

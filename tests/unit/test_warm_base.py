@@ -1,0 +1,134 @@
+"""What is let go of between two models on a GPU: with fakes of what vLLM has there."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from worker.engines import DeviceLost, warm_base
+
+
+class Wrapper:
+    """vLLM's, for one kind of graphs."""
+
+    cleared: ClassVar[list[str]] = []
+
+    @classmethod
+    def clear_all_graphs(cls) -> None:
+        """Count it."""
+        cls.cleared.append(cls.__name__)
+
+
+class Breakable(Wrapper):
+    """Another kind."""
+
+
+class Platform:
+    """vLLM's, with a pool in its class."""
+
+    _global_graph_pool: Any = None
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch, **content: Any) -> None:
+    """Have it imported."""
+    made = ModuleType(name)
+    vars(made).update(content)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
+    """One whose first model has recorded graphs."""
+    found = Platform()
+    monkeypatch.setattr(Platform, "_global_graph_pool", (0, 1))
+    monkeypatch.setattr(Wrapper, "cleared", [])
+    monkeypatch.setattr(warm_base, "_platform", lambda: found)
+    return found
+
+
+def test_the_next_model_has_a_pool_of_graphs_of_its_own(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module("vllm.compilation.cuda_graph", monkeypatch, CUDAGraphWrapper=Wrapper)
+    module("vllm.compilation.breakable_cudagraph", monkeypatch, BreakableCUDAGraphWrapper=Breakable)
+
+    warm_base._forget_graphs()
+
+    assert Wrapper.cleared == ["Wrapper", "Breakable"]
+    assert type(platform)._global_graph_pool is None
+
+
+def test_a_vllm_without_such_graphs_or_pools_is_left_alone(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module("vllm.compilation.cuda_graph", monkeypatch)
+    monkeypatch.delitem(sys.modules, "vllm.compilation.breakable_cudagraph", raising=False)
+    monkeypatch.delattr(Platform, "_global_graph_pool")
+
+    warm_base._forget_graphs()
+
+    assert not hasattr(platform, "_global_graph_pool")
+
+
+@pytest.mark.parametrize("used", [0, 20 * 1024**2])
+def test_what_stays_of_a_model_that_could_sleep_ends_the_process(
+    used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = SimpleNamespace(get_current_usage=lambda: used, release_pools=lambda: None)
+    allocator = SimpleNamespace(instance=instance)
+    module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
+
+    if used:
+        with pytest.raises(DeviceLost, match=r"^20 MiB of a model that is gone stay on the GPU$"):
+            warm_base._check_sleep_memory()
+    else:
+        warm_base._check_sleep_memory()
+
+
+def test_where_nothing_ever_slept_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    module(
+        "vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=SimpleNamespace(instance=None)
+    )
+    warm_base._check_sleep_memory()
+    monkeypatch.delitem(sys.modules, "vllm.device_allocator.cumem")
+    warm_base._check_sleep_memory()
+
+
+@pytest.mark.parametrize(
+    "entry", [("pool", "its allocator"), [("pool", "its allocator")]], ids=["0.26", "0.32"]
+)
+def test_pools_that_a_failed_load_has_left_are_released(
+    entry: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[str] = []
+    pools = {"weights": entry}
+
+    def release() -> None:
+        released.extend(["pools", *map(str, warm_base._kept)])
+        pools.clear()
+
+    instance = SimpleNamespace(release_pools=release, allocator_and_pools=pools)
+    allocator = SimpleNamespace(instance=instance)
+    module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
+
+    monkeypatch.setattr(warm_base, "_kept", [])
+
+    warm_base._forget_sleep_memory()
+    warm_base._forget_sleep_memory()
+
+    assert released == ["pools", "its allocator"] * 2, "what gives memory back outlives them"
+
+
+def test_kernels_of_a_warm_up_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    module("vllm.utils.jit_monitor", monkeypatch, _handle_jit_event=heard.append)
+    monitor: Any = sys.modules["vllm.utils.jit_monitor"]
+
+    with warm_base.unmonitored(), warm_base.unmonitored():
+        monitor._handle_jit_event("in the warm-up")
+    monitor._handle_jit_event("afterwards")
+
+    assert heard == ["afterwards"]

@@ -1,0 +1,44 @@
+"""`tokenyard scripts`: the scripts of this release in the server."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+import msgspec
+
+from tokenyard.cli.console import say
+from tokenyard.cli.reach import opened
+from tokenyard.program import PlainCommand, PlainGroup
+from tokenyard.scripts import load_scripts
+from tokenyard.wording import counted
+
+ABOUT: Final = """Load the scripts of this release into the server, for clients that may not.
+
+The leader does this for its own release. While clients of another release are at work, run it with
+that release after each restart of the server.
+
+\b
+Examples:
+  tokenyard scripts load
+
+\b
+Exit statuses:
+  0  the server has them all
+  3  no usable broker
+"""
+
+
+@click.group(cls=PlainGroup, help=ABOUT, short_help="Load the scripts that clients call.")
+def scripts() -> None:
+    """The group; its command does the work."""
+
+
+@scripts.command(cls=PlainCommand, short_help="Load those that are missing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def load(ctx: click.Context, /, *, as_json: bool) -> None:
+    """Load the scripts of this release that the server has not got."""
+    with opened(ctx.obj) as (connection, _):
+        count = load_scripts(connection)
+    say(msgspec.json.encode({"loaded": count}) if as_json else f"{counted(count, 'script')} loaded")

@@ -1,0 +1,10 @@
+-- The next number of a counter, which is given out once. One that was spoilt goes on from the
+-- time in ms, beyond whatever it had counted to.
+local function next_in(counters, name)
+  local number = redis.pcall('HINCRBY', counters, name, 1)
+  if type(number) == 'table' then
+    number = server_ms()
+    redis.call('HSET', counters, name, string.format('%.0f', number))
+  end
+  return string.format('%.0f', number)
+end
