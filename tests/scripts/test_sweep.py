@@ -87,6 +87,6 @@ def test_clients_whose_leases_have_run_out_are_named(yard: Yard) -> None:
 
     yard.connection.zadd(yard.keys.clients, {"ann": 1, "eve": 2})
 
-    assert yard.scripts.watch_clients(10) == ["ann", "eve"]
-    assert yard.scripts.watch_clients(1) == ["ann"]
+    assert yard.scripts.watch_clients(10) == [b"ann", b"eve"]
+    assert yard.scripts.watch_clients(1) == [b"ann"]
     assert yard.connection.zcard(yard.keys.clients) == 3

@@ -49,7 +49,9 @@ local most = tonumber(info[1] or '0') or 0
 local most_tokens = tonumber(info[2] or '0') or 0
 local counted = redis.call('HGET', KEYS[8], 'queued_tokens') or ''
 -- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
-local queued_tokens = waiting > 0 and tonumber(counted:match('^%d+$') or '0') or 0
+-- No yard holds so many tokens that their number has 16 digits: somebody has written that.
+local is_count = #counted < 16 and counted:match('^%d+$')
+local queued_tokens = waiting > 0 and is_count and tonumber(counted) or 0
 local rate = tonumber(info[3] or '0') or 0
 local accepted, attached = false, false
 local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0}
