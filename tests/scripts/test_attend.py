@@ -64,7 +64,7 @@ def test_a_client_that_leaves_is_seen_to_be_gone(yard: Yard) -> None:
 
     assert yard.scripts.call(attend(yard.keys, "ann", ["a"], lease_ms=0)) == 1
 
-    assert yard.scripts.watch_clients(10) == ["ann"]
+    assert yard.scripts.watch_clients(10) == [b"ann"]
     assert attached(yard) == {"b"}
 
 

@@ -92,4 +92,4 @@ def test_sweeps_look(yard: Yard) -> None:
 
     with yard.without_memory():
         assert yard.scripts.overdue("normal", "-", 10) == ("", [waiting.entry])
-        assert yard.scripts.watch_clients(10) == ["ann"]
+        assert yard.scripts.watch_clients(10) == [b"ann"]
