@@ -258,7 +258,7 @@ class TestCancelWithoutTheRight:
         client = confined()
         client.submit_many([[1], [2]], cancel_on_disconnect=True)
         client.close()
-        assert eventually(lambda: scripts.watch_clients(10) == [client.client_id])
+        assert eventually(lambda: scripts.watch_clients(10) == [client.client_id.encode()])
 
 
 class TestCancelOnDisconnect:
