@@ -201,16 +201,15 @@ async def _run(yard: Yard, case: Case) -> tuple[Crash, Poison]:
 
 def run(case: Case, server: ServerName, step_s: float) -> tuple[Crash, Poison]:
     """Both parts on a yard of their own."""
+    places = case.streams + 1  # of a worker: the innocents', and the poison's
     with embedded_broker(server) as broker:
         if case.engine == "vllm":
-            options = ["--max-num-seqs", str(case.streams), "--slots", str(case.workers)]
+            options = ["--max-num-seqs", str(places), "--slots", str(case.workers)]
             options += ["--device", "cpu", "--enforce-eager"]
             yard = vllm_yard(broker, "poison", case.workers, ADDER, worker_options=options)
         else:
             options = ["--simulated-step-s", str(step_s)]
-            yard = simulated_yard(
-                broker, "poison", case.workers, case.streams, worker_options=options
-            )
+            yard = simulated_yard(broker, "poison", case.workers, places, worker_options=options)
         with yard as up:
             return asyncio.run(_run(up, case))
 

@@ -9,7 +9,7 @@ dry.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,15 +51,19 @@ def make_plan(
     suspects at once. Of the others no more are looked at than are placed, and one: the first that
     has to wait holds back those behind it.
     """
-    tried, left = _place_suspects(suspects, lanes, trial_share)
+    waiting = list(suspects)
+    tried, left = _place_suspects(waiting, lanes, trial_share)
+    if waiting and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
+        # The only lane is to run dry for a suspect: who came before its crash goes first.
+        since_ms = min(one.since_ms for one in waiting)
+        left, others = lanes.copy(), takewhile(lambda one: one.since_ms < since_ms, others)
     return tried + _place_others(others, left, choose, most - len(tried))
 
 
 def _place_suspects(
-    suspects: Iterable[Waiting], lanes: Lanes, share: float
+    waiting: Sequence[Waiting], lanes: Lanes, share: float
 ) -> tuple[list[Placed], Lanes]:
     """What goes on trial now, and the lanes that are left for others."""
-    waiting = list(suspects)
     if not waiting:  # nearly always, and then nobody looks at a thousand lanes
         return [], lanes.copy()
     in_groups = [one for one in waiting if one.trial]

@@ -145,10 +145,8 @@ class Reconciler:
     def _note(self, one: Astray) -> None:
         self._tally.ended += 1
         self._ended(_class_of(one))
-        log.warning(
-            "ended %s/%s as ENTRY_LOST: it was %s, and entry %s is not in %s",
-            *(one.client, one.request_id, one.state, one.entry or "?", one.where or "?"),
-        )
+        place = f"entry {one.entry or '?'} is not in {one.where or '?'}"
+        log.info("ended %s/%r as ENTRY_LOST: %s", one.client, one.request_id, place)
 
     def _go_on(self, token: str, look: AstrayLook) -> bool:
         """Sum up; at the end of a pass tell of it, and set the count of tokens right."""

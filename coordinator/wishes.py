@@ -82,7 +82,10 @@ class Wishes:
     def _heal(self) -> None:
         """Make the stream anew behind an id of the far future, which lets no other follow."""
         wishers = self._keys.wishers
-        last: Any = self._connection.xinfo_stream(wishers)["last-generated-id"]
+        try:
+            last: Any = self._connection.xinfo_stream(wishers)["last-generated-id"]
+        except redis.ResponseError:  # there is none: the next leader makes it
+            return
         if position(last.decode())[0] < FAR_FUTURE_MS or self._connection.xlen(wishers):
             return
         pipeline = self._connection.pipeline(transaction=False)

@@ -14,7 +14,7 @@ from tests.support.builders import make_delta, make_result, worker_json
 from tokenyard.keys import PRIORITY_CLASSES
 from tokenyard.parse import parse_assignment, parse_request
 from tokenyard.replies import json_text
-from tokenyard.scripts import Dispatched, Move, Publication, Published, Scripts
+from tokenyard.scripts import Dispatched, Move, Publication, Published, Scripts, load_scripts
 from tokenyard.wire import Assignment, Request, unpack_tokens
 
 LEASE_MS = 60_000
@@ -50,6 +50,7 @@ class StandIn:
 
     def open(self, **info: Any) -> None:
         """Lead, say so, and join as a worker."""
+        load_scripts(self._redis)
         self._token = self._scripts.lead("stand-in", LEASE_MS)
         said = {
             "protocol": 1,

@@ -259,7 +259,7 @@ class TestCancelWithoutTheRight:
         client = confined()
         client.submit_many([[1], [2]], cancel_on_disconnect=True)
         client.close()
-        assert eventually(lambda: scripts.watch_clients(10) == [client.client_id])
+        assert eventually(lambda: scripts.watch_clients(10) == [client.client_id.encode()])
 
 
 class TestCancelOnDisconnect:
@@ -296,7 +296,7 @@ class TestCancelOnDisconnect:
         client.submit_many([[1], [2], [3]], cancel_on_disconnect=True)
         client.close()
         assert connection.scard(keys.attached("me")) == 1
-        assert eventually(lambda: scripts.watch_clients(10) == ["me"])
+        assert eventually(lambda: scripts.watch_clients(10) == [b"me"])
 
     def test_the_lease_is_renewed_while_something_runs(
         self,

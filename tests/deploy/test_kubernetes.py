@@ -139,8 +139,11 @@ def test_each_pod_holds_only_the_secrets_that_it_needs() -> None:
         name
         for name in FILLED
         if name.startswith("PASSWORD_") and f"user {name[9:].lower()} " in users
-    } | {"CLIENTS"}
-    assert held == {"coordinator": {"PASSWORD_COORDINATOR"}, "worker": {"PASSWORD_WORKER"}}
+    } | {"CLIENTS", "GUESTS"}
+    assert held == {
+        "coordinator": {"PASSWORD_COORDINATOR", "GUESTS"},
+        "worker": {"PASSWORD_WORKER"},
+    }
 
 
 def test_images_are_named_in_one_place() -> None:

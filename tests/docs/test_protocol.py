@@ -126,7 +126,9 @@ def test_every_key_is_in_the_table() -> None:
     built |= {keys.lane("<worker>"), keys.replies(client), keys.attached(client)}
     built.add(keys.wishes(client))
     built |= {keys.acks("<command>"), keys.inbox("<guest>")}
-    built |= {make(client, request) for make in (keys.ledger, keys.tokens, keys.reply)}
+    built |= {
+        make(client, request) for make in (keys.ledger, keys.tokens, keys.choices, keys.reply)
+    }
     built |= {
         getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is cached_property
     }
@@ -153,7 +155,7 @@ def test_every_ledger_field_is_told() -> None:
             r"(?:'(?:HSET|HSETNX)', |count_up\()ledger,(.*?)\)", _code_of(script), re.DOTALL
         )
         written |= {word for call in calls for word in re.findall(r"'(\w+)'", call)}
-        written |= set(re.findall(r"'HSETNX', KEYS\[place\], '(\w+)'", _code_of(script)))
+        written |= set(re.findall(r"'HSETNX', key, '(\w+)'", _code_of(script)))
     # `t` and `r` stand before the number of an attempt, `_alone` behind what became of a worker.
     written |= {"crashed_alone", "lost_alone"} if "_alone" in written else set()
     told = {

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engines.harness import spec_of
 from worker.engines.vllm_environment import engine_environment, set_environment
+from worker.models import AdapterSpec
 
 pytestmark = pytest.mark.vllm
 
@@ -80,3 +81,26 @@ def test_on_a_gpu_it_takes_what_is_free_unless_it_is_told(monkeypatch: pytest.Mo
     assert fixed["gpu_memory_utilization"] == 0.76
     assert fixed["kv_cache_memory_bytes"] == 2 * GIB
     assert "gpu_memory_utilization" not in _memory(spec_of("adder"), None), "in a group"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "adapters", "on_gpu", "on_cpu"),
+    [
+        ("float32", 1, "auto", "float32"),
+        ("float", 1, "auto", "float"),
+        ("float32", 0, "float32", "float32"),
+        ("float16", 1, "float16", "float16"),
+    ],
+)
+def test_adapters_on_a_gpu_take_sixteen_bits(
+    dtype: str, adapters: int, on_gpu: str, on_cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    from worker.engines.vllm_arguments import _dtype
+
+    spec = spec_of("adder", dtype=dtype, adapters=(AdapterSpec("a", "nowhere"),) * adapters)
+
+    assert _dtype(spec) == on_cpu
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    assert _dtype(spec) == on_gpu

@@ -30,6 +30,7 @@ class Known:
     running: tuple[str, int] | None = None  # worker and attempt
     history: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HISTORY, 0))
     replies_before: int = 0  # of the lives before it was a dead letter
+    is_astray: bool = False  # somebody has deleted its entry
     is_forestalled: bool = False  # cancelled before anybody knew where its replies go
 
     def suffer(self, why: Why, *, alone: bool) -> None:
@@ -45,6 +46,7 @@ class Known:
     def live_again(self, replies_before: int) -> None:
         """It was a dead letter and waits anew."""
         self.published, self.result, self.running = [], None, None
+        self.is_astray = False
         self.history = dict.fromkeys(HISTORY, 0)
         self.replies_before = replies_before
 

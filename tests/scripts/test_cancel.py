@@ -338,3 +338,13 @@ class TestLedgersThatAClientWrote:
         result = yard.result(mine)
         assert result is not None
         assert result.status == "cancelled"
+
+
+def test_request_that_ran_alone_and_whose_entry_is_deleted(yard: Yard) -> None:
+    worker = yard.worker()
+    assignment = yard.assign(worker, alone=True)
+    yard.connection.delete(yard.keys.lane(worker))
+
+    assert stop(yard, assignment.request) is Cancelled.CANCELLED
+    assert yard.alone(worker) is None
+    assert yard.told_to_cancel(worker) == []

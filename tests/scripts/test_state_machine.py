@@ -38,12 +38,14 @@ from tokenyard.scripts import (
     RESCUE_NOT_LEADER,
     RETIRE_UNKNOWN,
     Answered,
+    Astray,
     Cancelled,
     Dispatched,
     HandedBack,
     Move,
     Publication,
     Published,
+    Reconciled,
     Renewed,
     Scripts,
     Submitted,
@@ -83,12 +85,17 @@ class Walk(RuleBasedStateMachine):
         self.token = self.yard.token
         self.old_tokens: list[str] = ["0:nobody"]
         self.known: dict[Name, Known] = {}
+        self.is_inexact = False  # somebody has deleted entries, and the leader has not looked yet
         self.workers: dict[str, Life] = {}
         for _ in range(2):
             self._join()
 
     def teardown(self) -> None:
         if hasattr(self, "connection"):
+            # The looks of the next walk go over all keys of the server.
+            mine = f"tokenyard:{{{self.yard.keys.yard}}}:*"
+            for key in self.connection.scan_iter(mine, count=10_000):
+                self.connection.delete(key)
             self.connection.close()
 
     # Clients
@@ -285,7 +292,7 @@ class Walk(RuleBasedStateMachine):
         worker, life = self._someone(seed)
         assignment = seed.choice(life.remembered[-LANE_LIMIT:])
         known = self.known[assignment.request.client, assignment.request.id]
-        may = self._may_write(worker, assignment)
+        may = self._may_write(worker, assignment) and not known.is_astray
         code = self.scripts.hand_back(worker, assignment, pause_ms, "no memory")
         if not life.holds:
             assert code is HandedBack.LEASE_LOST
@@ -454,6 +461,88 @@ class Walk(RuleBasedStateMachine):
                 is_alone = item.entry.decode() == alone
                 self.known[item.name].suffer(life.why, alone=is_alone)
 
+    # Somebody deletes entries by hand, and the leader finds out
+
+    @precondition(lambda self: self.known)
+    @rule(seed=SEEDS, is_trim=st.booleans(), later=st.booleans())
+    def delete(self, seed: random.Random, is_trim: bool, later: bool) -> None:
+        """XDEL or XTRIM of an intake or a lane, mostly of a lane or of retries."""
+        retries = self.yard.keys.intake("retry")
+        streams = [retries, *(self.yard.keys.lane(worker) for worker in self.workers)]
+        filled = [stream for stream in streams if self.connection.xlen(stream)]
+        if not filled or seed.random() < 0.3:
+            streams = [self.yard.keys.intake(name) for name in INTAKE_CLASSES]
+            filled = [stream for stream in streams if self.connection.xlen(stream)]
+        if not filled:
+            return
+        stream = seed.choice(filled)
+        if is_trim:
+            kept = seed.randint(0, self.connection.xlen(stream) - 1)
+            self.connection.xtrim(stream, maxlen=kept, approximate=False)
+        else:
+            entries = [entry for entry, _ in self.connection.xrange(stream)]
+            self.connection.xdel(stream, *seed.sample(entries, seed.randint(1, len(entries))))
+        self._read_lanes()
+        self._note_deleted()
+        self.is_inexact = True
+        if not later:
+            self._reconcile(seed)
+
+    def _note_deleted(self) -> None:
+        """What has lost its entry; a plain XADD that nobody has looked at has left no trace."""
+        seen = Snapshot.take(self.yard, self.workers, self.known)
+        waiting = {item.name for item in seen.waiting.values()}
+        for name in list(self.known):
+            known, ledger = self.known[name], seen.ledgers[name]
+            if not ledger and name not in waiting:
+                del self.known[name]
+            elif known.result is None and ledger:
+                known.is_astray = not is_in_place(seen, name)
+
+    @rule(seed=SEEDS)
+    def reconcile(self, seed: random.Random) -> None:
+        self._reconcile(seed)
+
+    def _reconcile(self, seed: random.Random) -> None:
+        """The leader looks through the ledgers and ends what it finds; what is there stays."""
+        look = self.scripts.astray(0, 10_000_000)
+        assert look.cursor == 0
+        found = {(one.client, one.request_id): one for one in look.found}
+        astray = {
+            name for name, known in self.known.items() if known.is_astray and known.result is None
+        }
+        assert set(found) == astray
+        old = seed.choice(self.old_tokens)
+        assert set(self.scripts.reconcile(old, look.found)) == {Reconciled.NOT_LEADER}
+        by_name = sorted(look.found, key=lambda one: (one.client, one.request_id))
+        claims = by_name + self._claims(seed)
+        seed.shuffle(claims)
+        codes = self.scripts.reconcile(
+            self.token, claims, excess_tokens=look.queued_tokens - look.tokens
+        )
+        for claim, code in zip(claims, codes[: len(claims)], strict=True):
+            name = (claim.client, claim.request_id)
+            assert (code is Reconciled.ENDED) is (found.get(name) is claim)
+            if code is Reconciled.ENDED:
+                known = self.known[name]
+                known.result, known.running = ("failed", list(known.published)), None
+        for known in self.known.values():
+            known.is_astray = False
+        self.is_inexact = False
+
+    def _claims(self, seed: random.Random) -> list[Astray]:
+        """Requests that are where they should be, taken for lost."""
+        found = [
+            Astray(one.request.client, one.request.id, "waiting", one.intake, one.entry, False)
+            for one in self._waiting()
+        ]
+        for worker in self.workers:
+            found += [
+                Astray(one.request.client, one.request.id, "assigned", worker, one.entry, True)
+                for one in self.yard.lane(worker)
+            ]
+        return seed.sample(found, min(2, len(found)))
+
     # What holds after every step
 
     @invariant()
@@ -475,6 +564,9 @@ class Walk(RuleBasedStateMachine):
             if known.result is not None:
                 assert state in TERMINAL
                 assert on_lanes[name] == 0
+            elif known.is_astray:
+                assert on_lanes[name] == 0
+                assert not is_in_place(seen, name)
             elif state == "assigned":
                 assert on_lanes[name] == 1
             else:
@@ -491,7 +583,8 @@ class Walk(RuleBasedStateMachine):
                         self._check_retry(item, known)
                     else:
                         queued += max(1, len(prompt_value(known.request)) // 4)
-        assert seen.queued_tokens == queued
+        # The leader's look sets the count right.
+        assert self.is_inexact or seen.queued_tokens == queued
 
     def _check_retry(self, item: OnLane, known: Known) -> None:
         """A retry tells what it has been through, and what its readers have seen."""
@@ -504,7 +597,7 @@ class Walk(RuleBasedStateMachine):
         for worker, lane in seen.lanes.items():
             assert len(lane) <= LANE_LIMIT
             alone = seen.quarantine.get(worker.encode())
-            if alone and self.workers[worker].holds:
+            if alone and self.workers[worker].holds and not self.is_inexact:
                 assert [item.entry for item in lane] == [alone]
             is_known = worker.encode() in seen.leases
             assert is_known == (worker.encode() in seen.roster)
@@ -550,6 +643,17 @@ def ask_for(name: Name) -> Request:
     return make_request(
         request_id, client=client, reply_to=CLIENTS[client], stream=True, tokens=range(9)
     )
+
+
+def is_in_place(seen: Snapshot, name: Name) -> bool:
+    """Whether the entry that a ledger names is there."""
+    ledger = seen.ledgers[name]
+    if ledger[b"state"] == b"assigned":
+        lane = seen.lanes[ledger[b"worker"].decode()]
+        return ledger[b"entry"] in {item.entry for item in lane}
+    names = (b"sid", b"intake", b"entry")
+    intake, entry = waits_at(*(ledger.get(at, b"").decode() for at in names))
+    return (intake.encode(), entry.encode()) in seen.waiting
 
 
 def token_at(name: Name, at: int) -> int:

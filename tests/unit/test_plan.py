@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.hints import Hints
 from coordinator.lanes import Lanes
@@ -95,6 +96,17 @@ class TestSuspects:
 
     def test_nothing_comes_onto_a_quarantined_lane(self) -> None:
         assert plan([lane("a", 1, alone=True)], suspects=suspects(1), others=others(3)) == []
+
+    def test_on_the_only_lane_who_came_before_it_goes_first(self) -> None:
+        older, same = waiting("older"), waiting("same")
+        late = replace(waiting("s", 0), since_ms=5.0)
+        queue = [replace(older, since_ms=4.0), replace(same, since_ms=5.0)]
+
+        assert placed(plan([lane("a", 1)], suspects=[late], others=queue)) == [
+            ("older", "a", False)
+        ]
+        assert placed(plan([lane("a", 0)], suspects=[late], others=queue)) == [("s", "a", True)]
+        assert not placed(plan([lane("a", 1), lane("b", 4)], suspects=[late], others=queue))
 
     def test_without_a_lane_it_waits(self) -> None:
         assert plan([], suspects=suspects(1), others=others(1)) == []

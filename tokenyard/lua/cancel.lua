@@ -39,17 +39,22 @@ local ledger, place = KEYS[1], KEYS[3]
 local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
 local state, entry = known[1], known[4]
 
-local function conclude(destination, kind, ttl)
+local function conclude(ttl, is_flat, is_framed)
   local result = pack_result(ARGV[4], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[7])
   redis.call('HSET', ledger, 'state', 'cancelled', 'result', result, 'ended', server_ms())
   redis.call('EXPIRE', ledger, ttl)
   redis.call('DEL', KEYS[2])
-  add_replies(destination, kind, {result}, ARGV[6])
-  keep_for(destination, ttl)
+  local places = {flat = is_flat and KEYS[4], frame = is_framed and KEYS[5]}
+  for kind, destination in pairs(places) do
+    if destination then
+      add_replies(destination, kind, {result}, ARGV[6])
+      keep_for(destination, ttl)
+    end
+  end
 end
 
 if not state and ARGV[8] == '' then
-  conclude(KEYS[4], 'flat', ARGV[5])
+  conclude(ARGV[5], true, false)
   return FORESTALLED
 end
 if state then
@@ -65,10 +70,13 @@ end
 -- A ledger that its client has written itself may name the entry of somebody else, or none.
 local found = entry ~= '' and entry_at(place, entry)
 local wish = wish_of(found or {})
-if found and not is_of(wish, ledger) then found, wish = nil, {} end
 if not found then
   if not state then return MOVED end
   -- Somebody has deleted it by hand; the worker and its lane may be gone, too.
+  if state == 'assigned' then end_quarantine(KEYS[7], ARGV[2], entry) end
+elseif not is_of(wish, ledger) then
+  if not state then return MOVED end
+  wish = {}
 elseif state == 'assigned' then
   redis.call('XDEL', place, entry)
   redis.call('XADD', place, '*', 'cancel', entry)
@@ -87,9 +95,7 @@ count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)
 -- Nobody may have judged this entry yet.
 local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')
 if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end
-if (wish['reply_to'] or '') == '' then
-  conclude(KEYS[4], 'flat', ttl)
-else
-  conclude(KEYS[5], 'frame', ttl)
-end
+-- Where its client waits for the result was told by its entry alone.
+local is_framed = (wish['reply_to'] or '') ~= ''
+conclude(ttl, not found or not is_framed, not found or is_framed)
 return CANCELLED

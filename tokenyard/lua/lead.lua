@@ -9,7 +9,6 @@
 -- Returns the caller's leader token while it leads, or '' if another does
 -- Atomic, because two coordinators must never hold the lead at once.
 
--- @include server_ms
 -- @include next_in
 
 local holder = redis.call('GET', KEYS[1])

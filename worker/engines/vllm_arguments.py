@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,8 @@ from worker.engines.vllm_executor import (
     ThriftyExecutor,
 )
 from worker.models import ModelSpec
+
+log = logging.getLogger("tokenyard.worker.engines")
 
 _GIB: Final = 1024**3
 #: LoRA adapters that one step may use on a GPU; each takes memory for the largest rank.
@@ -92,7 +95,7 @@ def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, An
     named: dict[str, Any] = {
         "model": spec.path,
         "revision": spec.revision or None,
-        "dtype": spec.dtype,
+        "dtype": _dtype(spec),
         "quantization": spec.quantization or None,
         "max_model_len": spec.max_model_len,
         "max_num_seqs": spec.max_num_seqs,
@@ -107,6 +110,16 @@ def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, An
         "scheduling_policy": "priority",  # a request's priority acts inside the engine too
     }
     return named | _lora(spec)
+
+
+def _dtype(spec: ModelSpec) -> str:
+    """The model's own, but that vLLM's kernels for adapters on a GPU take 16 bits only."""
+    if not spec.adapters or current_platform.is_cpu() or spec.dtype not in {"float", "float32"}:
+        return spec.dtype
+    log.warning(
+        "%s: on a GPU a model with adapters needs 16 bits: not float32, but auto", spec.name
+    )
+    return "auto"
 
 
 def _single(spec: ModelSpec) -> type[Executor]:

@@ -3,7 +3,8 @@
 local function next_in(counters, name)
   local number = redis.pcall('HINCRBY', counters, name, 1)
   if type(number) == 'table' then
-    number = server_ms()
+    local now = redis.call('TIME')
+    number = now[1] * 1000 + math.floor(now[2] / 1000)
     redis.call('HSET', counters, name, string.format('%.0f', number))
   end
   return string.format('%.0f', number)

@@ -1,0 +1,64 @@
+"""Numbers that somebody has spoilt begin anew, and stop nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.queued import QueuedTokens
+from tests.support.builders import make_request
+from tests.support.yard import Yard
+from tokenyard.scripts import Submitted
+
+SPOILT = ["garbage", "", "1.5", "inf", "nan", "9" * 30, "9223372036854775807"]
+
+
+@pytest.mark.parametrize("value", SPOILT)
+def test_counters(yard: Yard, value: str) -> None:
+    # Given counters that are none
+    yard.connection.hset(yard.keys.tally, "queued_tokens", value)
+    for name in ("count:cancelled:normal", "count:ID_REUSED"):
+        yard.connection.hset(yard.keys.tally, name, value)
+    # I expect that requests are accepted, run and cancelled as ever.
+    first, second = yard.submit(), yard.submit()
+    yard.connection.hset(yard.keys.tally, "queued_tokens", value)
+    yard.place(first, yard.worker())
+    yard.scripts.cancel(second.request.client, second.request.id, "by a test")
+    [answer] = yard.scripts.submit("normal", [make_request(second.request.id, tokens=[9])])
+    assert answer.code is Submitted.REUSED
+    assert yard.submit()
+
+
+@pytest.mark.parametrize("value", SPOILT)
+def test_limits(yard: Yard, value: str) -> None:
+    for name in ("rate", "max_num_queued_tokens"):
+        yard.connection.hset(yard.keys.info, name, value)
+    [answer] = yard.scripts.submit("normal", [make_request()])
+    assert answer.code is Submitted.ACCEPTED
+
+
+@pytest.mark.parametrize("value", SPOILT)
+def test_numbers_of_leaders_and_workers_are_given_once(yard: Yard, value: str) -> None:
+    names = ("epoch", "incarnation")
+    yard.connection.hset(yard.keys.info, mapping=dict.fromkeys(names, value))
+    yard.connection.delete(yard.keys.leader)
+    tokens = []
+    for _ in range(3):
+        tokens.append(yard.scripts.lead("me", 5000))
+        yard.connection.delete(yard.keys.leader)
+    workers = [yard.worker() for _ in range(3)]
+    assert len(set(tokens)) == len(set(workers)) == 3
+    assert all(token.partition(":")[0].isdigit() for token in tokens)
+
+
+def test_what_older_clients_count_in_info_is_taken_in(yard: Yard) -> None:
+    told = QueuedTokens(yard.connection, yard.keys)
+    yard.submit()
+    told.run_once()
+    shown = int(yard.connection.hget(yard.keys.info, "queued_tokens") or 0)
+    assert shown == yard.queued_tokens() > 0
+    # Given a client that counts there
+    yard.connection.hincrby(yard.keys.info, "queued_tokens", 100)
+    told.run_once()
+    assert yard.queued_tokens() == shown + 100
+    told.run_once()
+    assert yard.queued_tokens() == shown + 100

@@ -1,0 +1,112 @@
+"""What stands in a guest's inbox is read as hostile: whatever it is, reading it does not raise."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.asks import Attending, Cancelling, Submission, Unreadable, read_ask
+from tokenyard.keys import Keys
+from tokenyard.parse import parse_request
+from tokenyard.scripts import submit
+from tokenyard.wire import COMMON_FIELDS, Request, SamplingParams, mould_of, request_fields
+
+MOST_TTL_S = 3600
+names = st.sampled_from(
+    [
+        *(name.encode() for name in sorted(COMMON_FIELDS)),
+        *(b"id", b"prompt", b"tokens", b"messages", b"shared", b"do", b"class", b"receipt"),
+        *(b"ended", b"leave", b"attach", b"refuse_late", b"attempt"),
+    ]
+)
+values = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"1", b"0", b"-1", b"{}", b"[]", b"[[", b"ann", b"ann-1", b"bob", b"submit"]),
+    st.sampled_from([b"cancel", b"attend", b"normal", b"replies:ann", b'{"client":"bob"}', b"x"]),
+)
+
+
+def ask(**fields: str | bytes) -> object:
+    raw = {
+        name.encode(): value.encode() if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+    return read_ask("ann", raw, MOST_TTL_S)
+
+
+@given(st.dictionaries(names | st.binary(max_size=8), values, max_size=12))
+def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, bytes]) -> None:
+    read = read_ask("ann", fields, MOST_TTL_S)
+    match read:
+        case Submission():
+            assert read.request.client == read.address.client == read.mould.client
+            assert read.request.client == "ann" or read.request.client.startswith("ann-")
+            assert read.watched in {"", read.request.client}
+            assert 60 <= read.request.result_ttl_s <= MOST_TTL_S
+            assert read.request.priority >= 0
+            # What goes into the intake is the request that was read.
+            call = submit(Keys("main"), "normal", [read.request], moulds=[read.mould])
+            assert call.keys[-1].startswith("tokenyard:{main}:request:ann")
+            shared = msgspec.json.decode(read.mould.shared, type=dict[str, str])
+            assert shared.keys() <= COMMON_FIELDS
+        case Cancelling() | Attending():
+            assert read.client == "ann" or read.client.startswith("ann-")
+        case Unreadable(address=address):
+            assert address is None or address.client.startswith("ann")
+
+
+def test_what_a_client_says_comes_through_as_it_was_said() -> None:
+    # Given a request that says a default, which a model's own would else take the place of
+    params = SamplingParams(temperature=1.0, max_tokens=7)
+    said = Request(id="q", client="ann", prompt="x", params=params, stated=("temperature",))
+    fields = {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in request_fields(said).items()
+    }
+    read = read_ask("ann", fields, MOST_TTL_S)
+    assert isinstance(read, Submission)
+    shared = msgspec.json.decode(read.mould.shared, type=dict[str, str])
+    assert msgspec.json.decode(shared["params"]) == {"temperature": 1.0, "max_tokens": 7}
+    # and the same by way of a mould, as Tokenyard's clients write it
+    mould = mould_of(said)
+    again = {b"id": b"q", b"prompt": b"x", b"shared": mould.shared.encode()}
+    other = read_ask("ann", again, MOST_TTL_S)
+    assert isinstance(other, Submission)
+    assert other.digest == read.digest
+    entry = {b"id": b"q", b"prompt": b"x", b"shared": read.mould.shared.encode()}
+    assert isinstance(parse_request(entry), Request)
+
+
+@pytest.mark.parametrize(
+    ("given_s", "kept_s"), [("1", 60), ("60", 60), ("600", 600), ("2592000", 3600), ("", 3600)]
+)
+def test_a_time_to_live_is_brought_into_its_bounds(given_s: str, kept_s: int) -> None:
+    more = {"result_ttl": given_s} if given_s else {}
+    read = ask(id="q", prompt="x", **more)
+    assert isinstance(read, Submission)
+    assert read.request.result_ttl_s == kept_s
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "q", "prompt": "x", "client": "bob"},
+        {"id": "q", "prompt": "x", "client": "anna"},
+        {"id": "q", "prompt": "x", "shared": '{"client":"bob"}'},
+        {"id": "q", "prompt": "x", "reply_to": "replies:bob"},
+        {"id": "q", "prompt": "x", "class": "high"},
+        {"id": "q", "prompt": "x", "class": "retry"},
+        {"id": "q", "prompt": "x", "priority": "-1"},
+        {"id": "q"},
+        {"prompt": "x"},
+        {"do": "cancel"},
+        {"do": "cancel", "id": "x" * 201},
+        {"do": "attend", "ended": "no JSON"},
+        {"do": "attend", "ended": msgspec.json.encode(["x"] * 501)},
+        {"do": "empty"},
+    ],
+)
+def test_it_is_refused(fields: dict[str, str | bytes]) -> None:
+    assert isinstance(ask(**fields), Unreadable)
