@@ -223,7 +223,8 @@ def test_intake_emptied_by_hand_is_counted_anew(yard: Yard) -> None:
 
 def test_count_below_zero_lets_nobody_slip_past_the_bound(yard: Yard) -> None:
     """Given a count that an operator spoilt, I expect the bound to hold again at once."""
-    tell(yard, max_num_queued_tokens=100, queued_tokens=-1000)
+    tell(yard, max_num_queued_tokens=100)
+    yard.connection.hset(yard.keys.tally, "queued_tokens", -1000)
     yard.push({"id": "q1", "prompt": "x"})
 
     codes = [item.code for item in submit(yard, sized(60), sized(60))]

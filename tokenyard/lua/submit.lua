@@ -26,6 +26,7 @@
 -- requests, and what it has accepted still ends and gives memory back.
 
 -- @include count_in
+-- @include counted
 -- @include is_reused
 -- @include queued_tokens_of
 -- @include server_ms
@@ -53,11 +54,8 @@ local share = tonumber(info[5] or '1') or 1
 local most = tonumber(info[1] or '0') or 0
 local most_below = math.ceil(most * share)
 local most_tokens = (tonumber(info[2] or '0') or 0) * share
-local counted = redis.call('HGET', KEYS[8], 'queued_tokens') or ''
 -- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
--- No yard holds so many tokens that their number has 16 digits: somebody has written that.
-local is_count = #counted < 16 and counted:match('^%d+$')
-local queued_tokens = waiting > 0 and is_count and tonumber(counted) or 0
+local queued_tokens = waiting > 0 and counted(KEYS[8], 'queued_tokens') or 0
 local rate = tonumber(info[3] or '0') or 0
 local clients = math.max(1, tonumber(info[4] or '1') or 1)
 local accepted, attached = false, false
