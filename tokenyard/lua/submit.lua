@@ -32,7 +32,8 @@
 -- @include server_ms
 
 local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
--- What a refused client is told: the time in which room for it is likely, within these bounds.
+-- What a refused client is told: the time in which room for it is likely, within these bounds, and
+-- then earlier or later by chance.
 local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
 -- Of the time for all that waits: who comes again then finds work left.
 local RETRY_SHARE, JITTER = 0.25, 0.25
@@ -74,7 +75,7 @@ local function retry_after(before)
   if time < 0 then time = USUAL_RETRY_MS end
   local now = redis.call('TIME')[2]
   local jitter = ((now + before) * 7919 % 1000 / 500 - 1) * JITTER
-  return math.floor(math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time * (1 + jitter))))
+  return math.floor(math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time)) * (1 + jitter))
 end
 
 local function is_full(tokens)
