@@ -15,7 +15,7 @@ from coordinator.suspicion import Mark, Member, Patience, has_survived
 from tokenyard.keys import Keys
 from tokenyard.parse import parse_assignment
 from tokenyard.scripts import ACQUIT_DONE, Scripts
-from tokenyard.streams import position
+from tokenyard.streams import position, whole
 from tokenyard.wire import Assignment
 from tokenyard.wording import counted
 
@@ -150,5 +150,5 @@ def _member(
         published=len(assignment.published) // BYTES_PER_PACKED_TOKEN,
         began_ms=position(assignment.entry)[0],
         ran_ms=float(end_ms) - start_ms if end_ms.isdigit() and start_ms else 0.0,
-        relapsed=int(relapsed) if relapsed and relapsed.isdigit() else 0,
+        relapsed=max(0, whole(relapsed)),
     )

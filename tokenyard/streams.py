@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+#: Characters of an entry's id: two numbers of 64 bits.
+_LONGEST: Final = 41
+
 
 def position(entry: str) -> tuple[int, int]:
     """A stream entry's place in its stream: unix time in ms, and the number within that.
@@ -9,7 +14,8 @@ def position(entry: str) -> tuple[int, int]:
     What is no entry's id stands before all.
     """
     ms, _, count = entry.partition("-")
-    return (int(ms), int(count)) if ms.isdecimal() and count.isdecimal() else (0, 0)
+    is_place = ms.isdecimal() and count.isdecimal() and len(entry) <= _LONGEST
+    return (int(ms), int(count)) if is_place else (0, 0)
 
 
 def whole(value: bytes | str | None) -> int:

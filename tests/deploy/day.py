@@ -90,6 +90,7 @@ def client_asks(day: Day) -> None:
         assert list(handle)
         assert client.status("kept").is_over
         client.submit([1], model="sim", max_tokens=5, cancel_on_disconnect=True).result()
+        assert list(client.submit([1, 2], model="sim", max_tokens=5, stream=True, n=2))
         assert len(list(client.map([[1], [2]], model="sim", max_tokens=5))) == 2
     with day.client() as client:
         assert client.attach("kept").result().ok
@@ -209,11 +210,11 @@ def operator_looks_for_faults(day: Day) -> None:
     assert denied(day.server) == []
     lines = day.command("doctor", "--all", "--json").splitlines()
     found = {one["name"]: one for one in map(json.loads, lines)}
-    for check in ("version", "eviction", "memory", "replication", "connections"):
+    for check in ("version", "eviction", "memory", "replication", "connections", "entries"):
         assert found[check]["verdict"] != "unknown", found[check]
     # What it tries and may not, the server notes.
     refused = {line.rpartition(" ")[2] for line in denied(day.server)}
-    assert refused == {"config|get", "acl|getuser", "acl|log", "memory|usage"}
+    assert refused == {"config|get", "acl|getuser", "acl|log", "memory|usage"}, refused
 
 
 def metrics_are_read(day: Day) -> None:

@@ -31,6 +31,7 @@ SCRIPTS = {
             "overdue",
         ),
         *("watch_clients", "cancel", "command", "recognize", "signal"),
+        *("acquit", "astray", "reconcile"),
         *("collect", "settle", "submit", "attend"),  # for guests
     },
     "worker": {
@@ -43,7 +44,7 @@ SCRIPTS = {
         "finish",
         "acknowledge",
     },
-    "admin": {"cancel", "requeue", "command", "signal", "probe"},
+    "admin": {"cancel", "requeue", "command", "signal", "probe", "astray"},
 }
 #: Needed only where something goes wrong that no test here brings about.
 SELDOM = {"client": {"xtrim"}, "worker": {"script"}, "admin": {"script"}}

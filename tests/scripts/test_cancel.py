@@ -280,6 +280,12 @@ class TestLedgersThatAClientWrote:
         yard.connection.hset(yard.keys.ledger("mallory", request.id), mapping=fields)
         return request
 
+    def test_intake_that_is_empty_is_none(self, yard: Yard) -> None:
+        # The leader tried to grant such a wish again and again, without a pause.
+        mine = self.forge(yard, state="waiting", sid="normal/1-1", intake="")
+
+        assert stop(yard, mine) is Cancelled.CANCELLED
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_request_of_somebody_else_that_waits_stays(self, yard: Yard, kind) -> None:
         theirs = yard.submit(kind(client="framed"))

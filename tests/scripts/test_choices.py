@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.history import Limits, read_history
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.scripts import Publication, Published
 from tokenyard.wire import Assignment, Request, SamplingParams
+
+LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 
 
 def several(count: int = 2) -> Request:
@@ -45,6 +48,26 @@ def test_what_is_repeated_or_stale_is_not_noted_again(yard: Yard) -> None:
     assert emit(yard, assignment, (0, 1, [1]), (5, 0, [9])) == [Published.REPEATED, 0]
 
     assert noted(yard, assignment.request) == b"\1"
+
+
+def test_what_an_earlier_life_of_the_id_has_left_goes_with_no_retry(yard: Yard) -> None:
+    # Given a stream that was cancelled, and forgotten before what it noted was
+    request = several()
+    emit(yard, yard.assign(yard.worker(), request), (0, 1, [1]))
+    yard.scripts.cancel(request.client, request.id, "by a test")
+    yard.connection.delete(yard.keys.ledger(request.client, request.id))
+    assert noted(yard, request)
+
+    # If its id comes again, and the worker dies before the first token,
+    worker = yard.worker()
+    yard.assign(worker, request)
+    yard.expire(worker)
+    yard.rescue(worker)
+
+    # I expect that it can run again.
+    [(_, fields)] = yard.intake("retry")
+    assert b"choices" not in fields
+    assert read_history(fields).verdict(LIMITS, 2) is None
 
 
 def test_a_stream_of_one_choice_notes_nothing_also_beside_others(yard: Yard) -> None:

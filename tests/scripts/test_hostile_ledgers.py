@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.hearings import Hearings
+from coordinator.roster import Roster
+from coordinator.suspicion import Patience
 from tests.support.builders import make_request
 from tests.support.yard import Waiting, Yard
 from tokenyard.errors import Code
@@ -70,6 +73,24 @@ class TestCounts:
         assert count(yard, mine.request, "faults") == b"1"
         ((entry, _),) = yard.intake("retry")
         assert yard.place(Waiting(mine.request, "retry", entry), worker).faults == 1
+
+
+@pytest.mark.parametrize("odd", [*ODD, "9" * 5000, "9" * 5000 + "-1 w.1"])
+def test_what_a_hearing_reads(yard: Yard, odd) -> None:
+    # The leader died of it, and so did its successors.
+    roster = Roster(yard.connection, yard.keys)
+    patience = Patience(tokens=1, ms=60_000)
+    hearings = Hearings(
+        yard.connection, yard.scripts, yard.keys, roster, patience, has_suspects=lambda _: False
+    )
+    mine, worker = yard.submit(), yard.worker()
+    yard.scripts.dispatch(yard.token, [mine.to(worker, on_trial=True)])
+    write(yard, mine.request, t0=odd, r0=odd, relapsed=odd)
+    roster.refresh()
+
+    hearings.run_once(yard.token)
+
+    assert yard.alone(worker) == f"{yard.lane(worker)[0].entry}+1"
 
 
 @pytest.mark.parametrize("odd", [b"\xff\xfe", "x" * 1000, "normal/1", "normal/1-1\n2"])

@@ -7,7 +7,9 @@ local function back_fields(fields, ledger, tokens, choices)
     'not_before', 'epoch', 'trial', 'relapsed'}
   local MOST_BYTES = 2000
   local values = redis.call('HMGET', ledger, unpack(NAMES))
-  local history, out = {published = redis.call('GET', tokens), choices = redis.call('GET', choices)}, {}
+  local published, out = redis.call('GET', tokens), {}
+  -- Without tokens they are of another life of that id.
+  local history = {published = published, choices = published and redis.call('GET', choices)}
   -- A client may have written anything there, and as much as it likes.
   for i, name in ipairs(NAMES) do history[name] = values[i] and values[i]:sub(1, MOST_BYTES) end
   for i = 1, #fields, 2 do

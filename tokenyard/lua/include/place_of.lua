@@ -18,7 +18,8 @@ do
     local CLASSES = {high = true, normal = true, low = true, retry = true}
     local where, entry = known[5], known[4]
     if known[1] == 'waiting' then
-      local at = known[3] and known[3] .. '/' .. (entry or '') or known[2] or ''
+      local is_back = (known[3] or '') ~= ''
+      local at = is_back and known[3] .. '/' .. (entry or '') or known[2] or ''
       where, entry = at:match('^(%l+)/(.*)$')
       if not CLASSES[where] then return '', '' end
     elseif known[1] ~= 'assigned' then
