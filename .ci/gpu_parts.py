@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -95,6 +96,9 @@ def environment(state: Path, gpu: str) -> dict[str, str]:
     """What each part finds in its environment: this device, no network, all traces in `state`."""
     path = [state / "venv" / "bin", Path(sys.executable).parent]
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    if not _has_flashinfer(state):
+        # vLLM 0.26 takes it for installed; its own sampler does the same for all sides.
+        kept.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return kept | {
         "PATH": os.pathsep.join([*map(str, path), os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
@@ -106,6 +110,12 @@ def environment(state: Path, gpu: str) -> dict[str, str]:
         "TOKENYARD_BENCH_MODELS": str(state / "models"),
         "XDG_CACHE_HOME": str(state / "cache"),
     }
+
+
+def _has_flashinfer(state: Path) -> bool:
+    """Whether the parts can import it: from the wheels, or from the host's packages."""
+    installed = state.glob("venv/lib/python*/site-packages/flashinfer")
+    return any(installed) or importlib.util.find_spec("flashinfer") is not None
 
 
 def bounded(

@@ -187,7 +187,7 @@ def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
     raw = fields.get(b"id", b"")
     if not 0 < len(raw) <= MAX_ID_BYTES:
         raise InvalidRequest("id", f"give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
-    client = _text(fields, "client") or DEFAULT_CLIENT
+    client = _text(fields, "client") if b"client" in fields else DEFAULT_CLIENT
     if not is_name(client):
         raise InvalidRequest("client", "use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
     return _text(fields, "id"), client

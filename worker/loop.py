@@ -15,6 +15,7 @@ from msgspec import Struct
 from tokenyard.errors import Code, InvalidRequest
 from tokenyard.posture import PauseMode
 from tokenyard.wire import Assignment
+from worker.ended import Ended
 from worker.engines import Engine, Faulted
 from worker.messages import (
     Done,
@@ -37,7 +38,7 @@ from worker.messages import (
     Unpause,
     Wake,
 )
-from worker.outcomes import Expired, Outcome, Run
+from worker.outcomes import Expired, Outcome, Remembered, Run
 
 log = logging.getLogger("tokenyard.worker.loop")
 
@@ -130,7 +131,9 @@ class EngineLoop:
         terms: Terms,
         care: Caretaker,
         tell: Callable[[ToController], None],
+        ended: Ended | None = None,
     ) -> None:
+        """``ended`` knows what was answered in all terms of the engine."""
         self.inbox = inbox
         self.steps = 0
         self.is_stopped = False  # told to end the process, not only the engine
@@ -139,6 +142,7 @@ class EngineLoop:
         self._terms = terms
         self._care = care
         self._tell = tell
+        self._ended = ended or Ended()
         self._names = {"", engine.info.model, *engine.info.adapters}
         self._term: Term | None = None
         self._deadlines: list[tuple[float, str]] = []  # heap of unix ms by our clock, lane entry
@@ -230,6 +234,8 @@ class EngineLoop:
             self._draining = False
             self._end_term()
         self._care(command)
+        if isinstance(command, Reload):
+            self._ended.forget()
 
     # Conduct
 
@@ -290,6 +296,8 @@ class EngineLoop:
         term = self._term
         if term is None or term.worker != worker:
             return
+        if assignment.entry in term.runs:  # the lane is read anew after an outage
+            return
         term.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
         if assignment.request.deadline_ms is not None:
             self._note_deadline(term, assignment.entry, assignment.request.deadline_ms)
@@ -307,7 +315,12 @@ class EngineLoop:
                 fault = f"{assignment.request.model} is not served here"  # goes back to the yard
                 self._give([Faulted(assignment.entry, Code.INFERENCE_ERROR, fault)])
                 return
-            self._engine.add(assignment)
+            known = self._ended.find(assignment)
+            if known is None:
+                self._engine.add(assignment)
+            else:
+                log.info("%s has ended here before", assignment.request.id)
+                self._give([Remembered(assignment.entry, known)])
         except InvalidRequest as refused:
             self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 

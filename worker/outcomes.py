@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from tokenyard.errors import Code
 from tokenyard.replies import (
@@ -50,7 +50,15 @@ class Expired:
     where: str
 
 
-Outcome = EngineEvent | Expired
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A request that this engine has answered before, and the server has lost that."""
+
+    key: str
+    reply: Reply
+
+
+Outcome = EngineEvent | Expired | Remembered
 
 
 def merge(events: Iterable[Outcome]) -> list[Outcome]:
@@ -121,13 +129,15 @@ def epoch_to_tell(run: Run, delta: Reply, epoch: int | None) -> int | None:
 
 def result_reply(
     run: Run,
-    end: Finished | Faulted | Expired,
+    end: Finished | Faulted | Expired | Remembered,
     info: EngineInfo,
     worker: str,
     now: float,
     epoch: int | None = None,
 ) -> Reply:
     """The result as it travels; ``epoch`` is that of generation in which it was made."""
+    if isinstance(end, Remembered):
+        return structs.replace(end.reply, seq=run.seq)
     provenance = _provenance(run, info, worker, epoch)
     timing = json_text(_timing(run, now))
     if isinstance(end, Faulted):

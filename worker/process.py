@@ -22,6 +22,7 @@ from tokenyard.garbage import collect_seldom
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
 from worker.care import Care
+from worker.ended import Ended
 from worker.engines import Backend, DeviceLost, Engine
 from worker.engines.loading import make_backend
 from worker.engines.vllm_stats import read_stats
@@ -152,9 +153,10 @@ class WorkerProcess:
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
             return True
         care = Care(engine, backend, self._tell)
-        in_yard = YardTerms(self._settings, spec, engine.info, self._tally, self._tracer)
+        ended = Ended()
+        in_yard = YardTerms(self._settings, spec, engine.info, self._tally, self._tracer, ended)
         terms = _Terms(in_yard, engine, self._tell)
-        self._loop = loop = EngineLoop(engine, self._inbox, terms, care, self._tell)
+        self._loop = loop = EngineLoop(engine, self._inbox, terms, care, self._tell, ended)
         self._tell(Ready(engine.info, backend.memory()))
         loop.run()
         self._loop = None

@@ -18,6 +18,8 @@ from tokenyard.errors import Code
 from tokenyard.outage import Outage
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.tracing import Tracer
+from tokenyard.wire import Assignment
+from worker.ended import Ended
 from worker.engines import EngineInfo, Faulted, TokenDelta
 from worker.outcomes import Outcome, Run, delta_reply, epoch_to_tell, merge, result_reply
 from worker.spans import EngineSpans
@@ -53,6 +55,7 @@ class Publisher:
         on_lost: Callable[[], None],
         tally: RunningTally | None = None,
         spans: EngineSpans | None = None,
+        ended: Ended | None = None,
     ) -> None:
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
@@ -64,6 +67,7 @@ class Publisher:
         self._on_lost = on_lost
         self._tally = tally or RunningTally()
         self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
+        self._ended = ended or Ended()
         # Steps with their epoch: what waits was made before a change of it. The simple kind of
         # queue wakes its reader in half the time; its bound is kept by `put`.
         self._queue: queue.SimpleQueue[tuple[int | None, Sequence[Outcome]]] = queue.SimpleQueue()
@@ -163,6 +167,17 @@ class Publisher:
             self._tally.note_fault()
             self._spans.ended(run, fault)
 
+    def _give_back_behind_lost(self, assignment: Assignment) -> None:
+        """Give a stream back that is still ours: tokens that were published are not there any more.
+
+        So it is where the server came back without its last writes. The next attempt goes on
+        behind those that are left.
+        """
+        why = "the server has lost tokens that were published"
+        code = self._call(lambda: self._scripts.hand_back(self._worker, assignment, 0, why))
+        if code is HandedBack.HANDED_BACK:
+            log.warning("%s: %s; given back", assignment.request.id, why)
+
     def _lose(self) -> None:
         log.warning("%s has lost its lease", self._worker)
         self.stop()
@@ -175,11 +190,13 @@ class Publisher:
         # Else it was cancelled: who cancels publishes the result.
         may_repeat = self.attempts > before + 1
         published: list[tuple[Run, Outcome]] = []
-        for (run, outcome, _), code in zip(shipments, codes or (), strict=False):
+        now = time.monotonic()
+        for (run, outcome, item), code in zip(shipments, codes or (), strict=False):
             if code is _PUBLISHED or (may_repeat and code is Published.REPEATED):
                 published.append((run, outcome))
                 if not isinstance(outcome, TokenDelta):
                     self._spans.ended(run, outcome)
+                    self._ended.keep(run, item.reply, now)
             elif code is Published.LEASE_LOST:
                 self._tally.note_stale(len(items))
                 self._lose()
@@ -190,6 +207,8 @@ class Publisher:
                 self.runs.pop(run.assignment.entry, None)
                 self._spans.ended(run, None)
                 self._on_stale(run.assignment.entry)
+                if isinstance(outcome, TokenDelta):
+                    self._give_back_behind_lost(run.assignment)
         self._tally.note(published)
 
     def _call(self, call: Callable[[], T]) -> T | None:

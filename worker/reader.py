@@ -22,14 +22,17 @@ _TOGETHER: Final = 32
 
 
 class LaneReader(StreamReader):
-    """Hands each assignment on a lane to ``deliver``, once, in order; many of a read together.
+    """Hands each assignment on a lane to ``deliver``, in order; many of a read together.
 
     ``cancel`` is given the entries of those that were cancelled since. ``sampling`` holds the
     parameters that the model takes where a request says nothing.
 
     The lane belongs to one incarnation, so a plain read behind the last entry seen is enough;
-    the entries stay until their results are published.
+    the entries stay until their results are published. Each comes once, and once more after an
+    outage.
     """
+
+    reads_anew = True
 
     def __init__(
         self,

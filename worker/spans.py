@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tokenyard.tracing import Attributes, Tracer, carrier_of
 from worker.engines import EngineInfo, Faulted, Finished
-from worker.outcomes import Expired, Run
+from worker.outcomes import Expired, Remembered, Run
 
-End = Finished | Faulted | Expired | None
+End = Finished | Faulted | Expired | Remembered | None
 
 
 class EngineSpans:
@@ -75,7 +75,7 @@ def _made(end: End) -> Attributes:
 
 def _error(end: End) -> str:
     match end:
-        case Finished():
+        case Finished() | Remembered():
             return ""
         case Faulted(_, code, message):
             return f"{code}: {message}"

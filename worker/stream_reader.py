@@ -16,10 +16,15 @@ log = logging.getLogger("tokenyard.worker.reader")
 
 
 class StreamReader(ABC):
-    """Takes each entry of a stream once, in order, from the first on; the connection is its own."""
+    """Takes each entry of a stream once, in order, from the first on; the connection is its own.
+
+    With ``reads_anew`` all that is there comes again after an outage: the server may have come
+    back without its last writes, and with entries that had been dealt with.
+    """
 
     #: Most entries of one read.
     count: ClassVar[int] = 256
+    reads_anew: ClassVar[bool] = False
 
     def __init__(self, connection: redis.Redis, stream: str, block_ms: int, thread: str) -> None:
         self._connection = connection
@@ -47,6 +52,8 @@ class StreamReader(ABC):
                 outage.over()
             except redis.RedisError as fault:
                 failures += 1
+                if self.reads_anew:
+                    self._last = "0"
                 outage.note(fault)
                 self._stop.wait(backoff.compute(failures))
         self._connection.close()

@@ -16,12 +16,18 @@ from typing import Final
 from tokenyard.worker_info import Tally
 from worker.counts import Counts
 from worker.engines import Faulted, Finished, TokenDelta
-from worker.outcomes import Expired, Outcome, Run
+from worker.outcomes import Expired, Outcome, Remembered, Run
 
 #: The median is of first tokens that are no older, and of so many at most.
 WINDOW_S: Final = 60.0
 MOST_KEPT: Final = 1000
-_OUTCOMES: Final = {Finished: "completed", Faulted: "failed", Expired: "expired"}
+End = Finished | Faulted | Expired | Remembered
+_OUTCOMES: Final = {
+    Finished: "completed",
+    Faulted: "failed",
+    Expired: "expired",
+    Remembered: "completed",
+}
 
 
 class RunningTally:
@@ -63,7 +69,7 @@ class RunningTally:
             self._tokens += tokens
             self._counts.tokens[self._model, "output"] += tokens
 
-    def _note_end(self, run: Run, end: Finished | Faulted | Expired, made: int) -> None:
+    def _note_end(self, run: Run, end: End, made: int) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment
         priority = assignment.sid.partition("/")[0]
         counts.results[model, priority, _OUTCOMES[type(end)]] += 1
@@ -112,7 +118,7 @@ class RunningTally:
             return self._counts.copy()
 
 
-def _made(end: Finished | Faulted | Expired) -> int:
+def _made(end: End) -> int:
     """Tokens of a request over all its choices, also those of earlier attempts."""
     made = end.made if isinstance(end, Expired) else end
     if not isinstance(made, Finished):

@@ -13,6 +13,7 @@ from tokenyard.keys import Keys
 from tokenyard.scripts import Scripts
 from tokenyard.settings import WorkerSettings
 from tokenyard.tracing import Tracer
+from worker.ended import Ended
 from worker.engines import EngineInfo
 from worker.loop import Delivery, EngineLoop, LeaseLost, Stale
 from worker.models import ModelSpec
@@ -80,6 +81,7 @@ class YardTerms:
         info: EngineInfo,
         tally: RunningTally | None = None,
         tracer: Tracer | None = None,
+        ended: Ended | None = None,
     ) -> None:
         self._settings = settings
         self._keys = Keys(settings.yard)
@@ -87,6 +89,7 @@ class YardTerms:
         self._info = info
         self._tally = tally or RunningTally()
         self._tracer = tracer or Tracer("", "")
+        self._ended = ended or Ended()
 
     def __call__(self, worker: str, loop: EngineLoop) -> YardTerm:
         """The term of ``worker``, not started."""
@@ -101,6 +104,7 @@ class YardTerms:
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             tally=self._tally,
             spans=EngineSpans(self._tracer, self._info, worker),
+            ended=self._ended,
         )
         reader = LaneReader(
             self._connect(),

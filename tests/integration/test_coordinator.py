@@ -133,6 +133,8 @@ BURIED = {
     "empty id": {"id": "", "prompt": "p"},
     "long id": {"id": "x" * 201, "prompt": "p"},
     "id that is not UTF-8": {"id": b"\xff", "prompt": "p"},
+    "empty client": {"id": "x", "client": "", "prompt": "p"},
+    "empty client among what is shared": {"id": "x", "prompt": "p", "shared": '{"client":""}'},
     "client that forges a key": {"id": "x", "client": "a}/b", "prompt": "p"},
     "almost nothing": {"": ""},
     "thousands of fields": {f"f{n}": "x" for n in range(5_000)},

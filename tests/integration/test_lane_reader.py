@@ -86,18 +86,23 @@ def test_cancels_are_passed_on_and_taken_off_the_lane(
     assert cancelled == ["7-0", "8-0"]
 
 
-def test_it_goes_on_after_its_connection_was_killed(
+def test_after_an_outage_it_reads_what_is_on_the_lane_once_more(
     yard: Yard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
+    # Given an entry that was read, and is behind where the reader has come to
     worker = reader._stream.rpartition(":")[2]
     reader.start()
-    first = yard.assign(worker)
-    eventually(lambda: delivered == [first])
+    first, second = yard.assign(worker), yard.assign(worker)
+    eventually(lambda: delivered == [first, second])
+    yard.connection.xdel(reader._stream, second.entry)
+
+    # If its connection is killed
     yard.connection.client_kill_filter(_type="normal", skipme=True)
 
-    second = yard.assign(worker)
-
-    eventually(lambda: delivered == [first, second])
+    # I expect the entry to come again, and then what is new.
+    eventually(lambda: delivered == [first, second, first])
+    third = yard.assign(worker)
+    eventually(lambda: delivered == [first, second, first, third])
 
 
 def test_nothing_is_delivered_after_stop(

@@ -316,3 +316,21 @@ def _breaking(scripts: Scripts) -> list[str]:
     for name in left:
         setattr(scripts, name, once(name, getattr(scripts, name)))
     return left
+
+
+def test_a_stream_whose_published_tokens_are_lost_is_given_back(desk: Desk) -> None:
+    """Given a server that came back without its last writes, a running stream among them."""
+    run = desk.run(make_request(stream=True))
+    desk.publisher.put([TokenDelta(run.entry, 0, [1, 2, 3])])
+    desk.publisher.run_once()
+    tokens = desk.yard.keys.tokens(run.request.client, run.request.id)
+    desk.yard.connection.set(tokens, pack_tokens([1]))
+
+    desk.publisher.put([TokenDelta(run.entry, 0, [4])])
+    desk.publisher.run_once()
+
+    assert desk.stale == [run.entry]
+    assert not desk.yard.lane(desk.worker)
+    again = desk.yard.place(desk.yard.waiting(run.request), desk.worker)
+    assert unpack_tokens(again.published) == [1]
+    assert not desk.lost

@@ -11,6 +11,7 @@ from tests.support.builders import make_assignment
 from tokenyard.errors import InvalidRequest
 from tokenyard.replies import Choice
 from tokenyard.wire import Assignment
+from worker.ended import Ended
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
 from worker.loop import Delivery, EngineLoop
 from worker.messages import Profile, Reset, Serve, Sleep, ToController, Wake
@@ -117,7 +118,10 @@ class Office:
         self.told: list[ToController] = []
         self.inbox = NotingQueue()
         self.inbox.waits = []
-        self.loop = EngineLoop(self.engine, self.inbox, self._term, self._care, self.told.append)
+        self.ended = Ended()
+        self.loop = EngineLoop(
+            self.engine, self.inbox, self._term, self._care, self.told.append, self.ended
+        )
         self.loop.inbox.put(Serve("w.1"))
         self.turn()
 

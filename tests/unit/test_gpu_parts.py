@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from gpu_parts import PARTS, Result, arguments
+from gpu_parts import PARTS, Result, arguments, environment
 from gpu_report import markdown, report
 from gpu_wheels import ROOT
 
@@ -155,6 +155,18 @@ def test_tests_that_are_ended_have_said_what_failed_before(tmp_path):
     assert re.search(r"^passed after [0-9.]+ s: test_three\.py::test_good$", said, re.MULTILINE)
     assert re.search(r"^failed after [0-9.]+ s: test_three\.py::test_bad$", said, re.MULTILINE)
     assert "AssertionError: assert 'memory' == 'the baseline'" in said
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_vllm_samples_by_itself_where_flashinfer_is_missing(tmp_path, monkeypatch, has_it):
+    """vLLM 0.26 imports it on CUDA unless told otherwise: then no side of a benchmark starts."""
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    if has_it:
+        (tmp_path / "venv/lib/python3.12/site-packages/flashinfer").mkdir(parents=True)
+
+    said = environment(tmp_path, "cuda").get("VLLM_USE_FLASHINFER_SAMPLER")
+
+    assert said == (None if has_it else "0")
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -10,6 +10,7 @@ from tests.support.builders import make_assignment, make_request
 from tests.support.office import Office, finished
 from tests.support.waiting import eventually
 from tokenyard.errors import Code
+from tokenyard.replies import Reply
 from tokenyard.wire import Assignment
 from worker.engines import Faulted, TokenDelta
 from worker.loop import (
@@ -26,6 +27,7 @@ from worker.messages import (
     Fenced,
     Load,
     Profile,
+    Reload,
     Reset,
     Serve,
     Sleep,
@@ -34,7 +36,7 @@ from worker.messages import (
     Wake,
 )
 from worker.models import ModelSpec
-from worker.outcomes import Expired, Run
+from worker.outcomes import Expired, Remembered, Run
 
 
 @pytest.fixture
@@ -308,3 +310,59 @@ def test_tries_to_publish_are_progress(office: Office) -> None:
     office.deliver("1-0")
     office.turn()
     assert office.loop.progress == before + 2
+
+
+def published(office: Office, assignment: Assignment, reply: Reply) -> None:
+    """The publisher has published this result, in the office's present term."""
+    office.ended.keep(Run(assignment, time.monotonic()), reply, time.monotonic())
+
+
+def test_what_has_ended_is_answered_without_the_engine(office: Office) -> None:
+    # Given a request whose result is published, and a later incarnation
+    before = office.deliver("1-0")
+    office.turn()
+    office.engine.steps = [[finished("1-0", [5])]]
+    office.turn()
+    reply = Reply(id=before.request.id, event="result", seq=0, tokens=b"", status="completed")
+    published(office, before, reply)
+    office.loop.inbox.put(Serve("w.2"))
+
+    # If it comes again, and so does another request of that name
+    values = {"worker": "w.2", "request": before.request}
+    office.deliver("9-0", sid=before.sid, attempt=2, **values)
+    office.deliver("10-0", sid="normal/77-0", **values)
+    office.turn()
+
+    # I expect the first to have its result, and the engine to be asked for the other alone.
+    assert office.terms[1].given == [Remembered("9-0", reply)]
+    assert office.engine.has == ["10-0"]
+
+
+def test_what_runs_is_not_begun_again(office: Office) -> None:
+    """Given an entry that comes again, as it does after an outage."""
+    assignment = office.deliver("1-0")
+    office.turn()
+    run = office.terms[0].runs["1-0"]
+
+    office.loop.inbox.put(Delivery("w.1", [assignment]))
+    office.turn()
+
+    assert office.engine.has == ["1-0"]
+    assert office.terms[0].runs["1-0"] is run
+
+
+def test_other_weights_answer_anew(office: Office) -> None:
+    # Given requests of which one has ended and one runs
+    ended, runs = office.deliver("1-0"), office.deliver("2-0")
+    office.turn()
+    begun = office.terms[0].runs["2-0"]
+    reply = Reply(id=ended.request.id, event="result", seq=0, tokens=b"", status="completed")
+    published(office, ended, reply)
+
+    # If the weights change, and then the other one ends
+    office.loop.inbox.put(Reload(""))
+    office.turn()
+    office.ended.keep(begun, reply, time.monotonic())
+
+    assert office.ended.find(ended) is None
+    assert office.ended.find(runs) is None

@@ -169,6 +169,7 @@ def test_fields_of_a_later_version_are_skipped() -> None:
         {b"id": b""},
         {b"id": b"x" * 201},
         {b"id": b"\xff\xfe"},
+        {b"id": b"q1", b"client": b""},
         {b"id": b"q1", b"client": b"no spaces"},
         {b"id": b"q1", b"client": b"a/b"},
         {b"id": b"q1", b"client": b"ann\n"},
@@ -567,7 +568,8 @@ def test_what_only_the_system_writes_is_not_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    "shared", [b"", b"{", b"[]", b"null", b'{"n":1}', b"\xff", b'{"client":"no spaces"}']
+    "shared",
+    [b"", b"{", b"[]", b"null", b'{"n":1}', b"\xff", b'{"client":"no spaces"}', b'{"client":""}'],
 )
 def test_nobody_is_known_where_the_shared_field_cannot_be_read(shared: bytes) -> None:
     """The client may stand there, so that there is nobody to answer."""

@@ -1,0 +1,141 @@
+"""The server comes back without its last writes, as after a power failure, or as a late replica.
+
+A copy of its folder stands for what was on its disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server, find_binary
+from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.waiting import eventually
+from tokenyard.keys import Keys
+from tokenyard.scripts import Scripts
+from tokenyard.wire import Request, SamplingParams
+
+pytestmark = pytest.mark.crash
+
+STEP_S = 0.05
+TOKENS = 30
+
+
+@pytest.fixture
+def plant(own_broker: Server) -> Iterator[Plant]:
+    with Plant(own_broker.url) as started:
+        yield started
+
+
+def folder_of(server: Server) -> Path:
+    return server._log.parent
+
+
+def copy_at_rest(plant: Plant, server: Server, copy: Path, running: Request) -> None:
+    """The server's folder at a moment at which this request has not ended."""
+    pids = [info.pid for info in plant.roster().values()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    shutil.copytree(folder_of(server), copy)
+    assert plant.ledger(running.id)["state"] == "assigned"
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def put_back(server: Server, copy: Path) -> None:
+    """Kill the server, and start it with what the copy holds."""
+    server.kill()
+    shutil.rmtree(folder_of(server))
+    shutil.copytree(copy, folder_of(server))
+    server.start()
+
+
+def become_another_server(copy: Path, name: str, keys: Keys) -> None:
+    """In the copy: a leader has seen that a replica took over, and has taken all leases."""
+    binary = find_binary(name)  # type: ignore[arg-type]
+    assert binary
+    other = Server(name, binary, copy, aof=True)  # type: ignore[arg-type]
+    other.start()
+    with redis.Redis.from_url(other.url) as connection:
+        token = connection.get(keys.leader).decode()
+        assert Scripts(connection, keys).recognize(token, "another", was_replica=True) == 1
+    other.stop()
+
+
+def raw_result(plant: Plant, request: Request) -> bytes | None:
+    packed: bytes | None = plant.connection.hget(
+        plant.keys.ledger(request.client, request.id), "result"
+    )
+    return packed
+
+
+@pytest.mark.parametrize(("is_fenced", "attempt"), [(False, "1"), (True, "2")])
+def test_a_worker_answers_from_what_it_knows(
+    plant: Plant, own_broker: Server, tmp_path: Path, is_fenced: bool, attempt: str
+) -> None:
+    # Given a request on a lane, of which the server's disk knows just that
+    plant.coordinator()
+    plant.worker(simulated_step_s=STEP_S)
+    [worker] = plant.wait_for_workers(1)
+    request = make_request(params=SamplingParams(max_tokens=TOKENS))
+    plant.push(request)
+    eventually(lambda: plant.ledger(request.id).get("state") == "assigned")
+    copy = tmp_path / "copy"
+    copy_at_rest(plant, own_broker, copy, request)
+    if is_fenced:
+        become_another_server(copy, own_broker.name, plant.keys)
+
+    # If its result is published and read, and then the power fails
+    first = plant.result(request.id)
+    before = eventually(lambda: raw_result(plant, request))
+    put_back(own_broker, copy)
+
+    # I expect the same result once more, with the times of the first,
+    again = plant.result(request.id)
+    assert again == first
+    assert raw_result(plant, request) == before
+    assert again.timing
+    # from a worker that kept its lease, or by an assignment to its next incarnation,
+    assert plant.ledger(request.id)["attempt"] == attempt
+    assert (worker in plant.wait_for_workers(1)) is not is_fenced
+    # and nothing to be left on a lane.
+    assert [plant.connection.xlen(plant.keys.lane(name)) for name in plant.roster()] == [0]
+    check_exact(plant, served_after(plant))
+
+
+def served_after(plant: Plant) -> list[Request]:
+    requests = streams(2, max_tokens=5)
+    plant.push_all(requests)
+    return requests
+
+
+def test_streams_go_on_behind_the_tokens_that_are_left(
+    plant: Plant, own_broker: Server, tmp_path: Path
+) -> None:
+    # Given streams that have published more than is on the server's disk
+    plant.coordinator()
+    plant.worker(simulated_step_s=STEP_S)
+    plant.wait_for_workers(1)
+    requests = streams(3, max_tokens=200)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    copy = tmp_path / "copy"
+    copy_at_rest(plant, own_broker, copy, requests[0])
+    seen = [plant.published(one.id) for one in requests]
+    eventually(lambda: all(plant.published(one.id) > seen[n] for n, one in enumerate(requests)))
+
+    # If the power fails
+    put_back(own_broker, copy)
+
+    # I expect each to be given back, and to be whole in the end.
+    answers = check_exact(plant, requests)
+    assert attempts(answers) == [2, 2, 2]
+    assert {plant.ledger(one.id).get("crashes") for one in requests} == {None}
