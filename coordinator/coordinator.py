@@ -29,7 +29,6 @@ from coordinator.models import Models
 from coordinator.placer import Placer
 from coordinator.prefixes import Cache
 from coordinator.promotion import Promotion
-from coordinator.queued import QueuedTokens
 from coordinator.recall import Recall
 from coordinator.reconciler import Reconciler
 from coordinator.rescuer import Rescuer
@@ -171,7 +170,6 @@ class Coordinator:
         self._recall = Recall(self._connection, self._keys, self._roster, self._selection)
         self._promotion = Promotion(self._connection, self._scripts)
         self._wishes = Wishes(self._connection, self._scripts, self._keys, self._counts.found_bad)
-        self._queued = QueuedTokens(self._connection, self._keys)
         self._inboxes = Inboxes(self._connection, self._scripts, self._keys, settings, self._counts)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
@@ -287,7 +285,6 @@ class Coordinator:
         self._publish_handshake()
         self._recognize_server()
         self._intake.read_again()
-        self._queued.begin()
         self._recall.begin()
         self._reconciler.begin()
         self._roster.mark_stale()
@@ -350,7 +347,6 @@ class Coordinator:
         self._recognize_server()
         self._load_scripts()
         self._roster.forget_hosts()
-        self._queued.run_once()
         self._follow_lanes()
         if self._models.learn(self._roster.bases()):
             self._publish_handshake()

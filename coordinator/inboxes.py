@@ -8,8 +8,9 @@ without a look until that is over.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
@@ -32,7 +33,7 @@ from tokenyard.scripts import (
     attend,
     submit,
 )
-from tokenyard.settings import CoordinatorSettings
+from tokenyard.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
 
 log = logging.getLogger("tokenyard.coordinator.inboxes")
 
@@ -73,6 +74,7 @@ class Inboxes:
         self._settings = settings
         self._counts = counts
         self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
+        self._turn = 0
         self._cut_off: dict[str, float] = {}  # guest to when it is heard again (monotonic)
         self._rests: dict[str, float] = {}  # guest to when its inbox is tried again
 
@@ -82,11 +84,19 @@ class Inboxes:
             return
         now = time.monotonic()
         written = self._knocks.take()
-        room = self._room() if written else 0
-        for guest in written:
-            room -= self._look(guest, max(0, room), now)
-        if written:
-            self._knocks.rest((time.monotonic() - now) * RESTS)
+        if not written:
+            return
+        room = self._room()
+        for left, guest in zip(range(len(written), 0, -1), self._in_turn(written), strict=True):
+            # Nobody who floods takes all of what is left.
+            room -= self._look(guest, max(0, math.ceil(room / left)), now)
+        self._knocks.rest((time.monotonic() - now) * RESTS)
+
+    def _in_turn(self, written: Sequence[str]) -> Sequence[str]:
+        """Each time another of them is the first."""
+        self._turn += 1
+        first = self._turn % len(written)
+        return (*written[first:], *written[:first])
 
     def stop(self) -> None:
         """Hear no more; idempotent."""
@@ -183,7 +193,12 @@ class Inboxes:
 
     def _cancel(self, asks: Iterable[Cancelling]) -> None:
         for ask in asks:
-            code = self._scripts.cancel(ask.client, ask.request_id, "cancelled by the client")
+            code = self._scripts.cancel(
+                ask.client,
+                ask.request_id,
+                "cancelled by the client",
+                unknown_ttl_s=LEAST_GUEST_TTL_S,  # whoever makes up ids fills nothing for long
+            )
             if code is Cancelled.MOVED:
                 log.info("%s/%s moves too fast to be cancelled", ask.client, ask.request_id)
 

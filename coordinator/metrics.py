@@ -174,15 +174,14 @@ class CoordinatorMetrics:
 
     def _take_counts(self, connection: redis.Redis) -> None:
         """Take over what scripts have counted that clients call, each once, whoever leads."""
-        # Clients of an older release count in `info`.
-        for key in (self._keys.tally, self._keys.info):
-            values: list[bytes | None] = connection.hmget(key, COUNTED)  # type: ignore[assignment]
-            for name, value in zip(COUNTED, values, strict=True):
-                count = whole(value)
-                if count > 0:
-                    # A server without memory refuses this; then the next scrape takes it.
-                    connection.hincrby(key, name, -count)
-                    self._taken[name] += count
+        tally = self._keys.tally
+        values: list[bytes | None] = connection.hmget(tally, COUNTED)  # type: ignore[assignment]
+        for name, value in zip(COUNTED, values, strict=True):
+            count = whole(value)
+            if count > 0:
+                # A server without memory refuses this; then the next scrape takes it.
+                connection.hincrby(tally, name, -count)
+                self._taken[name] += count
 
     def _own(self) -> Iterator[Family]:
         counts, taken = self._counts, self._taken

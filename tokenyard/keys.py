@@ -137,7 +137,7 @@ class Keys:
 
     @cached_property
     def quarantine(self) -> str:
-        """Hash: worker to the entry that runs alone on its lane."""
+        """Hash: worker to what is on trial on its lane; see `coordinator.suspicion.Mark`."""
         return f"{self._prefix}quarantine"
 
     @cached_property

@@ -48,8 +48,6 @@ from worker.term import YardTerms
 
 log = logging.getLogger("tokenyard.worker.process")
 
-#: As the controller's own, which `tokenyard up` reads.
-
 BEAT_S = 1.0
 
 

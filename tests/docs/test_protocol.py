@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from coordinator import queued
 from tests.docs.pages import ROOT, code, first_names, names, page, section
 from tests.support.up import running_up
 from tokenyard.commands import Acknowledgement, Command, Verb
@@ -143,7 +142,6 @@ def test_the_handshake_is_complete() -> None:
         text = _code_of(script)
         written |= set(re.findall(r"(?:'HINCRBY', |next_in\()KEYS\[\d\], '(\w+)'", text))
     assert {"protocol", "epoch", "incarnation"} <= written
-    written.add(queued.FIELD)
     written |= {LAST, LAST_FOUND}
     assert first_names(section(PROTOCOL, "## The handshake")) == written
 

@@ -43,7 +43,7 @@ def code(lanes: Lanes, request_id: str) -> str:
 
 
 def queued_tokens(lanes: Lanes) -> int:
-    return int(lanes.connection.hget(lanes.keys.info, "queued_tokens") or 0)
+    return int(lanes.connection.hget(lanes.keys.tally, "queued_tokens") or 0)
 
 
 @pytest.mark.usefixtures("brisk")

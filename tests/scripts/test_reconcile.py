@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.scripts.test_spoilt import SPOILT
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Waiting, Yard, requests
 from tokenyard.replies import decode_replies, to_result
@@ -200,9 +201,13 @@ class TestEnd:
         yard.scripts.reconcile(yard.token, [], excess_tokens=100)
         assert yard.queued_tokens() == 0
 
-    def test_count_that_is_no_number_begins_anew(self, yard: Yard) -> None:
-        yard.connection.hset(yard.keys.info, "queued_tokens", "many")
-        yard.scripts.reconcile(yard.token, [], excess_tokens=-20)
+    @pytest.mark.parametrize("value", SPOILT)
+    def test_count_that_was_spoilt_begins_anew(self, yard: Yard, value: str) -> None:
+        yard.submit(make_request(tokens=range(20)))
+        yard.connection.hset(yard.keys.tally, "queued_tokens", value)
+        look = yard.scripts.astray(0, 1_000_000)
+        excess = look.queued_tokens - look.tokens
+        yard.scripts.reconcile(yard.token, [], excess_tokens=excess)
         assert yard.queued_tokens() == 20
 
 

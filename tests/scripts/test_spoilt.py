@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.queued import QueuedTokens
 from tests.support.builders import make_request
 from tests.support.yard import Yard
 from tokenyard.scripts import Submitted
@@ -48,17 +47,3 @@ def test_numbers_of_leaders_and_workers_are_given_once(yard: Yard, value: str) -
     workers = [yard.worker() for _ in range(3)]
     assert len(set(tokens)) == len(set(workers)) == 3
     assert all(token.partition(":")[0].isdigit() for token in tokens)
-
-
-def test_what_older_clients_count_in_info_is_taken_in(yard: Yard) -> None:
-    told = QueuedTokens(yard.connection, yard.keys)
-    yard.submit()
-    told.run_once()
-    shown = int(yard.connection.hget(yard.keys.info, "queued_tokens") or 0)
-    assert shown == yard.queued_tokens() > 0
-    # Given a client that counts there
-    yard.connection.hincrby(yard.keys.info, "queued_tokens", 100)
-    told.run_once()
-    assert yard.queued_tokens() == shown + 100
-    told.run_once()
-    assert yard.queued_tokens() == shown + 100

@@ -12,6 +12,7 @@
 --   that worker may still run it (else 0)
 -- Atomic by itself: nothing is changed. So what it finds has to be looked at again by `reconcile`.
 
+-- @include counted
 -- @include entry_at
 -- @include has_lease
 -- @include place_of
@@ -49,5 +50,4 @@ repeat
   cursor, seen = page[1], seen + PAGE
   for _, ledger in ipairs(page[2]) do look(ledger) end
 until cursor == '0' or seen >= tonumber(ARGV[2]) or size >= MOST_BYTES
-local queued = tonumber(redis.call('HGET', KEYS[2], 'queued_tokens') or '0') or 0
-return {cursor, looked, tokens, queued, found}
+return {cursor, looked, tokens, counted(KEYS[2], 'queued_tokens'), found}

@@ -23,6 +23,7 @@
 -- Atomic, because a request that is just moving must not be taken for lost.
 
 -- @include add_replies
+-- @include counted
 -- @include end_quarantine
 -- @include entry_at
 -- @include has_lease
@@ -74,7 +75,7 @@ for k = 6, #KEYS, 5 do
   end
 end
 if ARGV[2] ~= '0' then
-  local count = tonumber(redis.call('HGET', KEYS[5], 'queued_tokens') or '0') or 0
-  redis.call('HSET', KEYS[5], 'queued_tokens', math.max(0, count - ARGV[2]))
+  local count = counted(KEYS[5], 'queued_tokens') - ARGV[2]
+  redis.call('HSET', KEYS[5], 'queued_tokens', math.max(0, count))
 end
 return replies

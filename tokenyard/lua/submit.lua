@@ -26,12 +26,14 @@
 -- requests, and what it has accepted still ends and gives memory back.
 
 -- @include count_in
+-- @include counted
 -- @include is_reused
 -- @include queued_tokens_of
 -- @include server_ms
 
 local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
--- What a refused client is told: the time in which room for it is likely, within these bounds.
+-- What a refused client is told: the time in which room for it is likely, within these bounds, and
+-- then earlier or later by chance.
 local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
 -- Of the time for all that waits: who comes again then finds work left.
 local RETRY_SHARE, JITTER = 0.25, 0.25
@@ -53,11 +55,8 @@ local share = tonumber(info[5] or '1') or 1
 local most = tonumber(info[1] or '0') or 0
 local most_below = math.ceil(most * share)
 local most_tokens = (tonumber(info[2] or '0') or 0) * share
-local counted = redis.call('HGET', KEYS[8], 'queued_tokens') or ''
 -- An operator may empty an intake by hand: then nothing is queued, whatever was counted.
--- No yard holds so many tokens that their number has 16 digits: somebody has written that.
-local is_count = #counted < 16 and counted:match('^%d+$')
-local queued_tokens = waiting > 0 and is_count and tonumber(counted) or 0
+local queued_tokens = waiting > 0 and counted(KEYS[8], 'queued_tokens') or 0
 local rate = tonumber(info[3] or '0') or 0
 local clients = math.max(1, tonumber(info[4] or '1') or 1)
 local accepted, attached = false, false
@@ -76,7 +75,7 @@ local function retry_after(before)
   if time < 0 then time = USUAL_RETRY_MS end
   local now = redis.call('TIME')[2]
   local jitter = ((now + before) * 7919 % 1000 / 500 - 1) * JITTER
-  return math.floor(math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time * (1 + jitter))))
+  return math.floor(math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time)) * (1 + jitter))
 end
 
 local function is_full(tokens)

@@ -91,12 +91,14 @@ def cancel(
     entry: str = "",
     reason: str = "cancelled by the client",
     reply_maxlen: int = 10_000,
+    unknown_ttl_s: int = DEFAULT_RESULT_TTL_S,
 ) -> Call[Cancelled]:
     """Cancel a request that its ledger shows in ``state`` (or "", if it has none).
 
     ``where`` is as `place_of` reads it from the ledger: the intake of a request that waits, the
     worker of one that is assigned. One without a ledger that was seen in an intake is cancelled
-    there: ``where`` is that intake, ``entry`` its entry. MOVED asks to look again.
+    there: ``where`` is that intake, ``entry`` its entry. MOVED asks to look again. The result of an
+    id that nobody knows is kept for ``unknown_ttl_s``.
     """
     place = keys.ledger(client, request_id)
     if entry or (state == "waiting" and where):
@@ -106,7 +108,7 @@ def cancel(
     call_keys = [keys.ledger(client, request_id), keys.tokens(client, request_id), place]
     call_keys += [keys.reply(client, request_id), keys.replies(client), keys.tally, keys.quarantine]
     error = json_text(ErrorInfo(Code.CANCELLED, reason))
-    args: list[Arg] = [state, where, GROUP, request_id, DEFAULT_RESULT_TTL_S, reply_maxlen, error]
+    args: list[Arg] = [state, where, GROUP, request_id, unknown_ttl_s, reply_maxlen, error]
     return Call("cancel", call_keys, [*args, entry], Cancelled)
 
 
@@ -189,7 +191,14 @@ class ClientScripts(Caller):
             submit(self.keys, priority_class, requests, watched=watched, refuse_late=refuse_late)
         )
 
-    def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
+    def cancel(
+        self,
+        client: str,
+        request_id: str,
+        reason: str,
+        *,
+        unknown_ttl_s: int = DEFAULT_RESULT_TTL_S,
+    ) -> Cancelled:
         """Cancel a request wherever it is; MOVED only where it moves faster than one can look."""
         code = Cancelled.MOVED
         for _ in range(CANCEL_LOOKS):
@@ -205,6 +214,7 @@ class ClientScripts(Caller):
                     where=where,
                     reason=reason,
                     reply_maxlen=self._reply_maxlen,
+                    unknown_ttl_s=unknown_ttl_s,
                 )
             )
             if code is not Cancelled.MOVED:

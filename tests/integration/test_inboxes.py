@@ -1,0 +1,80 @@
+"""What guests write into their inboxes takes no more than its share, for no longer than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from coordinator.counts import Counts
+from coordinator.inboxes import Inboxes
+from tests.support.lanes import Lanes
+from tests.support.servers import Server
+from tokenyard.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
+
+GUESTS = ("ann", "bob")
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()
+
+
+class Knocked(Inboxes):
+    """Those of ann and bob, into which both have always written."""
+
+    def run_once(self) -> None:
+        self._knocks.take = lambda: GUESTS  # type: ignore[method-assign]
+        super().run_once()
+
+
+@pytest.fixture
+def inboxes(lanes: Lanes) -> Inboxes:
+    """In a yard in which twenty requests of guests may wait."""
+    settings = CoordinatorSettings(
+        redis_url=lanes.url, yard=lanes.keys.yard, guests=GUESTS, max_num_queued_reqs=40
+    )
+    return Knocked(lanes.connection, lanes.scripts, lanes.keys, settings, Counts())
+
+
+def write(connection: redis.Redis, inbox: str, **fields: str) -> None:
+    connection.xadd(inbox, dict(fields))
+
+
+def test_who_floods_leaves_room_for_others(lanes: Lanes, inboxes: Inboxes) -> None:
+    # Given one guest who has written far more than there is room for, and one who asks once,
+    for number in range(100):
+        write(lanes.connection, lanes.keys.inbox("ann"), id=f"a{number}", prompt="x")
+    write(lanes.connection, lanes.keys.inbox("bob"), id="b", prompt="x")
+
+    inboxes.run_once()
+
+    # I expect that the one request waits, and no more of the other than fit.
+    assert lanes.connection.hget(lanes.keys.ledger("bob", "b"), "state") == b"waiting"
+    waiting = sum(lanes.connection.xlen(lanes.keys.intake(name)) for name in ("normal", "low"))
+    assert 10 < waiting <= 20
+
+
+def test_the_last_place_goes_to_each_in_turn(lanes: Lanes, inboxes: Inboxes) -> None:
+    for number in range(19):
+        lanes.connection.xadd(lanes.keys.intake("low"), {"id": f"q{number}", "prompt": "x"})
+    placed = set()
+    for turn in range(4):
+        for guest in GUESTS:
+            write(lanes.connection, lanes.keys.inbox(guest), id=f"{guest}{turn}", prompt="x")
+        inboxes.run_once()
+        for guest in GUESTS:
+            if lanes.connection.exists(lanes.keys.ledger(guest, f"{guest}{turn}")):
+                lanes.scripts.cancel(guest, f"{guest}{turn}", "by a test")
+                placed.add(guest)
+    assert placed == set(GUESTS)
+
+
+def test_cancels_of_made_up_ids_are_forgotten_soon(lanes: Lanes, inboxes: Inboxes) -> None:
+    write(lanes.connection, lanes.keys.inbox("ann"), do="cancel", id="nobody")
+    inboxes.run_once()
+    for key in (lanes.keys.ledger("ann", "nobody"), lanes.keys.reply("ann", "nobody")):
+        assert 0 < lanes.connection.ttl(key) <= LEAST_GUEST_TTL_S
