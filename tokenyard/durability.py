@@ -1,7 +1,9 @@
 """How safe a request must be before its submission counts as accepted.
 
 Redis says it itself, by WAITAOF and WAIT (Redis and Valkey 7.2 or newer), for all that was written
-before on the same connection: one wait for a whole burst.
+before on the same connection: one wait for a whole burst. Under ``appendfsync everysec`` some
+servers, Valkey 9.1 among them, answer WAITAOF before they have written (redis#13793), and nothing
+that a client may ask tells them from others: only under ``always`` is ``disk`` sure.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from tokenyard.operations import Command
 
 Durability = Literal["memory", "disk", "replicated"]
 LEVELS: Final = get_args(Durability)
-#: Longest wait for a disk or a replica. Where the server writes to its disk once a second, that
-#: is what a wait takes.
+#: Longest wait for a disk or a replica. Where the server writes to its disk once a second, a wait
+#: takes up to that.
 WAIT_S: Final = 5.0
 
 

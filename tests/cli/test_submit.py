@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from click.testing import Result
 
@@ -19,6 +20,7 @@ from tests.cli.running import environment, tokenyard
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard import durability
 from tokenyard.keys import Keys
 from tokenyard.program import Exit
 
@@ -189,6 +191,27 @@ def test_ctrl_c_says_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> No
     assert "Traceback" not in rest
     assert process.returncode not in {0, None}
     assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
+
+
+def test_what_was_accepted_but_is_not_safe_enough_is_named(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a server without a replica."""
+    monkeypatch.setattr(durability, "WAIT_S", 0.2)
+    client = random_name("client")
+    asked = ("hello", "--id", "q1", "--client", client)
+
+    result = ask("submit", *asked, "--durability", "replicated")
+
+    assert result.exit_code == Exit.UNAVAILABLE
+    first, why = result.stderr.splitlines()
+    later = f"tokenyard result q1 --client {client}"
+    assert first.startswith(f"request 'q1' of client '{client}' goes on")
+    assert first.endswith(f"for its result: {later}")
+    assert "accepted, but not known to be safe (durability replicated)" in why
+    assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
+    assert ask("submit", *asked).exit_code == Exit.OK
+    assert ask("submit", "hello", "--durability", "certain").exit_code == Exit.USAGE
 
 
 def test_without_a_coordinator_it_gives_up_in_time(ask: Ask) -> None:

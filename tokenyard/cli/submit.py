@@ -17,7 +17,8 @@ from tokenyard.cli.reach import url_of
 from tokenyard.cli.whose import named
 from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
 from tokenyard.drafting import Item, SharedOptions
-from tokenyard.errors import BrokerUnavailable, RequestFailed, WaitTimeout
+from tokenyard.durability import LEVELS, Durability
+from tokenyard.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
 from tokenyard.program import Exit, PlainCommand, YardChoice, words
 
 ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
@@ -40,7 +41,7 @@ A request that failed or was not waited for is named, with the client that it wa
 
 \b
 Exit statuses:
-  0  all requests completed        3  no broker or no coordinator
+  0  all requests completed        3  no usable broker or coordinator
   1  a request failed or expired   4  time is over (the requests go on)
   2  wrong usage, or a parameter that vLLM does not know
 """
@@ -87,6 +88,13 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     "--refuse-late", is_flag=True, help="Refuse at once what would wait beyond its deadline."
 )
 @click.option(
+    "--durability",
+    type=click.Choice(LEVELS),
+    default="memory",
+    show_default=True,
+    help="What an accepted request must have reached: the server's memory, its disk, or a replica.",
+)
+@click.option(
     "--cancel-on-disconnect", is_flag=True, help="Cancel what is not answered when this ends."
 )
 @click.option("--stream", is_flag=True, help="Print tokens as they come, prompt after prompt.")
@@ -117,6 +125,7 @@ def submit(
     params: dict[str, Any],
     deadline_s: float | None,
     refuse_late: bool,
+    durability: Durability,
     cancel_on_disconnect: bool,
     stream: bool,
     as_json: bool,
@@ -134,6 +143,7 @@ def submit(
         "params": params | given,
         "stream": stream,
         "refuse_late": refuse_late,
+        "durability": durability,
         "cancel_on_disconnect": cancel_on_disconnect,
     }
     if deadline_s is not None:
@@ -205,7 +215,7 @@ def _told_where_it_is(printer: Printer, options: SharedOptions, goes_on: str) ->
     """Where the wait for an answer ends without one, say how to get it all the same."""
     try:
         yield
-    except (KeyboardInterrupt, WaitTimeout, BrokerUnavailable):
+    except (KeyboardInterrupt, WaitTimeout, BrokerUnavailable, NotDurable):
         printer.stop()
         if not options["cancel_on_disconnect"]:
             say(goes_on, err=True)

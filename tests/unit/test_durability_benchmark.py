@@ -1,0 +1,27 @@
+"""What the durability benchmark makes of times."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.durability import BURST, CASES, Case, Sample, figures
+
+
+def test_each_level_is_measured_under_each_setting_of_the_file() -> None:
+    levels = ["memory", "disk", "replicated"]
+    assert list(CASES) == [(fsync, level) for fsync in ("everysec", "always") for level in levels]
+
+
+def test_figures_are_medians_of_the_rounds() -> None:
+    rounds = [
+        Sample([0.001, 0.002, 0.009], [0.1, 0.3]),  # 2 ms, 500/s
+        Sample([0.004], [0.1]),  # 4 ms, 1000/s
+        Sample([0.003], [0.05]),  # 3 ms, 2000/s
+    ]
+    case: Case = ("always", "disk")
+    assert BURST == 100
+
+    assert figures({case: rounds}) == {
+        "always_disk_p50_ms": pytest.approx(3.0),
+        "always_disk_per_s": pytest.approx(1000.0),
+    }
