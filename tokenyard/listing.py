@@ -25,7 +25,7 @@ from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.parse import parse_request
 from tokenyard.pauses import Pause, pauses_of_model, pauses_of_worker
 from tokenyard.replies import TERMINAL, Result, Status, decode_reply, to_result
-from tokenyard.streams import position
+from tokenyard.streams import position, whole
 from tokenyard.wire import Request, Unanswerable
 
 State = Literal["waiting", "assigned", Status]
@@ -210,7 +210,7 @@ def _assigned(worker: str, fields: Fields) -> Listed | None:
     attempt = fields.get(b"attempt", b"")
     if one is None or not attempt.isdigit():
         return None  # what only tells the worker something
-    return msgspec.structs.replace(one, worker=worker, attempt=int(attempt))
+    return msgspec.structs.replace(one, worker=worker, attempt=whole(attempt))
 
 
 def _listed(fields: Fields, state: State, server_id: str) -> Listed | None:
@@ -322,8 +322,8 @@ def _ledgers(
                 worker=worker,
                 server_id=sid,
                 accepted_ms=accepted_ms(sid),
-                ended_ms=int(ended) if ended.isdecimal() else 0,
-                attempt=int(attempt) if attempt.isdecimal() else 0,
+                ended_ms=max(0, whole(ended)),
+                attempt=max(0, whole(attempt)),
             )
 
 

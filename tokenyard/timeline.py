@@ -20,6 +20,7 @@ from tokenyard.parse import parse_request
 from tokenyard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
 from tokenyard.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.scripts import waits_at
+from tokenyard.streams import whole
 from tokenyard.wire import Request
 
 _TOKEN_BYTES: Final = 4
@@ -174,9 +175,8 @@ def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Atte
     """The attempts as `dispatch` (t<attempt>) and those who took them back (r<attempt>) noted."""
     found: list[Attempt] = []
     since_ms = accepted_ms
-    for number in range(1, (_number(ledger, "attempt") or 0) + 1):
-        if f"t{number}" not in ledger:
-            continue  # of a life before, which an operator ended by `requeue`
+    numbers = {whole(name[1:]) for name in ledger if name.startswith("t")}
+    for number in sorted(number for number in numbers if f"t{number}" in ledger):
         entry, worker, why = _words(ledger, f"t{number}", 3)
         back, _, given_back, reason = _words(ledger, f"r{number}", 4)
         assigned_ms = _entry_ms(entry) or 0
@@ -187,7 +187,7 @@ def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Atte
                 why=why,
                 assigned_ms=assigned_ms,
                 waited_ms=max(0, assigned_ms - (assigned_ms if since_ms is None else since_ms)),
-                given_back_ms=int(back) if back.isdigit() else None,
+                given_back_ms=whole(back) if back.isdigit() else None,
                 given_back=given_back,
                 reason=reason,
             )
@@ -281,10 +281,10 @@ def _words(ledger: Mapping[str, bytes], name: str, count: int) -> list[str]:
 
 def _number(ledger: Mapping[str, bytes], name: str) -> int | None:
     raw = ledger.get(name, b"")
-    return int(raw) if raw.isdigit() else None
+    return whole(raw) if raw.isdigit() else None
 
 
 def _entry_ms(entry: str) -> int | None:
     """The time in the id of a stream entry."""
     raw = entry.partition("-")[0]
-    return int(raw) if raw.isdigit() else None
+    return whole(raw) if raw.isdigit() else None

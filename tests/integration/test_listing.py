@@ -295,3 +295,13 @@ def test_a_worker_that_is_paused_holds_what_is_on_its_lane(yard: Yard) -> None:
     yard.assign(worker, make_request("kept"))
     [kept] = listed(yard).requests
     assert [pause.scope for pause in kept.pauses] == ["worker:w"]
+
+
+def test_numbers_that_a_client_wrote_into_its_ledger(yard: Yard) -> None:
+    # The operator saw no request of anybody.
+    one_of_each_state(yard)
+    odd = "9" * 5000
+    fields = {"state": "failed", "sid": f"normal/{odd}-1", "attempt": odd, "ended": odd}
+    yard.connection.hset(yard.keys.ledger("mallory", "q"), mapping=fields)
+
+    assert {"completed", "failed", "q"} <= set(ids(yard))

@@ -221,3 +221,19 @@ def test_a_ledger_of_an_older_version_tells_what_it_has(yard: Yard) -> None:
 
     assert (timeline.accepted_ms, timeline.attempts) == (5, [])
     assert texts(timeline).startswith("accepted as normal/5-0")
+
+
+@pytest.mark.parametrize("odd", ["9" * 5000, "999999999", "-1", "x"])
+def test_numbers_that_a_client_wrote_into_its_ledger(yard: Yard, odd: str) -> None:
+    request = make_request(NAME)
+    assign(yard, yard.submit(request).request, yard.worker())
+    fields = {
+        "attempt": odd,
+        "ended": odd,
+        "r1": f"{odd} w",
+        "trial": odd,
+        "t" + odd: f"{odd}-1 w",
+    }
+    yard.connection.hset(yard.keys.ledger(request.client, request.id), mapping=fields)
+
+    assert explain(yard, request).attempts
