@@ -20,6 +20,7 @@ from coordinator.counts import Counts
 from coordinator.knocks import Knocks
 from tokenyard.errors import Code
 from tokenyard.keys import INTAKE_CLASSES, Keys
+from tokenyard.parse import parse_id
 from tokenyard.receipts import Receipt, ReceiptCode
 from tokenyard.replies import ErrorInfo, Reply, json_text, status_of
 from tokenyard.scripts import (
@@ -52,6 +53,7 @@ _CODES: Final[dict[Submitted, ReceiptCode]] = {
     Submitted.LATE: "late",
     Submitted.REUSED: "reused",
 }
+_UNDER_WAY: Final = (b"waiting", b"assigned")
 _FULL: Final = Acceptance(Submitted.FULL, retry_after_ms=RETRY_AFTER_MS)
 
 
@@ -189,7 +191,24 @@ class Inboxes:
                     digests=[one.digest for one in group],
                 )
             )
+            if group[0].watched:
+                self._forget_ended(group[0].watched, 2 * len(group))
             yield from zip(group, answers, strict=True)
+
+    def _forget_ended(self, client: str, most: int) -> None:
+        """Detach requests that are over, though the guest has not said so.
+
+        Of twice as many as have come, so no more than half of what is attached is over in the end.
+        """
+        attached = self._keys.attached(client)
+        sample: Any = self._connection.srandmember(attached, most)
+        pipeline = self._connection.pipeline(transaction=False)
+        for raw in sample:
+            pipeline.hget(self._keys.ledger(client, parse_id(raw) or ""), "state")
+        states = pipeline.execute()
+        over = [raw for raw, state in zip(sample, states, strict=True) if state not in _UNDER_WAY]
+        if over:
+            self._connection.srem(attached, *over)
 
     def _cancel(self, asks: Iterable[Cancelling]) -> None:
         for ask in asks:

@@ -78,3 +78,16 @@ def test_cancels_of_made_up_ids_are_forgotten_soon(lanes: Lanes, inboxes: Inboxe
     inboxes.run_once()
     for key in (lanes.keys.ledger("ann", "nobody"), lanes.keys.reply("ann", "nobody")):
         assert 0 < lanes.connection.ttl(key) <= LEAST_GUEST_TTL_S
+
+
+def test_what_has_ended_does_not_stay_attached(lanes: Lanes, inboxes: Inboxes) -> None:
+    # Given a guest who attaches each request and never says that one has ended
+    inbox, attached = lanes.keys.inbox("ann"), lanes.keys.attached("ann")
+    for turn in range(20):
+        for number in range(5):
+            write(lanes.connection, inbox, id=f"q{turn}-{number}", prompt="x", attach="1")
+        inboxes.run_once()
+        for number in range(5):
+            lanes.scripts.cancel("ann", f"q{turn}-{number}", "by a test")
+    # I expect that no more is attached than came lately.
+    assert 0 < lanes.connection.scard(attached) <= 20
