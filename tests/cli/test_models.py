@@ -197,7 +197,7 @@ def test_a_reload_that_fails_leaves_the_model_as_it_was(
     assert f"/w/{name}: {name} weights; two is RUNNING with its own weights in epoch 6" in line
     [model] = [each for each in said(run("list", "--json"))["models"] if each["name"] == "two"]
     assert (model["weights"], model["epoch"], model["conduct"]) == ("", 6, "RUNNING")
-    assert model["workers"]
+    assert model["workers"] or not is_held
     for worker in model["workers"]:
         assert (worker["weights"], worker["epoch"], worker["conduct"]) == ("", 6, "RUNNING")
 

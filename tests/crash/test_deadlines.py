@@ -109,7 +109,7 @@ def test_more_than_the_intake_holds(plant: Plant) -> None:
     plant.coordinator(max_num_queued_reqs=10, max_normal_share=1.0, max_low_share=1.0)
     eventually(lambda: plant.connection.hget(plant.keys.info, "max_num_queued_reqs") == b"10")
     accepted = streams(10, max_tokens=3)
-    codes = plant.scripts.submit("normal", accepted)
+    codes = plant.scripts.submit("high", accepted)
     assert {one.code for one in codes} == {Submitted.ACCEPTED}
     assert plant.scripts.submit("high", streams(1))[0].code is Submitted.FULL
 
