@@ -106,7 +106,7 @@ def test_passed_before_it_was_sent(plant: Plant) -> None:
 
 def test_more_than_the_intake_holds(plant: Plant) -> None:
     # Given an intake with room for ten, full of requests that were asked whether there is room
-    plant.coordinator(max_num_queued_reqs=10, max_normal_share=1.0, max_low_share=1.0)
+    plant.coordinator(max_num_queued_reqs=10)
     eventually(lambda: plant.connection.hget(plant.keys.info, "max_num_queued_reqs") == b"10")
     accepted = streams(10, max_tokens=3)
     codes = plant.scripts.submit("high", accepted)
