@@ -34,6 +34,7 @@ from coordinator.reconciler import Reconciler
 from coordinator.rescuer import Rescuer
 from coordinator.roster import Roster
 from coordinator.selection import Selection
+from coordinator.shares import by_arrival, by_client_and_guest
 from coordinator.spans import QueueSpans
 from coordinator.suspicion import Patience
 from coordinator.sweeper import Sweeper, bounds_by_class
@@ -110,7 +111,7 @@ class Coordinator:
             self._keys,
             max_batch=settings.max_batch,
             max_held=settings.max_held,
-            is_fair=not settings.deterministic,
+            turn_of=by_arrival if settings.deterministic else by_client_and_guest(settings.guests),
         )
         self._models = Models()
         self._selection = Selection(settings)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, KeysView
 from itertools import chain, islice
 
 from coordinator.demand import Demand
-from coordinator.shares import Line, Shares
+from coordinator.shares import Line, Shares, TurnOf, by_client
 from coordinator.timetable import Timetable
 from coordinator.waiting import Waiting
 from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass
@@ -22,11 +22,11 @@ _Key = tuple[IntakeClass, str]
 class Queue:
     """The requests for one model that could run now."""
 
-    def __init__(self, *, is_fair: bool = True) -> None:
-        """One that is not fair has each class in the order of arrival, whoever its clients are."""
+    def __init__(self, turn_of: TurnOf = by_client) -> None:
+        """``turn_of`` says whose turn a request of a class is."""
         self._suspects: OrderedDict[str, Waiting] = OrderedDict()
         self._retries: OrderedDict[str, Waiting] = OrderedDict()
-        self._lines = {name: Line(is_fair=is_fair) for name in PRIORITY_CLASSES}
+        self._lines = {name: Line(turn_of) for name in PRIORITY_CLASSES}
         self._shares = Shares()
         self._count = 0
         self.tokens = 0
@@ -100,9 +100,9 @@ class Queue:
 class Held:
     """All requests that are held: in a queue, pausing, or late."""
 
-    def __init__(self, *, is_fair: bool = True) -> None:
-        """``is_fair`` is for the queues; see `Queue`."""
-        self._is_fair = is_fair
+    def __init__(self, turn_of: TurnOf = by_client) -> None:
+        """``turn_of`` is for the queues; see `Queue`."""
+        self._turn_of = turn_of
         self._entries: dict[IntakeClass, dict[str, Waiting]] = {n: {} for n in INTAKE_CLASSES}
         self._queues: dict[str, Queue] = {}  # none is empty
         self._pauses: Timetable[_Key] = Timetable()
@@ -179,7 +179,7 @@ class Held:
     def _enqueue(self, waiting: Waiting) -> None:
         queue = self._queues.get(waiting.model)
         if queue is None:
-            queue = self._queues[waiting.model] = Queue(is_fair=self._is_fair)
+            queue = self._queues[waiting.model] = Queue(self._turn_of)
         queue.add(waiting)
 
     def _dequeue(self, waiting: Waiting) -> None:

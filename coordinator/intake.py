@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from coordinator.audit import PAGE, Audit
 from coordinator.held import Held
+from coordinator.shares import TurnOf, by_client
 from coordinator.waiting import Waiting
 from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
@@ -51,10 +52,10 @@ class Intake:
         *,
         max_batch: int,
         max_held: int,
-        is_fair: bool = True,
+        turn_of: TurnOf = by_client,
     ) -> None:
-        """At most about ``max_held`` requests are held; ``is_fair`` as in `coordinator.held`."""
-        self.held = Held(is_fair=is_fair)
+        """At most about ``max_held`` requests are held; ``turn_of`` as in `coordinator.held`."""
+        self.held = Held(turn_of)
         self._connection = connection
         self._keys = keys
         self._max_batch = max_batch

@@ -9,15 +9,43 @@ nothing, and saves up nothing.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
 from coordinator.waiting import Waiting
 from tokenyard.keys import PriorityClass
+from tokenyard.receipts import owns
 
 #: How often each class is served while all of them wait.
 WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
+
+
+#: The name of whoever has a turn with this request.
+TurnOf = Callable[[Waiting], str]
+
+
+def by_client(waiting: Waiting) -> str:
+    """Each client has a turn."""
+    return waiting.client
+
+
+def by_arrival(_: Waiting) -> str:
+    """There are no turns."""
+    return ""
+
+
+def by_client_and_guest(guests: Sequence[str]) -> TurnOf:
+    """Each client has a turn, and each guest one for all of its names."""
+    if not guests:
+        return by_client
+    longest_first = sorted(guests, key=len, reverse=True)
+
+    def turn_of(waiting: Waiting) -> str:
+        client = waiting.client
+        return next((guest for guest in longest_first if owns(guest, client)), client)
+
+    return turn_of
 
 
 class Line:
@@ -26,9 +54,9 @@ class Line:
     The client that was served last comes last, and so does one that has just come.
     """
 
-    def __init__(self, *, is_fair: bool = True) -> None:
-        """One that is not fair has all requests in the order in which they came."""
-        self._is_fair = is_fair
+    def __init__(self, turn_of: TurnOf = by_client) -> None:
+        """``turn_of`` says whose turn a request is; where all are the same, there are none."""
+        self._turn_of = turn_of
         # Ordered ones find their first as fast when thousands before it have left.
         self._clients: OrderedDict[str, OrderedDict[str, Waiting]] = OrderedDict()
 
@@ -53,11 +81,11 @@ class Line:
 
     def add(self, waiting: Waiting) -> None:
         """Put a request behind those of its client."""
-        self._clients.setdefault(self._client_of(waiting), OrderedDict())[waiting.entry] = waiting
+        self._clients.setdefault(self._turn_of(waiting), OrderedDict())[waiting.entry] = waiting
 
     def discard(self, waiting: Waiting) -> bool:
         """Take a request out; whether it was here."""
-        client = self._client_of(waiting)
+        client = self._turn_of(waiting)
         requests = self._clients.get(client)
         if requests is None or requests.pop(waiting.entry, None) is None:
             return False
@@ -67,12 +95,9 @@ class Line:
 
     def note_served(self, waiting: Waiting) -> None:
         """It was the turn of this request's client."""
-        client = self._client_of(waiting)
+        client = self._turn_of(waiting)
         if len(self._clients) > 1 and client in self._clients:
             self._clients.move_to_end(client)
-
-    def _client_of(self, waiting: Waiting) -> str:
-        return waiting.client if self._is_fair else ""
 
     @property
     def clients(self) -> int:

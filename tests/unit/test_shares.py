@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.held import Queue
-from coordinator.shares import WEIGHTS
+from coordinator.shares import WEIGHTS, TurnOf, by_arrival, by_client, by_client_and_guest
 from coordinator.waiting import Waiting
 from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
 
@@ -25,8 +25,8 @@ def some(count: int, intake: PriorityClass = "normal", client: str = "ann") -> l
     return [waiting(f"{client}-{intake}-{number}", intake, client) for number in range(count)]
 
 
-def holding(*requests: Waiting, is_fair: bool = True) -> Queue:
-    queue = Queue(is_fair=is_fair)
+def holding(*requests: Waiting, turn_of: TurnOf = by_client) -> Queue:
+    queue = Queue(turn_of)
     for one in requests:
         queue.add(one)
     return queue
@@ -116,9 +116,22 @@ class TestClients:
             queue.add(mine := waiting(f"mine-{number}", client="me"))
             assert serve(queue, 5).count(mine) == 1
 
+    def test_a_guest_has_one_turn_for_all_of_its_names(self) -> None:
+        """Given a guest with a name for each request, I expect it to win nothing by that."""
+        many = [one for number in range(300) for one in some(1, client=f"eve-{number}")]
+        ann, evelyn = some(9, client="ann"), some(9, client="evelyn")
+
+        served = serve(
+            holding(*many, *ann, *evelyn, turn_of=by_client_and_guest(["eve", "eve-7"])), 12
+        )
+
+        # One of these 300 names is that of another guest, which has a turn of its own.
+        turns = Counter(one.client.partition("-")[0] for one in served)
+        assert turns == {"eve": 4 + 1, "ann": 4, "evelyn": 3}
+
     def test_the_order_of_arrival_where_nobody_takes_turns(self) -> None:
         requests = [*some(5, client="ann"), *some(2, client="bob"), *some(1, client="cy")]
-        assert serve(holding(*requests, is_fair=False), 8, batch=3) == requests
+        assert serve(holding(*requests, turn_of=by_arrival), 8, batch=3) == requests
 
     @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 9))
     def test_everything_is_served_once(self, clients: list[str], batch: int) -> None:
