@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Final, TypeVar
 
@@ -21,7 +22,15 @@ from tokenyard.tracing import Tracer
 from tokenyard.wire import Assignment
 from worker.ended import Ended
 from worker.engines import EngineInfo, Faulted, TokenDelta
-from worker.outcomes import Outcome, Run, delta_reply, epoch_to_tell, merge, result_reply
+from worker.outcomes import (
+    Outcome,
+    Remembered,
+    Run,
+    delta_reply,
+    epoch_to_tell,
+    merge,
+    result_reply,
+)
 from worker.spans import EngineSpans
 from worker.tally import RunningTally
 
@@ -140,6 +149,9 @@ class Publisher:
                 run.first_token = now if isinstance(event, TokenDelta) else None
                 if run.first_token is not None:
                     self._tally.note_first(run, now)
+            if isinstance(event, Remembered):
+                # Its deltas may be there still, behind what this attempt began with.
+                run.seq = self._call(partial(self._scripts.count_published, run.assignment)) or 0
             if isinstance(event, TokenDelta):
                 reply = delta_reply(run, event)
                 told = epoch_to_tell(run, reply, epoch)

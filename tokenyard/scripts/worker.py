@@ -65,6 +65,11 @@ class WorkerScripts(Caller):
         args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, fault]
         return HandedBack(self._run("hand_back", keys, args))
 
+    def count_published(self, assignment: Assignment) -> int:
+        """Tokens that a request has published so far, over all choices."""
+        request = assignment.request
+        return int(self._connection.strlen(self.keys.tokens(request.client, request.id))) // 4
+
     def emit(self, worker: str, deltas: Sequence[Publication]) -> list[Published]:
         """Publish the deltas of one engine step; one code for each, in their order."""
         keys = [self.keys.leases]
