@@ -28,6 +28,7 @@ class Queue:
         self._retries: OrderedDict[str, Waiting] = OrderedDict()
         self._lines = {name: Line(turn_of) for name in PRIORITY_CLASSES}
         self._shares = Shares()
+        self._classes = 0  # in which something waits
         self._count = 0
         self.tokens = 0
 
@@ -47,6 +48,7 @@ class Queue:
             line = self._lines[waiting.intake]
             if not line:
                 self._shares.join(waiting.intake)
+                self._classes += 1
             line.add(waiting)
         self._count += 1
         self.tokens += waiting.tokens
@@ -56,7 +58,10 @@ class Queue:
         if waiting.intake == "retry":
             was_here = self._again(waiting).pop(waiting.entry, None) is not None
         else:
-            was_here = self._lines[waiting.intake].discard(waiting)
+            line = self._lines[waiting.intake]
+            was_here = line.discard(waiting)
+            if was_here and not line:
+                self._classes -= 1
         if was_here:
             self._count -= 1
             self.tokens -= waiting.tokens
@@ -68,9 +73,8 @@ class Queue:
         """A request that is here has got its place: it was the turn of its class and client."""
         if waiting.intake == "retry":
             return
-        line = self._lines[waiting.intake]
-        line.note_served(waiting)
-        if any(other for other in self._lines.values() if other is not line):
+        self._lines[waiting.intake].note_served(waiting)
+        if self._classes > 1:
             self._shares.note_served(waiting.intake)
 
     @property

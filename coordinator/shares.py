@@ -81,7 +81,11 @@ class Line:
 
     def add(self, waiting: Waiting) -> None:
         """Put a request behind those of its client."""
-        self._clients.setdefault(self._turn_of(waiting), OrderedDict())[waiting.entry] = waiting
+        client = self._turn_of(waiting)
+        requests = self._clients.get(client)
+        if requests is None:
+            requests = self._clients[client] = OrderedDict()
+        requests[waiting.entry] = waiting
 
     def discard(self, waiting: Waiting) -> bool:
         """Take a request out; whether it was here."""
@@ -95,8 +99,10 @@ class Line:
 
     def note_served(self, waiting: Waiting) -> None:
         """It was the turn of this request's client."""
+        if len(self._clients) < 2:  # as mostly
+            return
         client = self._turn_of(waiting)
-        if len(self._clients) > 1 and client in self._clients:
+        if client in self._clients:
             self._clients.move_to_end(client)
 
     @property
