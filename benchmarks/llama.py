@@ -12,7 +12,7 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -99,7 +99,8 @@ def write_llama(shape: Shape, models: Path) -> Path:
     folder = models / shape.name
     if not (folder / _CONFIG).exists():
         folder.mkdir(exist_ok=True)
-        _write_tokenizer(shape, folder)
+        words = (f"w{number}" for number in range(shape.vocabulary))
+        write_tokenizer(words, "w0", folder)
         arguments = [json.dumps(asdict(shape)), str(folder)]
         run_child("benchmarks.llama_weights", arguments, timeout_s=_WRITE_TIMEOUT_S)
         (folder / _CONFIG).write_text(json.dumps(_config(shape)))
@@ -151,7 +152,8 @@ def _config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(shape: Shape, folder: Path) -> None:
+def write_tokenizer(words: Iterable[str], unknown: str, folder: Path) -> None:
+    """One of whole words; nobody reads its text, but an HTTP server wants to have one."""
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -163,10 +165,10 @@ def _write_tokenizer(shape: Shape, folder: Path) -> None:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {
             "type": "WordLevel",
-            "vocab": {f"w{number}": number for number in range(shape.vocabulary)},
-            "unk_token": "w0",
+            "vocab": {word: number for number, word in enumerate(words)},
+            "unk_token": unknown,
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": unknown}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -29,6 +29,7 @@ from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.progress import LIMIT, save
 from benchmarks.serving_case import Outcome, poisson
+from benchmarks.serving_figures import STREAMED, UNITS
 from benchmarks.serving_shape import measure as measure_shape
 from benchmarks.serving_shape import plan_for as plan_for_shape
 from benchmarks.serving_stage import Stage, arithmetic_stage, long_stage, share_cores
@@ -47,7 +48,6 @@ SIDES: Final = {
     "async": "AsyncLLM",
     "serve_stream": "vllm serve, streaming",
 }
-STREAMED: Final = ("stepped", "tokenyard_stream", "async", "serve_stream")
 #: Name of a ratio: what of ours is divided by what.
 RATIOS: Final = {
     "ratio_to_generate": ("tokenyard", "generate"),
@@ -57,7 +57,6 @@ RATIOS: Final = {
     "stream_ratio_to_serve": ("tokenyard_stream", "serve_stream"),
     "ratio_of_workers": ("workers", "tokenyard"),
 }
-_UNITS: Final = ("requests_per_s", "tokens_per_s", "cpu_us_per_token")
 _SEED: Final = 6
 _LEAST_PACED: Final = 8
 #: Of what the slowest can stream.
@@ -146,7 +145,7 @@ def _speeds(rounds: Sequence[Round]) -> dict[str, float]:
     return {
         f"{_prefix(side)}{unit}": _median(rounds, side, attrgetter(unit))
         for side in rounds[0]
-        for unit in _UNITS
+        for unit in UNITS
     }
 
 
@@ -208,7 +207,7 @@ def show(figures: Mapping[str, Any], plan: Plan, threads: int) -> None:
 
 def _speed_rows(figures: Mapping[str, Any], prefix: str) -> list[tuple[object, ...]]:
     return [
-        (title, *(figures.get(f"{prefix}{_prefix(side)}{unit}", "not run") for unit in _UNITS))
+        (title, *(figures.get(f"{prefix}{_prefix(side)}{unit}", "not run") for unit in UNITS))
         for side, title in SIDES.items()
     ]
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.llama import write_tokenizer
 from worker.models import ModelSpec
 
 PROMPT_TOKENS: Final = 512
@@ -29,7 +30,7 @@ def write_model(folder: Path) -> ModelSpec:
     vLLM would choose differently for a program, a server and Tokenyard.
     """
     _write_weights(folder)
-    _write_tokenizer(folder)
+    write_tokenizer(_WORDS, "<unk>", folder)
     (folder / "config.json").write_text(json.dumps(_config()))
     return ModelSpec(
         name=NAME,
@@ -93,22 +94,3 @@ def _write_weights(folder: Path) -> None:
             tensors[f"{at}.mlp.{name}.weight"] = matrix(inner, _WIDTH)
         tensors[f"{at}.mlp.down_proj.weight"] = matrix(_WIDTH, inner)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """Nobody reads its text; an HTTP server wants to have one."""
-    vocabulary = {word: number for number, word in enumerate(_WORDS)}
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "post_processor": None,
-        "decoder": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
