@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.brokers import Cluster
+from tests.support.lanes import Lanes
 from tests.support.servers import Server
 from tests.support.watched import Keep
 
@@ -23,3 +24,11 @@ def keep() -> Iterator[Keep]:
     yield start
     for server in reversed(kept):
         server.stop()
+
+
+@pytest.fixture
+def lanes(broker: Server) -> Iterator[Lanes]:
+    """A yard whose workers are played by the test."""
+    opened = Lanes(broker.url)
+    yield opened
+    opened.close()

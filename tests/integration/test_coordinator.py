@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -24,13 +23,6 @@ from tokenyard.keys import GROUP, INTAKE_CLASSES
 from tokenyard.replies import to_result
 from tokenyard.settings import CoordinatorSettings
 from tokenyard.wire import SamplingParams
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 def served(lanes: Lanes, worker: str, count: int = 3) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from tokenyard.keys import CONSUMER, GROUP, PRIORITY_CLASSES
 
 #: Places in which each class has its share.
 ROUND = sum(WEIGHTS.values())
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 class TestLateBinding:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
 from coordinator.counts import Counts
 from coordinator.inboxes import Inboxes
 from tests.support.lanes import Lanes
-from tests.support.servers import Server
 from tokenyard.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
 
 GUESTS = ("ann", "bob")
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 class Knocked(Inboxes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,9 @@ from coordinator.roster import Roster
 from coordinator.schedule import ScheduleWriter, read_placings
 from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.errors import Code
 from tokenyard.replies import to_result
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 class Queue:

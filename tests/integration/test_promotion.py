@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 def became_master(lanes: Lanes, before: str) -> None:

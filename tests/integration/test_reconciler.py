@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -21,13 +20,6 @@ from tokenyard.keys import INTAKE_CLASSES, Keys
 from tokenyard.reconciliation import LAST, LAST_FOUND, parse_pass
 from tokenyard.replies import to_result
 from tokenyard.scripts import Publication, Published, Scripts
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from coordinator.affinity import NEAR_REQUESTS
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.timeline import read_timeline
 from tokenyard.wire import Request, SamplingParams
 
 LONG = SamplingParams(max_tokens=5_000)
 SHORT = SamplingParams(max_tokens=10)
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 def place(lanes: Lanes, request: Request) -> str:

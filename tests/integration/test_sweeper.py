@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +11,9 @@ import coordinator.sweeper
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.replies import to_result
 from tokenyard.wire import Request, pack_tokens
-
-
-@pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
