@@ -31,13 +31,13 @@ from benchmarks.measure import print_table
 from benchmarks.progress import LIMIT, save, tell, told
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
-from coordinator.turns import LEAST_S, cost_s, turn_s
+from coordinator.placement.turns import LEAST_S, cost_s, turn_s
 from tokenyard import Client
-from tokenyard.admin import read_yard
-from tokenyard.commands import Command
-from tokenyard.drafting import FullPrompt
-from tokenyard.keys import Keys
-from tokenyard.settings import CoordinatorSettings
+from tokenyard.admin.snapshot import read_yard
+from tokenyard.client.build import FullPrompt
+from tokenyard.protocol.commands import Command
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import CoordinatorSettings
 
 EXAMPLE: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
 #: As in a yard where nobody has set it.

@@ -34,10 +34,10 @@ from benchmarks.measure import (
 )
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client, Handle
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
 from worker.engines import Finished
-from worker.engines.simulated import SimulatedEngine
+from worker.engines.simulated.engine import SimulatedEngine
 
 PROMPT_TOKENS = 128
 RESULT_TOKENS = 32

@@ -47,8 +47,8 @@ from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
 from benchmarks.progress import save
 from benchmarks.yard import ServerName
-from tokenyard.keys import Keys
-from tokenyard.settings import EngineName
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import EngineName
 
 CLIENTS: Final = 3
 THREADS: Final = 24

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.chaos_history import Asked, Ended, now
-from tokenyard.settings import EngineName
-from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens
+from tokenyard.protocol.settings import EngineName
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
 from worker.engines import Finished
-from worker.engines.simulated import SimulatedEngine
+from worker.engines.simulated.engine import SimulatedEngine
 
 #: With steps of 40 ms an answer takes 0.2 to 2 s, a long one 3 to 6 s.
 _SIMULATED_TOKENS: Final = (5, 50)

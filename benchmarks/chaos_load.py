@@ -39,13 +39,13 @@ from benchmarks.chaos_history import (
     read_history,
 )
 from tokenyard import Client
-from tokenyard.client import Handle
-from tokenyard.connection import open_connection
-from tokenyard.errors import RequestFailed, TokenyardError
-from tokenyard.keys import PRIORITY_CLASSES, Keys, PriorityClass
-from tokenyard.replies import Reply, decode_replies, to_result
-from tokenyard.settings import EngineName
-from tokenyard.wire import request_fields, unpack_tokens
+from tokenyard.broker.connection import open_connection
+from tokenyard.client.sync import Handle
+from tokenyard.protocol.errors import RequestFailed, TokenyardError
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.replies import Reply, decode_replies, to_result
+from tokenyard.protocol.settings import EngineName
+from tokenyard.protocol.wire import request_fields, unpack_tokens
 
 T = TypeVar("T")
 _RETRY_S: Final = (0.05, 0.3)

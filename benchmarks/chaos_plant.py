@@ -24,12 +24,12 @@ from benchmarks.chaos_targets import NOBODY, WorkerProcess, find_workers
 from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.errors import TransientError
-from tokenyard.keys import INTAKE_CLASSES, Keys
-from tokenyard.settings import EngineName
-from tokenyard.tether import start_tethered, stop_tethered
-from tokenyard.worker_info import WorkerInfo
+from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.errors import TransientError
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.settings import EngineName
+from tokenyard.protocol.worker_info import WorkerInfo
 
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2

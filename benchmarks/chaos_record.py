@@ -16,11 +16,11 @@ import hiredis
 import msgspec
 
 from benchmarks.chaos_history import Event, Joined, Key, Moved, Published
-from tokenyard.keys import INTAKE_CLASSES, Keys
-from tokenyard.parse import unfold
-from tokenyard.replies import Provenance, Reply, decode_replies
-from tokenyard.wire import DEFAULT_CLIENT, unpack_tokens
-from tokenyard.worker_info import decode_worker
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.parse import unfold
+from tokenyard.protocol.replies import Provenance, Reply, decode_replies
+from tokenyard.protocol.wire import DEFAULT_CLIENT, unpack_tokens
+from tokenyard.protocol.worker_info import decode_worker
 
 Command = Sequence[bytes]
 _CHUNK: Final = 1 << 20

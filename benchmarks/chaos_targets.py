@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from tokenyard.worker_info import WorkerState, decode_worker
+from tokenyard.protocol.worker_info import WorkerState, decode_worker
 
 #: What `host_of` says of a process that is gone, or that none of our hosts has started.
 NOBODY: Final = ""

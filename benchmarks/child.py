@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.yard import last_lines
-from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.process.children import start_tethered, stop_tethered
 
 TIMEOUT_S: Final = 300.0
 _STOP_S: Final = 10.0

@@ -26,7 +26,7 @@ def main() -> None:
 
     # It is vLLM's own executor of one process, and also says how long its parts take.
     from worker.engines.stopwatch import Stopwatch
-    from worker.engines.vllm_executor import SingleExecutor
+    from worker.engines.vllm.executor import SingleExecutor
 
     stopwatch = Stopwatch()
     owner: Any = EngineArgs  # whose method is replaced

@@ -10,8 +10,8 @@ from benchmarks.cold_case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import Yard, embedded_broker, models_yard, read_commands, wait_until
 from tokenyard import Client
-from tokenyard.admin import YardView
-from tokenyard.client import Handle
+from tokenyard.admin.snapshot import YardView
+from tokenyard.client.sync import Handle
 
 _YARD = "cold"
 #: So long nobody has asked for anything when the request comes.

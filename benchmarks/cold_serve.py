@@ -20,7 +20,7 @@ from benchmarks.cold_case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.serving_case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
-from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.process.children import start_tethered, stop_tethered
 from worker.models import ModelSpec
 
 HOST: Final = "127.0.0.1"

@@ -15,7 +15,7 @@ from benchmarks.cold_case import TIMEOUT_S, Task, Timed, tasks
 from benchmarks.device import on_gpu
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import end_in_order
-from tokenyard.replies import Result
+from tokenyard.protocol.replies import Result
 from worker import EngineHandle, WorkerController
 
 Parts = dict[str, Timed]

@@ -1,10 +1,10 @@
 """Does a worker process stay as small as it was, whatever models come and go?
 
 One warm process loads two arithmetic models in turn, 50 times, answers questions, and lets go of
-the model again. Its memory after each is judged as the pool judges it (`worker.leak`): by whether
-it grows and grows. The pool replaces a process that does; `--keep` forbids that, so that what one
-process keeps can be seen. The exit status is not 0 where an answer is wrong, or where a process
-leaks, was replaced or not.
+the model again. Its memory after each is judged as the pool judges it (`worker.host.leak`): by
+whether it grows and grows. The pool replaces a process that does; `--keep` forbids that, so that
+what one process keeps can be seen. The exit status is not 0 where an answer is wrong, or where a
+process leaks, was replaced or not.
 
     python -m benchmarks.cycles [--cycles 50] [--keep] [--json] [--quick]
 """
@@ -27,7 +27,7 @@ from benchmarks.measure import print_table
 from benchmarks.progress import save
 from benchmarks.yard import end_in_order
 from worker.engines import Memory
-from worker.leak import LOOKS, LeakRule, Look, Verdict
+from worker.host.leak import LOOKS, LeakRule, Look, Verdict
 
 #: With so many MiB no process is ever replaced.
 _ANY: Final = 1e9

@@ -8,7 +8,7 @@ from typing import Final
 
 from benchmarks.cold_case import MODELS
 from benchmarks.machine import ask_gpus
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines.devices import find_device
 
 #: A process that has ended gives its GPU memory back within so long.

@@ -27,8 +27,8 @@ from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.yard import embedded_broker, end_in_order, simulated_yard
 from tokenyard import Client, Handle
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.durability import LEVELS, Durability
+from tokenyard.client.durability import LEVELS, Durability
+from tokenyard.process.embedded_broker import EmbeddedBroker
 
 Fsync = Literal["everysec", "always"]
 Case = tuple[Fsync, Durability]

@@ -28,11 +28,11 @@ from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client
-from tokenyard.digest import entry_digest
-from tokenyard.keys import INTAKE_CLASSES, Keys
-from tokenyard.parse import parse_request
-from tokenyard.replies import TERMINAL, decode_replies
-from tokenyard.wire import Unanswerable, pack_tokens
+from tokenyard.protocol.digest import entry_digest
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.replies import TERMINAL, decode_replies
+from tokenyard.protocol.wire import Unanswerable, pack_tokens
 
 Fields = dict[bytes, bytes]
 BATCH = 500

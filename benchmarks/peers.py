@@ -32,8 +32,8 @@ from benchmarks.machine import machine_facts
 from benchmarks.measure import paced, print_table
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard
 from tokenyard import Client
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.embedded_broker import EmbeddedBroker
 
 PROGRAMS: Final = Path(__file__).parent / "peer_programs"
 ENVIRONMENTS: Final = Path(__file__).parent.parent / ".tox" / "peers"

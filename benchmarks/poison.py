@@ -38,8 +38,8 @@ from benchmarks.yard import (
     vllm_yard,
 )
 from tokenyard import AsyncClient
-from tokenyard.errors import Code
-from tokenyard.settings import EngineName
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.settings import EngineName
 
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 _ADDER_IDS: Final = 12

@@ -15,11 +15,11 @@ import redis.asyncio
 
 from benchmarks.yard import Yard
 from tokenyard import AsyncClient
-from tokenyard.aio import AsyncHandle
-from tokenyard.errors import RequestFailed
-from tokenyard.keys import Keys
-from tokenyard.replies import Result
-from tokenyard.worker_info import WorkerInfo, decode_worker
+from tokenyard.client.aio import AsyncHandle
+from tokenyard.protocol.errors import RequestFailed
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Result
+from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 
 #: Longest wait for anything.
 PATIENCE_S: Final = 600.0

@@ -27,11 +27,11 @@ from benchmarks.measure import print_table
 from benchmarks.routing_loads import Loads, Scale, Session
 from benchmarks.routing_run import Figures, Sample, figures, median, run
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard, vllm_yard
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.settings import PolicyName
-from tokenyard.wire import Assignment, Request, SamplingParams, pack_tokens
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.settings import PolicyName
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
 from worker.engines import Finished
-from worker.engines.simulated import SimulatedEngine
+from worker.engines.simulated.engine import SimulatedEngine
 
 POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 LOADS: Final = ("uniform", "heavy", "sessions")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from benchmarks.measure import Latencies
 from benchmarks.routing_loads import Session, Turn
-from tokenyard.aio import AsyncClient
-from tokenyard.replies import Result
+from tokenyard.client.aio import AsyncClient
+from tokenyard.protocol.replies import Result
 
 PATIENCE_S = 120.0
 #: Each that submits at a time takes a connection.

@@ -21,11 +21,11 @@ from benchmarks.scale_crew import answer
 from benchmarks.scale_yard import PROMPTS, Crew, Yards, progress, prompts, scale_yards
 from benchmarks.yard import ServerName, embedded_broker
 from tokenyard import Client
-from tokenyard.connection import open_connection
-from tokenyard.keys import Keys
-from tokenyard.replies import decode_replies
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import decode_replies
+from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 from tokenyard.scripts import Scripts, Submitted
-from tokenyard.wire import Request, SamplingParams, pack_tokens
 
 #: Requests of one burst of submissions, as the client has it.
 _BURST: Final = 256

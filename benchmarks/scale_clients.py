@@ -26,8 +26,8 @@ from benchmarks.measure import cpu_seconds
 from benchmarks.scale_crew import answer
 from benchmarks.scale_yard import PROMPTS, Crew, costs_us, progress, prompts, scale_yards
 from tokenyard import AsyncClient
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.wire import pack_tokens, unpack_tokens
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
 #: Requests under way, of all clients together.
 WINDOW: Final = 2048

@@ -26,17 +26,17 @@ from urllib.parse import urlsplit
 import hiredis
 import msgspec
 
-from tokenyard.bell import Bell
-from tokenyard.connection import open_connection
-from tokenyard.garbage import collect_seldom
-from tokenyard.keys import Keys
-from tokenyard.parse import parse_assignment
-from tokenyard.replies import Provenance, Reply, Usage, json_text
+from tokenyard.broker.connection import open_connection
+from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.wake_pipe import Bell
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.parse import parse_assignment
+from tokenyard.protocol.replies import Provenance, Reply, Usage, json_text
+from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo, encode_worker
 from tokenyard.scripts import Publication, Published, Renewed, Scripts
-from tokenyard.wire import Assignment
-from tokenyard.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo, encode_worker
-from worker.roster_entry import lane_limit
-from worker.stream_reader import StreamReader
+from worker.host.roster_entry import lane_limit
+from worker.process.stream_reader import StreamReader
 
 MODEL: Final = "simulated"
 #: Tokens of an answer.

@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.measure import Throughput, measure_throughput
 from benchmarks.scale_yard import Asker, Crew, Yards, progress, scale_yards
 from tokenyard import Client
-from tokenyard.broker import EmbeddedBroker
+from tokenyard.process.embedded_broker import EmbeddedBroker
 
 YARDS: Final = 8
 #: Workers, and requests under way, of all yards together.

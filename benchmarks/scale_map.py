@@ -18,8 +18,8 @@ from benchmarks.child import run_child
 from benchmarks.scale_crew import answer
 from benchmarks.scale_yard import Crew, progress, scale_yards
 from tokenyard import Client
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.wire import pack_tokens, unpack_tokens
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
 #: Where memory is looked at, in percent of the prompts.
 LOOKS: Final = (10, 50, 100)

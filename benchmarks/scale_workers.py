@@ -11,8 +11,8 @@ from typing import Final
 from benchmarks.measure import Throughput, cpu_seconds, measure_throughput
 from benchmarks.scale_yard import Asker, Crew, costs_us, progress, scale_yards
 from tokenyard import Client
-from tokenyard.broker import EmbeddedBroker
-from worker.roster_entry import lane_limit
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from worker.host.roster_entry import lane_limit
 
 SLOTS: Final = 16
 #: Requests that wait beside those on the lanes.

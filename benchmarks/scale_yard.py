@@ -18,9 +18,9 @@ from typing import Final
 from benchmarks.scale_crew import answer
 from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch, wait_until
 from tokenyard import Client
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.tether import start_tethered, stop_tethered
-from tokenyard.wire import pack_tokens, unpack_tokens
+from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
 PROMPT_TOKENS: Final = 128
 #: Prompts differ, but not all: making and checking them must not cost more than asking.

@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks.serving_case import TIMEOUT_S, Load, Outcome, Workload
 from benchmarks.yard import end_in_order, last_lines
-from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.process.children import start_tethered, stop_tethered
 
 Kind = Literal["program", "async"]
 Way = Literal["generate", "stepped", "streamed", "clear"]

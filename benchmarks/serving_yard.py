@@ -23,9 +23,9 @@ from benchmarks.serving_case import (
 from benchmarks.serving_load import Pieces, put_load
 from benchmarks.yard import Yard, embedded_broker, serving_yard
 from tokenyard import AsyncClient, Client
-from tokenyard.aio import AsyncHandle
-from tokenyard.drafting import SharedOptions
-from tokenyard.replies import Result
+from tokenyard.client.aio import AsyncHandle
+from tokenyard.client.build import SharedOptions
+from tokenyard.protocol.replies import Result
 from worker.models import ModelSpec
 
 _YARD: Final = "serving"

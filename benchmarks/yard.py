@@ -18,11 +18,11 @@ from typing import Literal
 import psutil
 import redis
 
-from tokenyard.admin import YardView, read_yard
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.commands import Command, parse_command
-from tokenyard.keys import Keys
-from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.commands import Command, parse_command
+from tokenyard.protocol.keys import Keys
 
 #: The one that comes with Tokenyard, or the system's own.
 ServerName = Literal["valkey", "redis"]

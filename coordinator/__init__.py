@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.synchronize import Event
 
-    from tokenyard.settings import CoordinatorSettings
+    from tokenyard.protocol.settings import CoordinatorSettings
 
 __all__ = ["entrypoint"]
 
@@ -28,12 +28,13 @@ def entrypoint(
     """Run a coordinator in a process of its own, as the target of a `multiprocessing.Process`.
 
     ``ready_event`` is set once it leads or stands by. Then ``pipe`` has its
-    `tokenyard.embedding.Address`; where it cannot start, a `StartFault`, and the event is never
-    set: `tokenyard.embedding.wait_started` waits for either. SIGTERM (``process.terminate()``),
-    SIGINT and, with ``die_with_parent``, the end of the parent stop it in order.
+    `tokenyard.process.embedding.Address`; where it cannot start, a `StartFault`, and the event is
+    never set: `tokenyard.process.embedding.wait_started` waits for either. SIGTERM
+    (``process.terminate()``), SIGINT and, with ``die_with_parent``, the end of the parent stop it
+    in order.
     """
     from coordinator.coordinator import Coordinator
-    from tokenyard.embedding import run_embedded
+    from tokenyard.process.embedding import run_embedded
 
     run_embedded(
         lambda: Coordinator(settings),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tokenyard.extras import refuse
-from tokenyard.service_manager import ServiceManager
-from tokenyard.settings import CoordinatorSettings
+from tokenyard.process.extras import refuse
+from tokenyard.process.service_manager import ServiceManager
+from tokenyard.protocol.settings import CoordinatorSettings
 
 try:
-    from tokenyard.program import program
+    from tokenyard.process.program import program
 except ModuleNotFoundError as fault:
     refuse(fault)
 

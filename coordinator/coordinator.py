@@ -17,44 +17,44 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 from coordinator.counts import Counts
-from coordinator.dispatcher import Deposed, Dispatcher
-from coordinator.hearings import Hearings
+from coordinator.dispatch.dispatcher import Deposed, Dispatcher
+from coordinator.dispatch.intake import Intake
+from coordinator.dispatch.lane_scanner import Recall
+from coordinator.dispatch.models import Models
+from coordinator.dispatch.shares import by_arrival, by_client_and_guest
+from coordinator.dispatch.spans import QueueSpans
+from coordinator.dispatch.validator import Judge
+from coordinator.failover import Promotion
+from coordinator.guests.cancels import Wishes
+from coordinator.guests.inboxes import Inboxes
 from coordinator.history import Limits
-from coordinator.inboxes import Inboxes
-from coordinator.intake import Intake
-from coordinator.judge import Judge
 from coordinator.leadership import Leadership
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.models import Models
-from coordinator.placer import Placer
-from coordinator.prefixes import Cache
-from coordinator.promotion import Promotion
-from coordinator.recall import Recall
-from coordinator.reconciler import Reconciler
-from coordinator.rescuer import Rescuer
+from coordinator.placement.placer import Placer
+from coordinator.recovery.hearings import Hearings
+from coordinator.recovery.reconciler import Reconciler
+from coordinator.recovery.reload_trials import Trials
+from coordinator.recovery.rescuer import Rescuer
+from coordinator.recovery.sweeper import Sweeper, bounds_by_class
 from coordinator.roster import Roster
-from coordinator.selection import Selection
-from coordinator.shares import by_arrival, by_client_and_guest
-from coordinator.spans import QueueSpans
-from coordinator.suspicion import Patience
-from coordinator.sweeper import Sweeper, bounds_by_class
-from coordinator.trials import Trials
-from coordinator.wishes import Wishes
-from tokenyard.bell import Bell
-from tokenyard.connection import BLOCK_MARGIN_S, open_connection
-from tokenyard.embedding import Address, started_address
-from tokenyard.errors import Code
-from tokenyard.health import Health
-from tokenyard.keys import Keys
-from tokenyard.metrics import Endpoint
-from tokenyard.outage import Outage
-from tokenyard.receipts import mark_of
+from coordinator.routing.prefixes import Cache
+from coordinator.routing.selection import Selection
+from coordinator.routing.suspicion import Patience
+from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
+from tokenyard.broker.outage import Outage
+from tokenyard.process.embedding import Address, started_address
+from tokenyard.process.service_manager import ServiceManager
+from tokenyard.process.wake_pipe import Bell
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.receipts import mark_of
+from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.wire import WIRE_VERSION
+from tokenyard.protocol.wording import counted
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts, load_scripts
-from tokenyard.service_manager import ServiceManager
-from tokenyard.settings import CoordinatorSettings
-from tokenyard.tracing import Tracer
-from tokenyard.wire import WIRE_VERSION
-from tokenyard.wording import counted
+from tokenyard.telemetry.health import Health
+from tokenyard.telemetry.metrics import Endpoint
+from tokenyard.telemetry.tracing import Tracer
 
 log = logging.getLogger("tokenyard.coordinator")
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Final
 
-from tokenyard.errors import Code
-from tokenyard.keys import INTAKE_CLASSES, IntakeClass
-from tokenyard.metrics import Histogram, Mean
-from tokenyard.replies import Status, status_of
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.replies import Status, status_of
 from tokenyard.scripts import Why
+from tokenyard.telemetry.metrics import Histogram, Mean
 
 #: Why a request is refused; the last two by `submit` alone.
 REFUSALS: Final = (

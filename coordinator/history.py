@@ -1,9 +1,10 @@
 """What a request has been through, and what follows from it: pure functions.
 
 A crash says something about the requests that were running; a kill from outside does not. Whoever
-may have caused a crash is a suspect, and is tried with ever fewer others (`coordinator.suspicion`),
-at last alone. Only a request that kills its worker alone is given up, so its neighbours complete.
-Once may be a coincidence with a crash of another cause, so it takes two.
+may have caused a crash is a suspect, and is tried with ever fewer others
+(`coordinator.routing.suspicion`), at last alone. Only a request that kills its worker alone is
+given up, so its neighbours complete. Once may be a coincidence with a crash of another cause, so it
+takes two.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokenyard.errors import Code
-from tokenyard.wording import counted
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import redis
 
 from coordinator.counts import Counts
 from coordinator.roster import Member, Roster
-from tokenyard.connection import open_connection
-from tokenyard.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
-from tokenyard.metrics import Metric, histograms, numbers, summary
-from tokenyard.streams import whole
-from tokenyard.worker_info import WORKER_STATES
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.streams import whole
+from tokenyard.protocol.worker_info import WORKER_STATES
+from tokenyard.telemetry.metrics import Metric, histograms, numbers, summary
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -139,7 +139,7 @@ METRICS: Final = (
 
 
 class CoordinatorMetrics:
-    """Collects them; see `tokenyard.metrics.Collector`."""
+    """Collects them; see `tokenyard.telemetry.metrics.Collector`."""
 
     def __init__(
         self, counts: Counts, redis_url: str, keys: Keys, leads: Callable[[], object]

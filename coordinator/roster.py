@@ -14,13 +14,13 @@ from typing import TypeVar
 import msgspec
 import redis
 
-from coordinator.lanes import Lanes, in_turn
-from coordinator.policies import Lane
-from coordinator.suspicion import UNMARKED, Mark, read_mark
-from tokenyard.keys import Keys
-from tokenyard.posture import CONDUCTS, Conduct, Postures, decode_postures
-from tokenyard.streams import position
-from tokenyard.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
+from coordinator.routing.lanes import Lanes, in_turn
+from coordinator.routing.policies import Lane
+from coordinator.routing.suspicion import UNMARKED, Mark, read_mark
+from tokenyard.protocol.control import CONDUCTS, Conduct, Postures, decode_postures
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.streams import position
+from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
 
 T = TypeVar("T")
 

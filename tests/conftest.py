@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.builders import random_name
 from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 # On a busy machine the time that servers take to answer, and examples to be made, varies too much

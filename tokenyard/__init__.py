@@ -14,9 +14,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenyard.aio import AsyncClient, AsyncHandle
-    from tokenyard.client import Client, Handle
-    from tokenyard.errors import (
+    from tokenyard.client.aio import AsyncClient, AsyncHandle
+    from tokenyard.client.handshake import YardInfo
+    from tokenyard.client.ledger import Cancellation, RequestState
+    from tokenyard.client.sync import Client, Handle
+    from tokenyard.protocol.errors import (
         BrokerNotWritable,
         BrokerUnavailable,
         BrokerUnsuitable,
@@ -37,10 +39,8 @@ if TYPE_CHECKING:
         UnknownRequest,
         WaitTimeout,
     )
-    from tokenyard.handshake import YardInfo
-    from tokenyard.ledger import Cancellation, RequestState
-    from tokenyard.replies import Delta, Result
-    from tokenyard.wire import SamplingParams, StructuredOutputs
+    from tokenyard.protocol.replies import Delta, Result
+    from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -78,21 +78,22 @@ __all__ = [
     "__version__",
 ]
 
-_ROOMS = {
-    "aio": ("AsyncClient", "AsyncHandle"),
-    "client": ("Client", "Handle"),
-    "handshake": ("YardInfo",),
-    "ledger": ("Cancellation", "RequestState"),
-    "replies": ("Delta", "Result"),
-    "wire": ("SamplingParams", "StructuredOutputs"),
+_MODULES = {
+    "client.aio": ("AsyncClient", "AsyncHandle"),
+    "client.handshake": ("YardInfo",),
+    "client.ledger": ("Cancellation", "RequestState"),
+    "client.sync": ("Client", "Handle"),
+    "protocol.replies": ("Delta", "Result"),
+    "protocol.wire": ("SamplingParams", "StructuredOutputs"),
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
+    module = _HOME.get(name, "protocol.errors")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from tokenyard import interrupted
-from tokenyard.extras import refuse
+from tokenyard.process import interrupted
+from tokenyard.process.extras import refuse
 
 
 def run() -> None:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.synchronize import Event
 
-    from tokenyard.settings import WorkerSettings
-    from worker.local import WorkerController
-    from worker.local_engine import EngineHandle
-    from worker.local_status import ProcessStatus
+    from tokenyard.protocol.settings import WorkerSettings
+    from worker.local.api import WorkerController
+    from worker.local.engine import EngineHandle
+    from worker.local.status import ProcessStatus
     from worker.models import AdapterSpec, ModelSpec
 
 __all__ = [
@@ -31,10 +31,10 @@ __all__ = [
 
 _HOME = {
     "AdapterSpec": "models",
-    "EngineHandle": "local_engine",
+    "EngineHandle": "local.engine",
     "ModelSpec": "models",
-    "ProcessStatus": "local_status",
-    "WorkerController": "local",
+    "ProcessStatus": "local.status",
+    "WorkerController": "local.api",
 }
 
 
@@ -48,13 +48,13 @@ def entrypoint(
     """Run a host's controller in a process of its own, the target of a `multiprocessing.Process`.
 
     ``ready_event`` is set once each device has its worker in the yard: with the model, or warm
-    where there is a models file. Then ``pipe`` has its `tokenyard.embedding.Address`; where it
-    cannot start, a `StartFault`, and the event is never set: `tokenyard.embedding.wait_started`
-    waits for either. SIGTERM (``process.terminate()``), SIGINT and, with ``die_with_parent``, the
-    end of the parent stop it in order: running requests may finish for ``grace_s``. The process
-    must not be a daemonic one, since it has children.
+    where there is a models file. Then ``pipe`` has its `tokenyard.process.embedding.Address`; where
+    it cannot start, a `StartFault`, and the event is never set:
+    `tokenyard.process.embedding.wait_started` waits for either. SIGTERM (``process.terminate()``),
+    SIGINT and, with ``die_with_parent``, the end of the parent stop it in order: running requests
+    may finish for ``grace_s``. The process must not be a daemonic one, since it has children.
     """
-    from tokenyard.embedding import run_embedded
+    from tokenyard.process.embedding import run_embedded
     from worker.embedded import EmbeddedController
 
     run_embedded(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tokenyard.extras import refuse
-from tokenyard.service_manager import ServiceManager
-from tokenyard.settings import WorkerSettings
+from tokenyard.process.extras import refuse
+from tokenyard.process.service_manager import ServiceManager
+from tokenyard.protocol.settings import WorkerSettings
 
 try:
-    from tokenyard.program import program
+    from tokenyard.process.program import program
 except ModuleNotFoundError as fault:
     refuse(fault)
 
@@ -70,7 +70,7 @@ Examples:
 def run(settings: WorkerSettings) -> int:
     """Run until told to stop; the exit status."""
     # Late, so that `tokenyard --help`, which shows this command too, stays quick.
-    from worker.controller import Controller
+    from worker.host.controller import Controller
 
     return Controller(settings, ServiceManager.of(os.environ)).run()
 

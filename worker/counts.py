@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tokenyard.keys import PRIORITY_CLASSES
-from tokenyard.metrics import Histogram
-from tokenyard.replies import Status
+from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.replies import Status
+from tokenyard.telemetry.metrics import Histogram
 
 #: What a worker answers.
 ENDS: Final[tuple[Status, ...]] = ("completed", "failed", "expired")

@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import threading
 
-from tokenyard.embedding import Address, started_address
-from tokenyard.errors import SettingsError
-from tokenyard.settings import WorkerSettings
-from worker.controller import Controller
-from worker.pooled import State
+from tokenyard.process.embedding import Address, started_address
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.settings import WorkerSettings
+from worker.host.controller import Controller
+from worker.host.process_handle import State
 
 #: With one model its workers are up when they hold it.
 _HOLDING = frozenset({State.READY, State.ATTACHED})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tokenyard.posture import PauseMode
-from tokenyard.replies import Reply
-from tokenyard.wire import Assignment
-from tokenyard.worker_info import Tally
+from tokenyard.protocol.control import PauseMode
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.worker_info import Tally
 from worker.counts import Counts
 from worker.engines import EngineInfo, Group, Memory
 from worker.models import ModelSpec

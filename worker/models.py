@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta
 
-from tokenyard.errors import SettingsError
-from tokenyard.wire import SamplingParams
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.wire import SamplingParams
 
 Location = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
@@ -119,7 +119,7 @@ _URL: Final = re.compile(r"[a-z0-9]+://")
 def read_models(path: Path) -> dict[str, ModelSpec]:
     """The models of a file, by name.
 
-    Raises `tokenyard.errors.SettingsError` with every fault of the file.
+    Raises `tokenyard.protocol.errors.SettingsError` with every fault of the file.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))

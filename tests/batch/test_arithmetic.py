@@ -17,8 +17,8 @@ from tests.batch.conftest import WriteLines, objects
 from tests.batch.running import batch, start
 from tests.support.up import Up, running_up
 from tests.support.waiting import eventually
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 
 LINES = 20_000
 KILLS = 3

@@ -13,7 +13,7 @@ from tests.batch.running import batch
 from tests.support.processes import ROOT, Plant
 from tokenyard.batch.dry_run import Fleet, dry_run
 from tokenyard.batch.state import BatchSpec
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
 
 ADDER = ROOT / "examples/arithmetic/models/adder"
 

@@ -14,9 +14,9 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard import Client
+from tokenyard.admin.signals import Signals
 from tokenyard.batch.hedging import Hedges
-from tokenyard.posture import Order, worker_scope
-from tokenyard.signals import Signals
+from tokenyard.protocol.control import Order, worker_scope
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from tests.batch.conftest import completion
 from tokenyard.batch.asking import ask_for, output_for
 from tokenyard.batch.lines import BadLine, Sought, parse_line
 from tokenyard.batch.state import BatchSpec
-from tokenyard.drafting import Draft, Drafter
-from tokenyard.errors import Code, InvalidRequest
-from tokenyard.exchange import rejected
-from tokenyard.wire import ChatOptions, Request
+from tokenyard.client.build import Draft, Drafter
+from tokenyard.client.pending import rejected
+from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.wire import ChatOptions, Request
 
 CHAT = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions"}
 HELLO = [{"role": "user", "content": "hello"}]

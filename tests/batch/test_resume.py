@@ -20,7 +20,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch.files import read_lines
 from tokenyard.batch.state import BatchState, load_state
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
 
 LINES = 1_500
 KILLS = 5

@@ -28,8 +28,8 @@ from tests.support.waiting import eventually
 from tokenyard.batch import submit_batch
 from tokenyard.batch.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
-from tokenyard.errors import WaitTimeout
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.errors import WaitTimeout
 
 Batch = Callable[..., subprocess.CompletedProcess[str]]
 ENDS_S = 60.0

@@ -25,8 +25,8 @@ from tokenyard.batch import (
 from tokenyard.batch.counted import LineCount
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, RequestCounts, load_state
-from tokenyard.client import Client
-from tokenyard.errors import InvalidRequest, NoCoordinator, SettingsError
+from tokenyard.client.sync import Client
+from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT = {

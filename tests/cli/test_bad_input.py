@@ -17,7 +17,7 @@ from click.testing import Result
 from tests.cli.running import Up, environment
 from tokenyard import AsyncClient, Client, InvalidRequest
 from tokenyard.cli import COMMANDS
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
 
 Ask = Callable[..., Result]
 LONE = "\ud800"

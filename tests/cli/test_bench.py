@@ -15,9 +15,9 @@ from click.testing import Result
 
 from tests.cli.running import environment, tokenyard
 from tests.support.waiting import eventually
-from tokenyard.admin import read_yard
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.admin.snapshot import read_yard
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
 SHORT = ("--prompt-tokens", "8", "--max-tokens", "5")

@@ -14,9 +14,9 @@ import redis
 
 from tests.cli.running import ROOT, is_gone
 from tests.support.waiting import eventually
-from tokenyard import broker
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.errors import BrokerUnavailable
+from tokenyard.process import embedded_broker as broker
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.errors import BrokerUnavailable
 
 
 def program(folder: Path, text: str) -> Path:
@@ -147,7 +147,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     text = """
         import sys, time
         from pathlib import Path
-        from tokenyard.broker import EmbeddedBroker
+        from tokenyard.process.embedded_broker import EmbeddedBroker
         embedded = EmbeddedBroker(Path(sys.argv[1]))
         embedded.start()
         print(embedded.pid, flush=True)

@@ -14,8 +14,8 @@ import pytest
 from tests.cli.running import ROOT, Up, environment, is_gone
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 
 pytestmark = pytest.mark.crash
 

@@ -17,7 +17,7 @@ from click.testing import Result
 
 from tests.cli.running import environment, tokenyard
 from tests.support.waiting import eventually
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
 
 Propose = Callable[..., list[str]]
 

@@ -23,8 +23,8 @@ from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.cli import main
-from tokenyard.keys import Keys
-from tokenyard.program import Exit, PlainCommand
+from tokenyard.process.program import Exit, PlainCommand
+from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
 NOBODY = "redis://127.0.0.1:1"

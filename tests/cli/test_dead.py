@@ -13,8 +13,8 @@ from click.testing import Result
 from tests.cli.running import tokenyard
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
 KEYS = Keys("main")

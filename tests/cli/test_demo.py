@@ -15,8 +15,8 @@ from tests.cli.running import environment, is_gone, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.cli import demo
 from tokenyard.cli.demo import Answer, Sum
-from tokenyard.program import Exit
-from tokenyard.replies import ErrorInfo, Provenance, Result, Status, Timing
+from tokenyard.process.program import Exit
+from tokenyard.protocol.replies import ErrorInfo, Provenance, Result, Status, Timing
 
 
 def answer(text: str, *, status: Status = "completed") -> Answer:

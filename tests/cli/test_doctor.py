@@ -15,8 +15,8 @@ from tests.cli.running import tokenyard
 from tests.support.builders import make_request, random_name, worker_json
 from tests.support.servers import Server, find_binary
 from tokenyard.doctor import diagnose, gather
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 Ask = Callable[..., Result]

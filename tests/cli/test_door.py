@@ -7,8 +7,8 @@ import redis
 
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.broker_check import check_broker
-from tokenyard.errors import BrokerUnsuitable
+from tokenyard.broker.check import check_broker
+from tokenyard.protocol.errors import BrokerUnsuitable
 
 
 def test_a_server_with_aof_passes(own_broker: Server) -> None:

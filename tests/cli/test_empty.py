@@ -19,10 +19,10 @@ from tests.support.builders import framed, make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard import Client, RequestFailed
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Request, request_fields
 from tokenyard.scripts import Scripts
-from tokenyard.wire import Request, request_fields
 
 
 @pytest.fixture

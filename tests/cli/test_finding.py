@@ -21,9 +21,9 @@ from tests.cli.running import Up, environment
 from tests.docs.pages import page, section
 from tests.support.servers import Server
 from tokenyard import AsyncClient, Client
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
-from tokenyard.running import running_up
+from tokenyard.process.program import Exit
+from tokenyard.process.running import running_up
+from tokenyard.protocol.keys import Keys
 
 StartUp = Callable[..., Up]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -10,12 +10,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tokenyard import program
 from tokenyard.cli import COMMANDS
-from tokenyard.cli.places import example_model
-from tokenyard.errors import NoCoordinator, WaitTimeout
-from tokenyard.program import Exit, PlainCommand
-from tokenyard.settings import CoordinatorSettings, WorkerSettings
+from tokenyard.cli.shared.paths import example_model
+from tokenyard.process import program
+from tokenyard.process.program import Exit, PlainCommand
+from tokenyard.protocol.errors import NoCoordinator, WaitTimeout
+from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 
 Invoke = Callable[..., Result]
 

@@ -11,9 +11,9 @@ from click.testing import Result
 
 from tests.support.builders import make_request, worker_json
 from tests.support.waiting import eventually
-from tokenyard.admin import read_yard
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.admin.snapshot import read_yard
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 LEASE_MS = 60_000

@@ -19,11 +19,11 @@ import redis
 
 from tests.cli.running import ROOT, Up, environment, tokenyard
 from tests.support.waiting import eventually
-from tokenyard.admin import read_yard
-from tokenyard.cli.interrupts import Interrupts
-from tokenyard.interrupted import Interrupted
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.admin.snapshot import read_yard
+from tokenyard.cli.shared.interrupts import Interrupts
+from tokenyard.process.interrupted import Interrupted
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 
 END_S = 60.0
 #: Runs the command and interrupts it in the middle of an import, or in another odd moment.
@@ -54,12 +54,12 @@ class Victim:
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(100):
             pass
-import tokenyard.program
-before = tokenyard.program._refuse_bytes
+import tokenyard.process.program
+before = tokenyard.process.program._refuse_bytes
 def refuse(arguments):
     Victim()
     before(arguments)
-tokenyard.program._refuse_bytes = refuse
+tokenyard.process.program._refuse_bytes = refuse
 tokenyard.__main__.run()
 """
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.cli.running import Up, tokenyard
 from tests.support.waiting import eventually
-from tokenyard.admin import WorkerView, YardView
-from tokenyard.cli.placing import NoPlace, Place, place_anywhere, place_at
-from tokenyard.program import Exit
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
+from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.cli.shared.placing import NoPlace, Place, place_anywhere, place_at
+from tokenyard.process.program import Exit
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
 MODELS = """
 [models.one]

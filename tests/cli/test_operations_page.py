@@ -9,9 +9,9 @@ import click
 import pytest
 
 from tests.docs.pages import page, rows, section
-from tokenyard.broker_url import SCHEMES
+from tokenyard.broker.url import SCHEMES
 from tokenyard.cli import EPILOG, main
-from tokenyard.program import REDIS_URL_HELP, Exit
+from tokenyard.process.program import REDIS_URL_HELP, Exit
 
 COMMANDS = section(page("docs/operations.md"), "## Commands")
 #: What several commands take, by the words that the page has for it.
@@ -129,7 +129,7 @@ def test_the_options_of_signals_are_told_once_and_rightly() -> None:
 
 
 def test_the_urls_that_are_known_are_told() -> None:
-    """Given the schemes of `tokenyard.broker_url`, I expect help and page to name them."""
+    """Given the schemes of `tokenyard.broker.url`, I expect help and page to name them."""
     several = ("redis+sentinel", "redis+cluster")
     settings = section(page("docs/operations.md"), "### Coordinator")
     for scheme in (*SCHEMES, *several):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.running import ROOT, Up, environment
 from tests.support.waiting import eventually
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
 
 StartUp = Callable[..., Up]
 WAIT_S = 100.0

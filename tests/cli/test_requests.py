@@ -16,8 +16,8 @@ from tests.cli.running import tokenyard
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard import Client, RequestFailed
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
 #: A cancelled request must have its result after so long (issue: 0.5 s; the machine may be busy).

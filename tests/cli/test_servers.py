@@ -10,10 +10,11 @@ import redis
 
 from tests.support.brokers import required
 from tests.support.servers import free_port
-from tokenyard import broker, servers
-from tokenyard.broker import EmbeddedBroker
-from tokenyard.errors import BrokerUnavailable, SettingsError
-from tokenyard.servers import choose_server, describe, find_server
+from tokenyard.process import embedded_broker as broker
+from tokenyard.process import servers
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.process.servers import choose_server, describe, find_server
+from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 
 def program(folder: Path, name: str, says: str) -> Path:

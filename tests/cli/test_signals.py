@@ -19,12 +19,12 @@ from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard import Client
-from tokenyard.commands import Acknowledgement
-from tokenyard.keys import Keys
-from tokenyard.posture import CONDUCTS
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.commands import Acknowledgement
+from tokenyard.protocol.control import CONDUCTS
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
 from tokenyard.scripts import Scripts
-from tokenyard.worker_info import WorkerInfo, encode_worker
 
 Run = Callable[..., Any]
 LEASE_MS = 600_000

@@ -20,9 +20,9 @@ from tests.cli.running import environment, tokenyard
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard import durability
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.client import durability
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
 

@@ -22,14 +22,14 @@ from tests.support.looks import make_look, make_view_worker
 from tests.support.servers import Server, find_binary
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.cli.top_frame import Paper, frame, history
-from tokenyard.cli.watching import watch
-from tokenyard.dead_letters import DeadLetter
-from tokenyard.errors import BrokerUnavailable
-from tokenyard.look import Look, Looks
-from tokenyard.posture import Posture, Postures
-from tokenyard.program import Exit
-from tokenyard.worker_info import HostInfo, ModelInfo, Tally
+from tokenyard.admin.dead_letters import DeadLetter
+from tokenyard.admin.history import Look, Looks
+from tokenyard.cli.shared.watching import watch
+from tokenyard.cli.top.frame import Paper, frame, history
+from tokenyard.process.program import Exit
+from tokenyard.protocol.control import Posture, Postures
+from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally
 
 Ask = Callable[..., Result]
 PAUSED = Posture(conduct="PAUSED", by="kim@north", why="its driver")

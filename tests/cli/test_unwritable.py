@@ -18,10 +18,10 @@ from tests.support.builders import make_request, random_name
 from tests.support.lanes import running
 from tests.support.unwritable import CODES, Ailing, Ailment
 from tests.support.waiting import eventually
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.scripts import Scripts
-from tokenyard.settings import CoordinatorSettings
 
 Invoke = Callable[..., Result]
 

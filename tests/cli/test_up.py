@@ -16,11 +16,11 @@ from tests.cli.conftest import SLOW
 from tests.cli.running import Up
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin import read_yard
-from tokenyard.client import Client
-from tokenyard.keys import Keys
-from tokenyard.program import Exit
-from tokenyard.running import running_up
+from tokenyard.admin.snapshot import read_yard
+from tokenyard.client.sync import Client
+from tokenyard.process.program import Exit
+from tokenyard.process.running import running_up
+from tokenyard.protocol.keys import Keys
 
 StartUp = Callable[..., Up]
 

@@ -14,11 +14,11 @@ import pytest
 from click.testing import Result
 
 from tests.cli.running import Up
-from tokenyard.cli.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up import Foreground, up
-from tokenyard.client import Client
-from tokenyard.program import Exit
-from tokenyard.settings import WorkerSettings
+from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
+from tokenyard.client.sync import Client
+from tokenyard.process.program import Exit
+from tokenyard.protocol.settings import WorkerSettings
 
 StartUp = Callable[..., Up]
 

@@ -9,16 +9,18 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.support.looks import make_view, make_view_worker
-from tokenyard.admin import WorkerView, YardView
-from tokenyard.cli import batch_jobs, dead, doctor, explain, info, models_list, requests
-from tokenyard.cli.tables import Column, Listing
-from tokenyard.dead_letters import DeadLetter
-from tokenyard.listing import STATES, Listed
-from tokenyard.listing import Listing as Found
-from tokenyard.pauses import all_pauses
-from tokenyard.posture import Posture, Postures
-from tokenyard.timeline import Attempt, Timeline
-from tokenyard.worker_info import WORKER_STATES, HostInfo, ModelInfo
+from tokenyard.admin.dead_letters import DeadLetter
+from tokenyard.admin.pauses import all_pauses
+from tokenyard.admin.requests import STATES, Listed
+from tokenyard.admin.requests import Listing as Found
+from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.admin.timeline import Attempt, Timeline
+from tokenyard.cli import dead, doctor, explain, info, requests
+from tokenyard.cli.batch import jobs as batch_jobs
+from tokenyard.cli.models import list as models_list
+from tokenyard.cli.shared.tables import Column, Listing
+from tokenyard.protocol.control import Posture, Postures
+from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo
 
 WIDTH = 80
 MODEL = "meta-llama/Llama-3.1-405B-Instruct-quantized.w8a8"

@@ -11,7 +11,7 @@ import redis
 from tests.contract.blocking import BlockingClient, Loop
 from tests.contract.stand_in import StandIn
 from tokenyard import Client
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 NewClient = Callable[..., Any]

@@ -11,11 +11,11 @@ import msgspec
 import redis
 
 from tests.support.builders import make_delta, make_result, worker_json
-from tokenyard.keys import PRIORITY_CLASSES
-from tokenyard.parse import parse_assignment, parse_request
-from tokenyard.replies import json_text
+from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.parse import parse_assignment, parse_request
+from tokenyard.protocol.replies import json_text
+from tokenyard.protocol.wire import Assignment, Request, unpack_tokens
 from tokenyard.scripts import Dispatched, Move, Publication, Published, Scripts, load_scripts
-from tokenyard.wire import Assignment, Request, unpack_tokens
 
 LEASE_MS = 60_000
 MODEL = "adder"

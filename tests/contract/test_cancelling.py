@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.wishes import Wishes
+from coordinator.guests.cancels import Wishes
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard import Cancellation, Code, QueueFull, RequestFailed, WaitTimeout
-from tokenyard.dialogue import Dialogue
-from tokenyard.keys import Keys
+from tokenyard.client.core import Dialogue
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Call, Scripts
 from tokenyard.scripts import client as client_scripts
 
@@ -227,7 +227,7 @@ class TestCancelWithoutTheRight:
         keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.dialogue._WISH_AGAIN_S", 0.05)
+        monkeypatch.setattr("tokenyard.client.core._WISH_AGAIN_S", 0.05)
         client = confined()
         handle = client.submit([1])
         lost: list[int] = []
@@ -291,7 +291,7 @@ class TestCancelOnDisconnect:
         keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.dialogue._MOST_CANCELLED", 2)
+        monkeypatch.setattr("tokenyard.client.core._MOST_CANCELLED", 2)
         client = new_client(client_id="me")
         client.submit_many([[1], [2], [3]], cancel_on_disconnect=True)
         client.close()
@@ -306,9 +306,9 @@ class TestCancelOnDisconnect:
         keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.attendance.RENEW_EVERY_S", 0.01)
+        monkeypatch.setattr("tokenyard.client.lease.RENEW_EVERY_S", 0.01)
         for block in ("BLOCK_MS", "IDLE_BLOCK_MS"):
-            monkeypatch.setattr(f"tokenyard.dialogue.{block}", 20)
+            monkeypatch.setattr(f"tokenyard.client.core.{block}", 20)
         client = new_client(client_id="me")
         handle = client.submit([1], cancel_on_disconnect=True)
         first = connection.zscore(keys.clients, "me")

@@ -19,7 +19,7 @@ from tokenyard import (
     SettingsError,
     WaitTimeout,
 )
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 

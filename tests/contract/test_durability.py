@@ -12,8 +12,9 @@ from tests.contract.conftest import NewClient
 from tests.contract.stand_in import StandIn
 from tests.support.brokers import ServerWith
 from tests.support.waiting import eventually
-from tokenyard import InvalidRequest, NotDurable, durability
-from tokenyard.keys import Keys
+from tokenyard import InvalidRequest, NotDurable
+from tokenyard.client import durability
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 pytestmark = pytest.mark.usefixtures("no_leftover_processes")

@@ -13,7 +13,7 @@ from tests.contract.conftest import WAIT_S
 from tests.contract.stand_in import StandIn
 from tests.support.builders import random_name
 from tokenyard import AsyncClient, Client
-from tokenyard.pools import DEFAULT_MAX_CONNECTIONS
+from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS
 from tokenyard.scripts import Scripts
 
 TASKS, THREADS = 500, 150

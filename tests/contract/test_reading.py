@@ -12,17 +12,17 @@ from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.support.waiting import eventually
 from tokenyard import RequestFailed, UnknownRequest, WaitTimeout
-from tokenyard.keys import Keys
-from tokenyard.replies import encode_reply
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import encode_reply
+from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import Scripts
-from tokenyard.wire import pack_tokens
 
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are silent are soon looked up."""
-    monkeypatch.setattr("tokenyard.session.CHECK_AFTER_S", 0.05)
-    monkeypatch.setattr("tokenyard.session.CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr("tokenyard.client.router.CHECK_AFTER_S", 0.05)
+    monkeypatch.setattr("tokenyard.client.router.CHECK_EVERY_S", 0.05)
 
 
 class TestMap:

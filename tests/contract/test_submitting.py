@@ -20,8 +20,8 @@ from tokenyard import (
     SamplingParams,
     WaitTimeout,
 )
+from tokenyard.protocol.wire import ChatOptions, unpack_tokens
 from tokenyard.scripts import Scripts
-from tokenyard.wire import ChatOptions, unpack_tokens
 
 
 class Letters:

@@ -15,7 +15,7 @@ from tests.contract.conftest import NewClient
 from tests.contract.stand_in import StandIn
 from tests.support.unwritable import CODES, Ailing, Ailment
 from tokenyard import BrokerNotWritable, BrokerUnavailable, NoCoordinator
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 AILMENTS = get_args(Ailment)

@@ -11,8 +11,8 @@ import psutil
 from tests.support.processes import Answer, Plant, Program, is_gone
 from tests.support.streams import check_exact, expected, streams
 from tests.support.waiting import eventually
-from tokenyard.wire import Request
-from tokenyard.worker_info import WorkerInfo, WorkerState
+from tokenyard.protocol.wire import Request
+from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
 
 #: Longest wait for one event, on a machine that has much else to do.
 WAIT_S = 60.0

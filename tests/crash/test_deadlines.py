@@ -12,8 +12,8 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
+from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.scripts import Submitted
-from tokenyard.wire import Request, SamplingParams
 
 pytestmark = pytest.mark.crash
 

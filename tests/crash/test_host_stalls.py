@@ -11,7 +11,7 @@ from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.wire import SamplingParams
+from tokenyard.protocol.wire import SamplingParams
 
 pytestmark = pytest.mark.crash
 

@@ -22,8 +22,8 @@ from tests.support.streams import (
     wait_mid_stream,
 )
 from tests.support.waiting import eventually
-from tokenyard.streams import position
-from tokenyard.wire import Request, SamplingParams
+from tokenyard.protocol.streams import position
+from tokenyard.protocol.wire import Request, SamplingParams
 from worker.engines.crash_points import FAULTY, POISON
 
 pytestmark = pytest.mark.crash

@@ -10,7 +10,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.streams import attempts, check_exact, streams
 from tests.support.waiting import eventually
-from tokenyard.wire import Request
+from tokenyard.protocol.wire import Request
 
 pytestmark = pytest.mark.crash
 

@@ -19,9 +19,9 @@ from tests.support.processes import Plant
 from tests.support.servers import Server, find_binary
 from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.scripts import Scripts
-from tokenyard.wire import Request, SamplingParams
 
 pytestmark = pytest.mark.crash
 

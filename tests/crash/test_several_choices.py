@@ -12,10 +12,10 @@ from tests.support.builders import make_assignment, make_request
 from tests.support.processes import Answer, Plant
 from tests.support.servers import Server
 from tests.support.streams import dead_letters, wait_mid_stream
-from tokenyard.replies import Choice
-from tokenyard.wire import Request, SamplingParams
+from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.wire import Request, SamplingParams
 from worker.engines import Finished
-from worker.engines.simulated import SimulatedEngine
+from worker.engines.simulated.engine import SimulatedEngine
 
 pytestmark = pytest.mark.crash
 

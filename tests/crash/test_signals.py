@@ -21,7 +21,8 @@ from tests.support.processes import Plant, Program
 from tests.support.servers import Server
 from tests.support.streams import check_exact, dead_letters, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.posture import (
+from tokenyard.admin.signals import Given, Holdout, Signals
+from tokenyard.protocol.control import (
     ALL,
     CONDUCTS,
     PAUSE_MODES,
@@ -35,9 +36,8 @@ from tokenyard.posture import (
     after,
     model_scope,
 )
-from tokenyard.signals import Given, Holdout, Signals
-from tokenyard.wire import Request, SamplingParams
-from tokenyard.worker_info import WorkerInfo
+from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.worker_info import WorkerInfo
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 

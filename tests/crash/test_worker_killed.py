@@ -29,7 +29,7 @@ from tests.support.streams import (
     wait_mid_stream,
 )
 from tests.support.waiting import eventually
-from tokenyard.wire import Request, SamplingParams
+from tokenyard.protocol.wire import Request, SamplingParams
 
 pytestmark = pytest.mark.crash
 

@@ -18,11 +18,11 @@ from tests.support.servers import free_port
 from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client
+from tokenyard.admin.signals import Signals
 from tokenyard.cli import main
-from tokenyard.posture import Order, Signal, Trial, model_scope
+from tokenyard.protocol.control import Order, Signal, Trial, model_scope
+from tokenyard.protocol.wire import Request, SamplingParams, request_fields
 from tokenyard.scripts import Scripts
-from tokenyard.signals import Signals
-from tokenyard.wire import Request, SamplingParams, request_fields
 from worker.engines.crash_points import FAULTY, POISON
 
 LONG = SamplingParams(max_tokens=2000)

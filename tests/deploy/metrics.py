@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import coordinator.metrics
-import worker.metrics
+import worker.host.metrics
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
-from tokenyard.wire import SamplingParams
-from tokenyard.worker_info import WorkerInfo
+from tokenyard.protocol.wire import SamplingParams
+from tokenyard.protocol.worker_info import WorkerInfo
 
 #: vLLM is imported, and loads its model, on busy cores.
 LOAD_S = 300.0
@@ -31,7 +31,7 @@ VLLM = frozenset(
         "vllm:prefix_cache_queries_total",
     }
 )
-OURS = {one.name: one for one in (*coordinator.metrics.METRICS, *worker.metrics.METRICS)}
+OURS = {one.name: one for one in (*coordinator.metrics.METRICS, *worker.host.metrics.METRICS)}
 #: No other may be asked for.
 METRICS = OURS.keys() | VLLM
 _NAME = re.compile(r"\b(?:tokenyard_|vllm:)\w+")
@@ -39,7 +39,7 @@ _SELECTOR = re.compile(r"\b(?:tokenyard_|vllm:)\w+(?:\{[^}]*\})?")
 #: Writes a model of one layer, which only vLLM needs.
 _WRITE = """
 import pathlib, sys
-from worker.engines.made_up_model import write_model
+from worker.engines.vllm.made_up_model import write_model
 write_model(pathlib.Path(sys.argv[1]))
 """
 

@@ -14,7 +14,7 @@ import yaml
 from tests.deploy.launches import FILLED, manifests
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
-from tokenyard.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 
 SCHEMAS = "pip install --no-deps -r tests/deploy/requirements.txt"
 #: Where the types of each API version are: Kubernetes 1.32 and KEDA 2.16.

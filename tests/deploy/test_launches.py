@@ -20,7 +20,7 @@ from tests.support.brokers import DEPLOY, GuardedServer
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 
 START_S = 60.0
 

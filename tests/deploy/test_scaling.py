@@ -12,7 +12,7 @@ from tests.deploy.day import Day
 from tests.deploy.launches import manifests
 from tests.support.brokers import GuardedServer
 from tests.support.waiting import eventually
-from tokenyard.keys import GROUP
+from tokenyard.protocol.keys import GROUP
 
 READY_S = 30.0
 

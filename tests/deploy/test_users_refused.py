@@ -13,11 +13,11 @@ from tests.deploy.rights import is_refused
 from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
 from tokenyard import Cancellation
-from tokenyard.broker_check import check_broker
-from tokenyard.keys import Keys
-from tokenyard.posture import Order, Posture
+from tokenyard.admin.signals import Signals
+from tokenyard.broker.check import check_broker
+from tokenyard.protocol.control import Order, Posture
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts, Wished, wish
-from tokenyard.signals import Signals
 
 MANAGEMENT = [
     ("FLUSHALL",),

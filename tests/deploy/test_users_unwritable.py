@@ -12,9 +12,9 @@ from tests.conftest import SERVERS
 from tests.deploy.conftest import load_all
 from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
-from tokenyard.broker_check import write_error
-from tokenyard.connection import open_connection
-from tokenyard.keys import Keys
+from tokenyard.broker.check import write_error
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.keys import Keys
 
 USERS = ("client", "coordinator", "worker", "admin", "batch")
 

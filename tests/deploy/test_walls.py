@@ -12,7 +12,7 @@ import redis
 from tests.deploy.conftest import GUESTS_YARD
 from tests.deploy.rights import is_refused
 from tests.support.brokers import GuardedServer
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 
 YARD = Keys(GUESTS_YARD)
 OTHER = Keys("some-other-yard")

@@ -11,10 +11,10 @@ import pytest
 
 from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
 from tokenyard.cli import COMMANDS
-from tokenyard.posture import CONDUCTS, TRANSITIONS
-from tokenyard.replies import TERMINAL
-from tokenyard.settings import CoordinatorSettings, WorkerSettings
-from worker.pooled import State
+from tokenyard.protocol.control import CONDUCTS, TRANSITIONS
+from tokenyard.protocol.replies import TERMINAL
+from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
+from worker.host.process_handle import State
 
 SETTINGS = {"### Coordinator": CoordinatorSettings, "### Worker": WorkerSettings}
 SCRIPTS = {file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua")}

@@ -15,12 +15,12 @@ import redis
 
 from tests.docs.pages import ROOT, code, first_names, names, page, section
 from tests.support.up import running_up
-from tokenyard.commands import Acknowledgement, Command, Verb
-from tokenyard.errors import Code
-from tokenyard.keys import Keys
-from tokenyard.posture import ALL, CONDUCTS, PAUSE_MODES, SIGNALS, Order, Posture
-from tokenyard.reconciliation import LAST, LAST_FOUND
-from tokenyard.replies import (
+from tokenyard.protocol.commands import Acknowledgement, Command, Verb
+from tokenyard.protocol.control import ALL, CONDUCTS, PAUSE_MODES, SIGNALS, Order, Posture
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.reconciliation import LAST, LAST_FOUND
+from tokenyard.protocol.replies import (
     Choice,
     ErrorInfo,
     Provenance,
@@ -30,7 +30,7 @@ from tokenyard.replies import (
     Usage,
     decode_reply,
 )
-from tokenyard.wire import (
+from tokenyard.protocol.wire import (
     SYSTEM_FIELDS,
     ChatOptions,
     Request,
@@ -38,7 +38,7 @@ from tokenyard.wire import (
     StructuredOutputs,
     request_fields,
 )
-from tokenyard.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo
 
 PROTOCOL = page("docs/protocol.md")
 SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua"))

@@ -10,7 +10,7 @@ import redis
 from tests.support.builders import random_name
 from tests.support.up import Up, running_up
 from tokenyard import Client
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 
 
 @pytest.fixture(scope="session")

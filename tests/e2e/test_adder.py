@@ -16,9 +16,9 @@ import redis
 
 from tests.support.up import Up, tokenyard
 from tokenyard import Client
-from tokenyard.keys import Keys
-from tokenyard.replies import Result
-from tokenyard.wire import pack_tokens
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Result
+from tokenyard.protocol.wire import pack_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 GREEDY = {"max_tokens": 8, "temperature": 0.0}

@@ -16,7 +16,7 @@ from tests.support.processes import ROOT
 from tests.support.up import Up, running_up, tokenyard
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.worker_info import WorkerInfo
+from tokenyard.protocol.worker_info import WorkerInfo
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from tokenyard import Client, Handle
-from tokenyard.keys import Keys
-from tokenyard.posture import PAUSE_MODES, Order, PauseMode, Signal
-from tokenyard.signals import Signals
+from tokenyard.admin.signals import Signals
+from tokenyard.protocol.control import PAUSE_MODES, Order, PauseMode, Signal
+from tokenyard.protocol.keys import Keys
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 

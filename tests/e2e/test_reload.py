@@ -12,7 +12,7 @@ import pytest
 from tests.support.up import Up, tokenyard
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.replies import Provenance, Result
+from tokenyard.protocol.replies import Provenance, Result
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.engines.harness import ON_CPU, spec_of
 from worker.engines import Backend, Engine
-from worker.engines.simulated import SimulatedEngine
-from worker.engines.vllm_backend import VllmBackend
-from worker.engines.vllm_environment import engine_environment, set_environment
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.environment import engine_environment, set_environment
 
 
 @pytest.fixture(scope="package")

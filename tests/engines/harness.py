@@ -12,10 +12,10 @@ import pytest
 from vllm.platforms import current_platform
 
 from tests.support.builders import make_assignment, make_request
-from tokenyard.replies import Choice
-from tokenyard.wire import Assignment, SamplingParams
+from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines import Engine, Faulted, Finished, TokenDelta
-from worker.engines.vllm_engine import VllmEngine
+from worker.engines.vllm.engine import VllmEngine
 from worker.models import ModelSpec
 
 ON_CPU = current_platform.is_cpu()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from worker.engines.vllm_environment import engine_environment, set_environment
+from worker.engines.vllm.environment import engine_environment, set_environment
 
 #: vLLM's kernels for x86, of which it loads one.
 LIBRARIES = ("_C.abi3.so", "_C_AVX512.abi3.so", "_C_AVX2.abi3.so")
@@ -24,7 +24,7 @@ def come_up(pipe: Connection, features: Mapping[str, bool]) -> None:
     real = dict(torch.cpu.get_capabilities())
     torch.cpu.get_capabilities = lambda: {**real, **features}
     from tests.engines.harness import ask, run, spec_of
-    from worker.engines.vllm_backend import VllmBackend
+    from worker.engines.vllm.backend import VllmBackend
 
     backend = VllmBackend(cores=[min(os.sched_getaffinity(0))])
     backend.warm_up()

@@ -18,11 +18,11 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.engines.chats import CASES, REFUSED, STRICTER, STYLES, Case, call, say, write_model
 from tests.engines.harness import ON_CPU, spec_of
-from tokenyard.chat import MEDIA_PARTS, RESERVED_KWARGS, TEXT_PARTS
-from tokenyard.errors import InvalidRequest
-from tokenyard.parse import parse_request, read_chat_options
-from tokenyard.wire import PLAIN_CHAT, Request, request_fields
-from worker.engines.vllm_environment import engine_environment, set_environment
+from tokenyard.protocol.chat import MEDIA_PARTS, RESERVED_KWARGS, TEXT_PARTS
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.parse import parse_request, read_chat_options
+from tokenyard.protocol.wire import PLAIN_CHAT, Request, request_fields
+from worker.engines.vllm.environment import engine_environment, set_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -45,8 +45,8 @@ class Pair:
         from vllm.renderers import renderer_from_config
         from vllm.tokenizers import registry
 
-        from worker.engines.vllm_arguments import engine_config
-        from worker.engines.vllm_chat import ChatPrompts
+        from worker.engines.vllm.arguments import engine_config
+        from worker.engines.vllm.chat import ChatPrompts
 
         config = engine_config(spec_of("parity", folder, max_num_seqs=1), 0, None, "")
         renderers = []

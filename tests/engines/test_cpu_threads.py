@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from worker.engines.loading import cpu_share
-from worker.engines.vllm_environment import (
+from worker.engines.vllm.environment import (
     engine_environment,
     set_environment,
     wished_threads,

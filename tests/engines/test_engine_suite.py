@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import PROMPT, Outcome, ask, drain, greedy, run, without_cache
-from tokenyard.errors import InvalidRequest
+from tokenyard.protocol.errors import InvalidRequest
 from worker.engines import Engine
 
 

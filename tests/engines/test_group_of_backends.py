@@ -12,8 +12,8 @@ import pytest
 
 from tests.engines.harness import greedy, needs_cpu, run, spec_of
 from worker.engines import Backend, Engine, Group
-from worker.engines.vllm_backend import VllmBackend
-from worker.engines.vllm_environment import engine_environment, set_environment
+from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.environment import engine_environment, set_environment
 
 pytestmark = [pytest.mark.vllm, needs_cpu]
 

@@ -23,7 +23,7 @@ import pytest
 
 from tests.engines.harness import needs_cpu
 from worker.engines import Group
-from worker.engines.vllm_environment import (
+from worker.engines.vllm.environment import (
     engine_environment,
     engine_modules,
     set_environment,
@@ -62,9 +62,9 @@ class _Held:
 def live(pipe: Connection) -> None:
     """A warm process: obeys until its pipe ends."""
     _Held.pipe = pipe
-    threading.excepthook = lambda _: os._exit(STUCK_STATUS)  # as worker.process does
+    threading.excepthook = lambda _: os._exit(STUCK_STATUS)  # as worker.process.main does
     from worker.engines.cpu_features import request_amx
-    from worker.engines.warm_base import freeze
+    from worker.engines.vllm.warm_base import freeze
     from worker.executor import follower_link, leader_link
 
     leader_link.STUCK_S = follower_link.STUCK_S = STUCK_S
@@ -86,7 +86,7 @@ def live(pipe: Connection) -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    from worker.engines import warm_base
+    from worker.engines.vllm import warm_base
 
     with warm_base.held_back(has_kernels=_Held.has_loaded):
         yield

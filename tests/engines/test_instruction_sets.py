@@ -16,7 +16,7 @@ from tests.engines.harness import needs_cpu
 from tests.engines.narrow_cpu import come_up
 from worker.engines import Backend, DeviceUnusable
 from worker.engines.cpu_features import features_here, request_amx
-from worker.engines.vllm_backend import VllmBackend
+from worker.engines.vllm.backend import VllmBackend
 
 pytestmark = [pytest.mark.vllm, needs_cpu]
 

@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines.loading import make_backend, prepare_environment
-from worker.engines.simulated_backend import SimulatedBackend
+from worker.engines.simulated.backend import SimulatedBackend
 
 
 def settings(**fields: Any) -> WorkerSettings:

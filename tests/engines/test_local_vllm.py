@@ -20,7 +20,7 @@ PROGRAM = """
 import json, os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from tokenyard.errors import EngineLost, LoadFailed
+from tokenyard.protocol.errors import EngineLost, LoadFailed
 from worker import WorkerController
 from worker.models import read_models
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import Outcome, ask, run
-from tokenyard.errors import InvalidRequest
-from tokenyard.wire import RepetitionDetection, StructuredOutputs
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.wire import RepetitionDetection, StructuredOutputs
 from worker.engines import Engine
-from worker.engines.vllm_engine import VllmEngine
+from worker.engines.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.vllm
 

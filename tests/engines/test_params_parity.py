@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from tests.support.vllm_versions import installed_vllm
-from tokenyard.drafting import Drafter
-from tokenyard.errors import InvalidRequest
-from tokenyard.parse import parse_request
-from tokenyard.sampling import REFUSED, TAKEN
-from tokenyard.wire import Refused, RepetitionDetection, SamplingParams, StructuredOutputs
-from worker.engines.vllm_environment import engine_environment, set_environment
+from tokenyard.client.build import Drafter
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.sampling import REFUSED, TAKEN
+from tokenyard.protocol.wire import Refused, RepetitionDetection, SamplingParams, StructuredOutputs
+from worker.engines.vllm.environment import engine_environment, set_environment
 
 pytestmark = pytest.mark.vllm
 
@@ -32,7 +32,7 @@ def _environment() -> None:
 def test_every_parameter_is_one_of_vllms_with_its_default() -> None:
     import vllm
 
-    from worker.engines import vllm_params
+    from worker.engines.vllm import params as vllm_params
 
     theirs = {field.name: field.default for field in msgspec.structs.fields(vllm.SamplingParams)}
     ours = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
@@ -45,7 +45,7 @@ def test_every_parameter_is_one_of_vllms_with_its_default() -> None:
 
 @lists_of_0_32
 def test_each_parameter_of_vllm_is_decided_on() -> None:
-    """A new one of theirs fails here until it stands in `tokenyard.sampling`."""
+    """A new one of theirs fails here until it stands in `tokenyard.protocol.sampling`."""
     import vllm
 
     theirs = {name for name in vllm.SamplingParams.__struct_fields__ if not name.startswith("_")}
@@ -72,7 +72,7 @@ def test_what_the_installed_version_has_not_is_refused_by_its_name(
     """Given a vLLM without two of the parameters / Only who asks for them is refused."""
     import vllm
 
-    from worker.engines import vllm_params
+    from worker.engines.vllm import params as vllm_params
 
     missing = vllm_params._UNKNOWN | {"watermarking", "stream_interval"}
     monkeypatch.setattr(vllm_params, "_UNKNOWN", missing)
@@ -193,7 +193,7 @@ def test_what_vllm_finds_out_of_range_is_refused_by_name(params: dict[str, Any])
     ids=str,
 )
 def test_the_edges_of_the_range_are_let_in_by_both(params: dict[str, Any]) -> None:
-    from worker.engines.vllm_params import build_params
+    from worker.engines.vllm.params import build_params
 
     assert _refused_field(params) is None
     build_params(SamplingParams(**params), streams=False, detokenize=True)
@@ -204,7 +204,7 @@ def _refused_field(params: dict[str, Any]) -> str | None:
 
     By the parser, which is what the coordinator has; else by the door of vLLM, as the worker has.
     """
-    from worker.engines.vllm_params import build_params
+    from worker.engines.vllm.params import build_params
 
     parsed = parse_request({b"id": b"a", b"prompt": b"b", b"params": msgspec.json.encode(params)})
     if isinstance(parsed, Refused):

@@ -21,7 +21,7 @@ from tests.engines.harness import (
 )
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, TokenDelta, Unsupported
-from worker.engines.vllm_engine import VllmEngine
+from worker.engines.vllm.engine import VllmEngine
 from worker.models import AdapterSpec
 
 SUBTRACTOR = str(MODELS / "subtractor")

@@ -23,7 +23,7 @@ PROGRAM = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tokenyard.errors import LoadFailed
+from tokenyard.protocol.errors import LoadFailed
 from worker import WorkerController
 
 SUMS = [(a, b) for a in range(10, 100, 9) for b in range(10, 100, 9)]

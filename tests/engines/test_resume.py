@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tokenyard.wire import RepetitionDetection, SamplingParams, StructuredOutputs
+from tokenyard.protocol.wire import RepetitionDetection, SamplingParams, StructuredOutputs
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed
 
 

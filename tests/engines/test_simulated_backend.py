@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.engines.harness import ask, greedy, run
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Group, Unsupported
 from worker.engines.loading import make_backend
-from worker.engines.simulated_backend import BROKEN, SimulatedBackend
+from worker.engines.simulated.backend import BROKEN, SimulatedBackend
 from worker.models import AdapterSpec, ModelSpec
 
 SPEC = ModelSpec("pretended", "anything", max_num_seqs=3, max_model_len=64, revision="r1")

@@ -13,11 +13,11 @@ import pytest
 
 from tests.engines.harness import ask, drain, greedy, run
 from tests.support.builders import make_assignment, make_request
-from tokenyard.errors import Code, InvalidRequest
-from tokenyard.wire import SamplingParams, StructuredOutputs
+from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
 from worker.engines import Faulted, Finished, TokenDelta
 from worker.engines.crash_points import FAULTY, POISON, CrashPoint
-from worker.engines.simulated import SimulatedEngine, SpeedModel
+from worker.engines.simulated.engine import SimulatedEngine, SpeedModel
 
 
 def test_it_says_that_it_is_simulated() -> None:
@@ -224,7 +224,7 @@ def test_it_needs_neither_torch_nor_vllm() -> None:
     import subprocess
 
     code = (
-        "import sys, worker.engines.simulated, worker.engines.vllm_environment\n"
+        "import sys, worker.engines.simulated.engine, worker.engines.vllm.environment\n"
         "print(sorted({'torch', 'vllm', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -300,8 +300,8 @@ class TestPrefixCache:
     def test_what_is_cached_takes_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a prefill of ten seconds for a prompt
         slept: list[float] = []
-        monkeypatch.setattr("worker.engines.simulated.time.monotonic", lambda: sum(slept))
-        monkeypatch.setattr("worker.engines.simulated.time.sleep", slept.append)
+        monkeypatch.setattr("worker.engines.simulated.engine.time.monotonic", lambda: sum(slept))
+        monkeypatch.setattr("worker.engines.simulated.engine.time.sleep", slept.append)
         speed = SpeedModel(prefill_tokens_per_s=100.0, cache_tokens=2000)
         engine, prompt = SimulatedEngine(speed=speed), list(range(1000))
 

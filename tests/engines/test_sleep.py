@@ -10,7 +10,7 @@ import pytest
 from tests.engines.harness import counter_of_reuse, greedy, needs_cpu, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, Unsupported
-from worker.engines.vllm_engine import VllmEngine
+from worker.engines.vllm.engine import VllmEngine
 
 MIB = 1024**2
 CACHE_MIB = 64

@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from tests.engines.harness import ask
-from tokenyard.wire import Assignment, unpack_tokens
+from tokenyard.protocol.wire import Assignment, unpack_tokens
 from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
 from worker.engines.resume import TextStream
-from worker.engines.vllm_answers import (
+from worker.engines.vllm.answers import (
     Answer,
     Asked,
     Continued,

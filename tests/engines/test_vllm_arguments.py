@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import spec_of
-from worker.engines.vllm_environment import engine_environment, set_environment
+from worker.engines.vllm.environment import engine_environment, set_environment
 from worker.models import AdapterSpec
 
 pytestmark = pytest.mark.vllm
@@ -22,7 +22,7 @@ def test_a_step_takes_as_many_tokens_as_in_vllms_server(monkeypatch: pytest.Monk
     from vllm import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    from worker.engines.vllm_arguments import engine_config
+    from worker.engines.vllm.arguments import engine_config
 
     asked: list[Any] = []
     create = EngineArgs.create_engine_config
@@ -39,7 +39,7 @@ def test_a_step_takes_as_many_tokens_as_in_vllms_server(monkeypatch: pytest.Monk
 
 
 def test_what_the_operator_says_of_a_step_counts() -> None:
-    from worker.engines.vllm_arguments import engine_config
+    from worker.engines.vllm.arguments import engine_config
 
     config = engine_config(spec_of("adder", engine_args={"max_num_batched_tokens": 640}), 0)
 
@@ -60,7 +60,7 @@ GIB = 1024**3
     ],
 )
 def test_an_engine_asks_for_no_more_than_is_free(free_gib: float, asked: float) -> None:
-    from worker.engines.vllm_arguments import utilization
+    from worker.engines.vllm.arguments import utilization
 
     assert utilization(int(free_gib * GIB), 80 * GIB, 0.92) == asked
 
@@ -69,7 +69,7 @@ def test_on_a_gpu_it_takes_what_is_free_unless_it_is_told(monkeypatch: pytest.Mo
     import torch
     from vllm.platforms import current_platform
 
-    from worker.engines.vllm_arguments import _memory
+    from worker.engines.vllm.arguments import _memory
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((70 - device) * GIB, 80 * GIB))
@@ -97,7 +97,7 @@ def test_adapters_on_a_gpu_take_sixteen_bits(
 ) -> None:
     from vllm.platforms import current_platform
 
-    from worker.engines.vllm_arguments import _dtype
+    from worker.engines.vllm.arguments import _dtype
 
     spec = spec_of("adder", dtype=dtype, adapters=(AdapterSpec("a", "nowhere"),) * adapters)
 

@@ -17,8 +17,8 @@ import pytest
 from tests.engines.harness import MODELS, ask, needs_cpu, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine
-from worker.engines.vllm_backend import VllmBackend
-from worker.engines.vllm_engine import VllmEngine
+from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.engine import VllmEngine
 from worker.models import ModelSpec
 
 pytestmark = pytest.mark.vllm
@@ -44,7 +44,7 @@ def test_the_warm_up_says_how_long_each_phase_took(
 def test_nothing_heavy_is_imported_before_the_warm_up() -> None:
     code = (
         "import sys\n"
-        "from tokenyard.settings import WorkerSettings\n"
+        "from tokenyard.protocol.settings import WorkerSettings\n"
         "from worker.engines.loading import make_backend, prepare_environment\n"
         "settings = WorkerSettings(redis_url='redis://nowhere', model='any')\n"
         "prepare_environment(settings)\n"
@@ -64,7 +64,7 @@ def test_a_warm_up_whose_model_does_not_run_is_a_warm_up(
 ) -> None:
     assert isinstance(backend, VllmBackend)
     spec = spec_of("adder", MODELS / "nowhere")
-    monkeypatch.setattr("worker.engines.made_up_model.write_model", lambda _: spec)
+    monkeypatch.setattr("worker.engines.vllm.made_up_model.write_model", lambda _: spec)
 
     backend._run_made_up_model()
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.engines.harness import ask
 from tests.engines.test_vllm_answers import LETTERS, output
-from tokenyard.wire import Assignment
+from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
 from worker.engines.resume import TextStream
-from worker.engines.vllm_answers import Asked, Continued, Diverged, Repeated
-from worker.engines.vllm_branches import Branch, Branches, asked_of
-from worker.engines.vllm_engine import _asked
+from worker.engines.vllm.answers import Asked, Continued, Diverged, Repeated
+from worker.engines.vllm.branches import Branch, Branches, asked_of
+from worker.engines.vllm.engine import _asked
 
 
 def cut(**params: Any) -> Assignment:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.engines.harness import PROMPT, Outcome, ask, greedy, run, without_cache
 from tests.support.vllm_versions import installed_vllm
-from tokenyard.errors import InvalidRequest
-from tokenyard.wire import Assignment, StructuredOutputs
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.wire import Assignment, StructuredOutputs
 from worker.engines import Engine
 
 pytestmark = pytest.mark.vllm

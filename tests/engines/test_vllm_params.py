@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import ask, run
-from tokenyard.wire import SamplingParams, StructuredOutputs
+from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
 from worker.engines import Engine
-from worker.engines.vllm_engine import VllmEngine
-from worker.engines.vllm_environment import engine_environment, set_environment
+from worker.engines.vllm.engine import VllmEngine
+from worker.engines.vllm.environment import engine_environment, set_environment
 
 pytestmark = pytest.mark.vllm
 
@@ -25,7 +25,7 @@ def make(maker: Any, params: SamplingParams, streams: bool = False, **changes: A
 
 
 def test_equal_parameters_are_made_once() -> None:
-    from worker.engines.vllm_params import ParamsMaker
+    from worker.engines.vllm.params import ParamsMaker
 
     maker = ParamsMaker()
     first, second = (SamplingParams(temperature=0.5, max_tokens=3) for _ in range(2))
@@ -47,7 +47,7 @@ def test_equal_parameters_are_made_once() -> None:
 def test_what_is_one_requests_own_is_made_for_it(
     params: SamplingParams, changes: dict[str, Any]
 ) -> None:
-    from worker.engines.vllm_params import ParamsMaker
+    from worker.engines.vllm.params import ParamsMaker
 
     maker = ParamsMaker()
 
@@ -70,7 +70,7 @@ def test_what_is_one_requests_own_is_made_for_it(
 def test_a_request_leaves_shared_parameters_as_they_were(
     vllm_engine: Engine, params: SamplingParams
 ) -> None:
-    from worker.engines.vllm_params import build_params
+    from worker.engines.vllm.params import build_params
 
     assert isinstance(vllm_engine, VllmEngine)
     shared = vllm_engine._params.make(params, False, True, {})

@@ -16,8 +16,8 @@ from tests.gpu.specs import ADDERS
 from tests.support.builders import make_request
 from tests.support.processes import Answer, Program
 from tests.support.waiting import eventually
-from tokenyard.commands import Command
-from tokenyard.wire import Request, SamplingParams, unpack_tokens
+from tokenyard.protocol.commands import Command
+from tokenyard.protocol.wire import Request, SamplingParams, unpack_tokens
 
 PROCESSES = 2
 #: A busy engine that has to go goes after so long.

@@ -23,7 +23,7 @@ from typing import Any
 from tests.engines.llama import VOCABULARY, counted
 from tests.gpu.device import MIB, Device
 from tests.gpu.specs import spec_of
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.loading import make_backend, prepare_environment
 from worker.models import ModelSpec

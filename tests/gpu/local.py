@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from tests.gpu.device import Device
 from tests.gpu.specs import GREEDY
 from tests.support.waiting import eventually
-from tokenyard.errors import WaitTimeout
+from tokenyard.protocol.errors import WaitTimeout
 from worker import EngineHandle, ProcessStatus, WorkerController
 
 SLEEPERS = 2

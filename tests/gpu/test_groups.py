@@ -13,7 +13,7 @@ from tests.gpu.device import Device
 from tests.gpu.local import WARM_S
 from tests.gpu.specs import ADDERS, adder_spec, bounded
 from tests.support.up import tokenyard
-from tokenyard.errors import SettingsError
+from tokenyard.protocol.errors import SettingsError
 from worker import WorkerController
 
 pytestmark = bounded(240)

@@ -10,8 +10,8 @@ from benchmarks.sums import questions
 from tests.gpu.device import Device
 from tests.gpu.local import Local
 from tests.gpu.specs import ADDERS, adder_spec, bounded
-from tokenyard.errors import InvalidRequest, LoadFailed, NoFreeDevice
-from tokenyard.replies import Delta, Result
+from tokenyard.protocol.errors import InvalidRequest, LoadFailed, NoFreeDevice
+from tokenyard.protocol.replies import Delta, Result
 from worker import AdapterSpec, EngineHandle
 from worker.models import ModelSpec
 

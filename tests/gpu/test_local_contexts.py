@@ -14,7 +14,7 @@ from tests.gpu.conftest import Figures
 from tests.gpu.device import MIB, Device, device_files, open_files
 from tests.gpu.local import PROCESSES, Local
 from tests.gpu.specs import bounded
-from worker.fork_server import Server
+from worker.host.fork_server import Server
 
 pytestmark = bounded(330)
 BORN_S = 60.0

@@ -15,7 +15,7 @@ from tests.support.processes import is_gone
 from tests.support.servers import Server
 from tests.support.streams import attempts
 from tests.support.waiting import eventually
-from tokenyard.wire import Request
+from tokenyard.protocol.wire import Request
 
 pytestmark = [bounded(400), pytest.mark.crash]
 

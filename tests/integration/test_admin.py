@@ -8,11 +8,11 @@ import redis
 
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS
-from tokenyard.admin import read_yard
-from tokenyard.keys import Keys
-from tokenyard.posture import ALL, Order, Posture, Postures, model_scope
+from tokenyard.admin.signals import Signals
+from tokenyard.admin.snapshot import read_yard
+from tokenyard.protocol.control import ALL, Order, Posture, Postures, model_scope
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
-from tokenyard.signals import Signals
 
 
 def test_a_yard_without_signals_has_no_postures(connection: redis.Redis, keys: Keys) -> None:

@@ -9,12 +9,12 @@ import redis
 
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.commands import Command
-from tokenyard.connection import open_connection
-from tokenyard.keys import Keys
-from tokenyard.posture import Order, Posture
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Order, Posture
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
-from worker.command_reader import COUNT, CommandReader
+from worker.host.command_reader import COUNT, CommandReader
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
-from tokenyard.address import ClusterNodes
-from tokenyard.connection import open_connection
-from tokenyard.keys import Keys
-from tokenyard.wire import SamplingParams
+from tokenyard.broker.connection import open_connection
+from tokenyard.broker.discovery import ClusterNodes
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import SamplingParams
 
 AWAY_S = 60.0
 

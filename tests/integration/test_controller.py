@@ -16,9 +16,9 @@ from tests.support.builders import make_request
 from tests.support.processes import ROOT, Plant, Program
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
-from tokenyard.settings import WorkerSettings
-from tokenyard.wire import Request, SamplingParams
-from worker.controller import Controller
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.wire import Request, SamplingParams
+from worker.host.controller import Controller
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ class TestStopping:
 FAULTY = """
 import logging, os, threading, time
 from multiprocessing.connection import Connection
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker import process
 
 def run(self):

@@ -18,11 +18,11 @@ from tests.support.lanes import STOP_S, Lanes, requests, running
 from tests.support.processes import Plant
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
-from tokenyard.errors import SettingsError
-from tokenyard.keys import GROUP, INTAKE_CLASSES
-from tokenyard.replies import to_result
-from tokenyard.settings import CoordinatorSettings
-from tokenyard.wire import SamplingParams
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES
+from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.wire import SamplingParams
 
 
 def served(lanes: Lanes, worker: str, count: int = 3) -> bool:

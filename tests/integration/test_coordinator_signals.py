@@ -13,11 +13,11 @@ from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.errors import Code
-from tokenyard.posture import ALL, Order, Signal, model_scope, worker_scope
-from tokenyard.replies import to_result
+from tokenyard.admin.signals import Signals
+from tokenyard.protocol.control import ALL, Order, Signal, model_scope, worker_scope
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import to_result
 from tokenyard.scripts import Cancelled
-from tokenyard.signals import Signals
 
 
 class Yard(Lanes):

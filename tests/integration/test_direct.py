@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-import tokenyard.direct
+import tokenyard.broker.direct
 from tests.support.builders import random_name
 from tests.support.servers import Server
-from tokenyard.connection import open_connection
+from tokenyard.broker.connection import open_connection
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_connection_that_was_just_used_is_used_again(direct: redis.Redis) ->
 def test_over_a_pool_that_is_not_ours_it_is_redis_pys_own_client(broker: Server) -> None:
     # Given a pool as RQ makes one for its scheduler
     pool: Any = redis.ConnectionPool.from_url(broker.url)
-    with tokenyard.direct.DirectRedis(connection_pool=pool) as client:
+    with tokenyard.broker.direct.DirectRedis(connection_pool=pool) as client:
         # I expect commands and scripts to work.
         assert client.ping()
         assert client.register_script("return 1")() == 1
@@ -144,7 +144,7 @@ def test_where_retries_are_allowed_a_broken_connection_is_not_noticed(
 def test_a_connection_that_was_left_alone_is_looked_at_first(
     direct: redis.Redis, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenyard.direct, "FRESH_S", 0.0)
+    monkeypatch.setattr(tokenyard.broker.direct, "FRESH_S", 0.0)
     cut(connection, direct.client_id())
 
     assert direct.ping()

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.dispatcher
+import coordinator.dispatch.dispatcher
 import coordinator.roster
-from coordinator.schedule import ScheduleWriter, first_difference, read_schedule
-from coordinator.shares import WEIGHTS
+from coordinator.dispatch.shares import WEIGHTS
+from coordinator.routing.schedule import ScheduleWriter, first_difference, read_schedule
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.keys import CONSUMER, GROUP, PRIORITY_CLASSES
+from tokenyard.protocol.keys import CONSUMER, GROUP, PRIORITY_CLASSES
 
 #: Places in which each class has its share.
 ROUND = sum(WEIGHTS.values())
@@ -79,7 +79,7 @@ class TestPlaces:
 
     @pytest.fixture(autouse=True)
     def never_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator.dispatcher, "HEAR_EVERY_S", math.inf)
+        monkeypatch.setattr(coordinator.dispatch.dispatcher, "HEAR_EVERY_S", math.inf)
 
     def answer_one(self, lanes: Lanes, worker: str) -> None:
         lanes.push([make_request()])

@@ -28,10 +28,10 @@ from tests.support.servers import Server, free_port
 from tests.support.unwritable import Ailing
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.embedding import Address, wait_started
-from tokenyard.errors import NotStarted, SettingsError, WaitTimeout
-from tokenyard.keys import Keys
-from tokenyard.settings import CoordinatorSettings, WorkerSettings
+from tokenyard.process.embedding import Address, wait_started
+from tokenyard.protocol.errors import NotStarted, SettingsError, WaitTimeout
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("spawn", "forkserver", "fork")
@@ -239,8 +239,8 @@ def test_nobody_need_listen(family: Family, leading: CoordinatorSettings) -> Non
 
 PARENT = """
 import multiprocessing, sys
-from tokenyard.embedding import wait_started
-from tokenyard.settings import CoordinatorSettings
+from tokenyard.process.embedding import wait_started
+from tokenyard.protocol.settings import CoordinatorSettings
 import coordinator
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")

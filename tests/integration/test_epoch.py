@@ -21,10 +21,10 @@ from tests.support.processes import START_S, Answer, Plant
 from tests.support.servers import Server
 from tests.support.streams import check_exact, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.posture import Order, PauseMode, Posture, Trial, model_scope
-from tokenyard.signals import Signals
-from tokenyard.wire import Request, SamplingParams
-from worker.engines.simulated_backend import BROKEN, CORRUPT
+from tokenyard.admin.signals import Signals
+from tokenyard.protocol.control import Order, PauseMode, Posture, Trial, model_scope
+from tokenyard.protocol.wire import Request, SamplingParams
+from worker.engines.simulated.backend import BROKEN, CORRUPT
 
 STEP_S = 0.02
 SIM = model_scope("sim")

@@ -14,10 +14,10 @@ from tests.support.streams import expected, streams
 from tests.support.waiting import eventually
 from tests.support.watched import Keep, Watched
 from tokenyard import Client, Handle
-from tokenyard.connection import open_connection
-from tokenyard.keys import INTAKE_CLASSES
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.keys import INTAKE_CLASSES
+from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.scripts import Submitted
-from tokenyard.wire import Request, SamplingParams
 
 AWAY_S = 60.0
 #: As many as run at once, and as many as wait.

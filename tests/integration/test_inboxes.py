@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from coordinator.counts import Counts
-from coordinator.inboxes import Inboxes
+from coordinator.guests.inboxes import Inboxes
 from tests.support.lanes import Lanes
-from tokenyard.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
+from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
 
 GUESTS = ("ann", "bob")
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 import redis
 
-import coordinator.audit
-import coordinator.intake
-from coordinator.intake import LOOK_AHEAD, Entry, Intake
-from coordinator.waiting import Waiting
-from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
+import coordinator.dispatch.audit
+import coordinator.dispatch.intake
+from coordinator.dispatch.intake import LOOK_AHEAD, Entry, Intake
+from coordinator.routing.queued_request import Waiting
+from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
 BATCH = 8
 
@@ -88,7 +88,7 @@ class TestAhead:
     def test_beyond_the_bound_as_much_of_each_class_as_there_is_room_for(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(coordinator.intake, "LOOK_AHEAD", 3)
+        monkeypatch.setattr(coordinator.dispatch.intake, "LOOK_AHEAD", 3)
         yard.push(10 * BATCH)
         yard.read_all()
         low = yard.push(20, "low")
@@ -178,8 +178,8 @@ class TestCompare:
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given cancelled requests here and there, and whole pages of them
-        monkeypatch.setattr(coordinator.intake, "PAGE", 3)
-        monkeypatch.setattr(coordinator.audit, "PAGE", 3)
+        monkeypatch.setattr(coordinator.dispatch.intake, "PAGE", 3)
+        monkeypatch.setattr(coordinator.dispatch.audit, "PAGE", 3)
         ids, low = yard.push(25), yard.push(2, "low")
         yard.read_all()
         gone = [ids[0], *ids[7:16], ids[24]]
@@ -222,7 +222,7 @@ class TestCompare:
         yard.read_all()
         yard.leave(ids[:1])
         yard.intake.compare()
-        monkeypatch.setattr(coordinator.audit, "REST", 1e9)
+        monkeypatch.setattr(coordinator.dispatch.audit, "REST", 1e9)
         for waiting in yard.intake.gone():
             yard.intake.held.remove(waiting)
 

@@ -11,10 +11,10 @@ import redis
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import Scripts
-from tokenyard.wire import Assignment
-from worker.reader import LaneReader
+from worker.process.reader import LaneReader
 
 
 @pytest.fixture

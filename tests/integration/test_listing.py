@@ -11,15 +11,15 @@ from redis.exceptions import NoPermissionError
 
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.errors import Code
-from tokenyard.keys import Keys
-from tokenyard.listing import STATES, Listing, Query, list_requests
-from tokenyard.owners import Owners, find_owners
-from tokenyard.posture import Order
-from tokenyard.replies import Provenance, Usage, json_text, refusal
+from tokenyard.admin.owners import Owners, find_owners
+from tokenyard.admin.requests import STATES, Listing, Query, list_requests
+from tokenyard.admin.signals import Signals
+from tokenyard.protocol.control import Order
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Provenance, Usage, json_text, refusal
+from tokenyard.protocol.wire import Request, request_fields
 from tokenyard.scripts import Publication, Scripts
-from tokenyard.signals import Signals
-from tokenyard.wire import Request, request_fields
 
 IN_FLIGHT = frozenset({"waiting", "assigned"})
 #: Commands of a look at twenty requests, however many there are: the yard's view, a page of each

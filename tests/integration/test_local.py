@@ -17,7 +17,7 @@ import pytest
 
 from tests.docs.pages import first_names, page, section
 from tests.support.waiting import eventually
-from tokenyard.errors import (
+from tokenyard.protocol.errors import (
     EngineLost,
     InvalidRequest,
     LoadFailed,
@@ -25,12 +25,12 @@ from tokenyard.errors import (
     SettingsError,
     WaitTimeout,
 )
-from tokenyard.replies import Delta, Result
+from tokenyard.protocol.replies import Delta, Result
 from worker import AdapterSpec, EngineHandle, ModelSpec, ProcessStatus, WorkerController
 from worker.engines import Unsupported
 from worker.engines.crash_points import POISON
-from worker.engines.simulated_backend import BROKEN, CLINGING, LEAKY
-from worker.leak import LOOKS
+from worker.engines.simulated.backend import BROKEN, CLINGING, LEAKY
+from worker.host.leak import LOOKS
 
 ROOT = Path(__file__).parents[2]
 SIM = ModelSpec("sim", "nowhere")

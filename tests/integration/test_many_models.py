@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
+import coordinator.recovery.sweeper
 import coordinator.roster
-import coordinator.sweeper
 from coordinator.coordinator import Coordinator
-from coordinator.intake import Entry
-from coordinator.refusals import refuse
-from coordinator.shares import WEIGHTS
+from coordinator.dispatch.intake import Entry
+from coordinator.dispatch.refusals import refuse
+from coordinator.dispatch.shares import WEIGHTS
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.errors import Code
-from tokenyard.replies import to_result
-from tokenyard.wire import Request
-from tokenyard.worker_info import HostInfo, ModelInfo, encode_host
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.wire import Request
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host
 
 #: Places in which each class has its share.
 ROUND = sum(WEIGHTS.values())
@@ -371,7 +371,7 @@ class TestDeadlines:
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given ten requests that become late while they are held, and no sweeper
-        monkeypatch.setattr(coordinator.sweeper, "EVERY_S", 1e9)
+        monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 1e9)
         yard.host("a", "b")
         leading = yard.leader(max_batch=4)
         deadline_ms = int(time.time() * 1000) + 300

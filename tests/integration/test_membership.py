@@ -11,10 +11,17 @@ import redis
 from tests.support.builders import make_worker_info
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.worker_info import (
+    HostInfo,
+    ModelInfo,
+    Tally,
+    WorkerInfo,
+    decode_host,
+    decode_worker,
+)
 from tokenyard.scripts import Scripts
-from tokenyard.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo, decode_host, decode_worker
-from worker.membership import Membership
+from worker.host.membership import Membership
 
 HOST = HostInfo(name="host", models=[ModelInfo(name="adder")])
 

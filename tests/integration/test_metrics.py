@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import coordinator.metrics
-import worker.metrics
+import worker.host.metrics
 from coordinator.counts import Counts as LeaderCounts
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
@@ -23,14 +23,14 @@ from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.batch import run_batch
-from tokenyard.errors import QueueFull, SettingsError
-from tokenyard.health import Health
-from tokenyard.metrics import BUCKETS_S, Endpoint, Metric
-from tokenyard.wire import SamplingParams
+from tokenyard.protocol.errors import QueueFull, SettingsError
+from tokenyard.protocol.wire import SamplingParams
+from tokenyard.telemetry.health import Health
+from tokenyard.telemetry.metrics import BUCKETS_S, Endpoint, Metric
 from worker.counts import Counts
 from worker.engines.crash_points import FAULTY
+from worker.host.metrics import EngineMetrics
 from worker.messages import EngineStats, Measured
-from worker.metrics import EngineMetrics
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -379,7 +379,7 @@ def rows(heading: str) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     ("heading", "metrics"),
-    [("Coordinator", coordinator.metrics.METRICS), ("Controller", worker.metrics.METRICS)],
+    [("Coordinator", coordinator.metrics.METRICS), ("Controller", worker.host.metrics.METRICS)],
 )
 def test_the_page_has_all_of_them(heading: str, metrics: tuple[Metric, ...]) -> None:
     assert rows(heading) == {
@@ -393,7 +393,7 @@ def test_what_is_shown_is_what_the_code_declares(plant: Watched) -> None:
     ports = plant.lead(), plant.serve()
     plant.wait_for_leader()
     plant.wait_for_workers(1)
-    for port, metrics in zip(ports, (coordinator.metrics.METRICS, worker.metrics.METRICS),
+    for port, metrics in zip(ports, (coordinator.metrics.METRICS, worker.host.metrics.METRICS),
                              strict=True):  # fmt: skip
         families = list(text_string_to_metric_families(text_of(port)))
         shown = {

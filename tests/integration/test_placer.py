@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import placer
-from coordinator.demand import Demand
-from coordinator.dispatcher import Deposed
-from coordinator.placer import Placer
+from coordinator.dispatch.demand import Demand
+from coordinator.dispatch.dispatcher import Deposed
+from coordinator.placement import placer
+from coordinator.placement.placer import Placer
 from coordinator.roster import Roster
-from coordinator.schedule import ScheduleWriter, read_placings
+from coordinator.routing.schedule import ScheduleWriter, read_placings
 from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.waiting import eventually
-from tokenyard.errors import Code
-from tokenyard.replies import to_result
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import to_result
 
 
 class Queue:

@@ -14,8 +14,8 @@ import redis
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.connection import open_async_connection, open_connection, translated
-from tokenyard.errors import BrokerUnavailable, SettingsError
+from tokenyard.broker.connection import open_async_connection, open_connection, translated
+from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 BOUND, CALLERS, WAIT_S = 5, 20, 60
 

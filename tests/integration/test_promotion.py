@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.promotion import Promotion
+from coordinator.failover import Promotion
 from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server

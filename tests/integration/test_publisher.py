@@ -13,14 +13,14 @@ from tests.support.builders import make_request, worker_json
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.errors import Code
-from tokenyard.keys import Keys
-from tokenyard.replies import Choice, to_result
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Choice, to_result
+from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.scripts import Published, Scripts
-from tokenyard.wire import Assignment, Request, pack_tokens, unpack_tokens
 from worker.engines import EngineInfo, Faulted, Finished, TokenDelta
-from worker.outcomes import Run
-from worker.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
+from worker.process.outcomes import Run
+from worker.process.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
 
 INFO = EngineInfo("simulated", "1", "sim", "", max_model_len=100, vocab_size=100, slots=4)
 

@@ -8,24 +8,24 @@ import time
 import pytest
 import redis
 
-import coordinator.reconciler
-from coordinator.reconciler import Reconciler
+import coordinator.recovery.reconciler
+from coordinator.recovery.reconciler import Reconciler
 from tests.support.builders import make_delta, make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard import Client, RequestFailed
-from tokenyard.keys import INTAKE_CLASSES, Keys
-from tokenyard.reconciliation import LAST, LAST_FOUND, parse_pass
-from tokenyard.replies import to_result
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, parse_pass
+from tokenyard.protocol.replies import to_result
 from tokenyard.scripts import Publication, Published, Scripts
 
 
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds without a pause, so that a test need not wait for a whole pass at leisure."""
-    monkeypatch.setattr(coordinator.reconciler, "EVERY_S", 0.02)
+    monkeypatch.setattr(coordinator.recovery.reconciler, "EVERY_S", 0.02)
 
 
 def code(lanes: Lanes, request_id: str) -> str:
@@ -159,7 +159,7 @@ class TestRounds:
     def test_goes_on_at_once_until_all_that_was_found_is_ended(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(coordinator.reconciler, "MOST_ENDED", 10)
+        monkeypatch.setattr(coordinator.recovery.reconciler, "MOST_ENDED", 10)
         for request in requests(35):
             yard.submit(request)
         yard.connection.delete(yard.keys.intake("normal"))

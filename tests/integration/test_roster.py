@@ -8,8 +8,7 @@ import redis
 import coordinator.roster
 from coordinator.roster import Roster
 from tests.support.builders import worker_json
-from tokenyard.keys import Keys
-from tokenyard.posture import (
+from tokenyard.protocol.control import (
     ALL,
     Conduct,
     Order,
@@ -17,8 +16,9 @@ from tokenyard.posture import (
     model_scope,
     worker_scope,
 )
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo, encode_host
 from tokenyard.scripts import Scripts
-from tokenyard.worker_info import WORKER_STATES, HostInfo, ModelInfo, encode_host
 
 LONG_MS = 600_000
 

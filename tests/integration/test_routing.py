@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.affinity import NEAR_REQUESTS
+from coordinator.routing.affinity import NEAR_REQUESTS
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.waiting import eventually
-from tokenyard.timeline import read_timeline
-from tokenyard.wire import Request, SamplingParams
+from tokenyard.admin.timeline import read_timeline
+from tokenyard.protocol.wire import Request, SamplingParams
 
 LONG = SamplingParams(max_tokens=5_000)
 SHORT = SamplingParams(max_tokens=10)

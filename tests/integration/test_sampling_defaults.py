@@ -7,10 +7,10 @@ import redis
 from tests.support.builders import make_request
 from tests.support.servers import Server
 from tests.support.yard import Yard
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Assignment, SamplingParams
 from tokenyard.scripts import Scripts
-from tokenyard.wire import Assignment, SamplingParams
-from worker.reader import LaneReader
+from worker.process.reader import LaneReader
 
 
 def test_a_model_says_what_a_request_leaves_out(

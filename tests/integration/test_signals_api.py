@@ -17,10 +17,9 @@ import redis
 from tests.support.builders import make_worker_info
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS
-from tokenyard.commands import Acknowledgement, Command, parse_command
-from tokenyard.errors import BrokerUnavailable
-from tokenyard.keys import Keys
-from tokenyard.posture import (
+from tokenyard.admin.signals import Given, Holdout, Signals
+from tokenyard.protocol.commands import Acknowledgement, Command, parse_command
+from tokenyard.protocol.control import (
     ALL,
     SIGNALS,
     Invalid,
@@ -31,9 +30,10 @@ from tokenyard.posture import (
     parse_order,
     worker_scope,
 )
+from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, encode_worker
 from tokenyard.scripts import Renewed, Scripts
-from tokenyard.signals import Given, Holdout, Signals
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, encode_worker
 
 ADDER = model_scope("adder")
 PAUSE = Order(signal="PAUSE")

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-import coordinator.sweeper
+import coordinator.recovery.sweeper
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.waiting import eventually
-from tokenyard.replies import to_result
-from tokenyard.wire import Request, pack_tokens
+from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.wire import Request, pack_tokens
 
 
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round looks at ten entries of each class and acts on four."""
-    monkeypatch.setattr(coordinator.sweeper, "MOST_LOOKED_AT", 10)
-    monkeypatch.setattr(coordinator.sweeper, "MOST_ACTED_ON", 4)
-    monkeypatch.setattr(coordinator.sweeper, "EVERY_S", 0.05)
+    monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_ACTED_ON", 4)
+    monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 0.05)
 
 
 def code(lanes: Lanes, request_id: str) -> tuple[str, str]:

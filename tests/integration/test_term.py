@@ -14,15 +14,15 @@ from tests.support.office import INFO, StubEngine, finished
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
-from tokenyard.keys import Keys
-from tokenyard.replies import to_result
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Scripts
-from tokenyard.settings import WorkerSettings
 from worker.engines import TokenDelta
-from worker.loop import Delivery, EngineLoop, Item, LeaseLost, Stale
 from worker.models import ModelSpec
-from worker.outcomes import Run
-from worker.term import YardTerm, YardTerms
+from worker.process.lane_session import YardTerm, YardTerms
+from worker.process.loop import Delivery, EngineLoop, Item, LeaseLost, Stale
+from worker.process.outcomes import Run
 
 SPEC = ModelSpec(name="sim", path="models/sim", sampling={"temperature": 0.5})
 
@@ -129,7 +129,7 @@ def test_the_servers_clock(
 
     # Given a clock of ours that is an hour slow
     actual = time.time
-    monkeypatch.setattr("worker.term.time.time", lambda: actual() - 3600)
+    monkeypatch.setattr("worker.process.lane_session.time.time", lambda: actual() - 3600)
 
     slow = Post(post.yard, broker.url)
 

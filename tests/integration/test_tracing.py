@@ -18,10 +18,10 @@ from tests.support.otlp import Receiver, receiver
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tokenyard import Client
-from tokenyard.errors import SettingsError
-from tokenyard.parse import unfold
-from tokenyard.tracing import Tracer, carrier_of
-from tokenyard.wire import Request, SamplingParams
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.parse import unfold
+from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.telemetry.tracing import Tracer, carrier_of
 
 #: Asks as a program does that has set OpenTelemetry up, inside a span of its own.
 ASKER = """
@@ -230,7 +230,7 @@ def test_a_place_that_is_away_keeps_nobody(plant: Plant) -> None:
 def test_without_the_extra_it_is_said_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tokenyard.tracing._is_installed", lambda: False)
+    monkeypatch.setattr("tokenyard.telemetry.tracing._is_installed", lambda: False)
     with pytest.raises(SettingsError, match=r"otlp_endpoint: .*tokenyard\[tracing\]"):
         Tracer("", "", "http://127.0.0.1:9").start()
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator import wishes
-from coordinator.wishes import Wishes
+from coordinator.guests import cancels as wishes
+from coordinator.guests.cancels import Wishes
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.keys import GROUP
-from tokenyard.posture import ALL, Order
+from tokenyard.admin.signals import Signals
+from tokenyard.protocol.control import ALL, Order
+from tokenyard.protocol.keys import GROUP
 from tokenyard.scripts import Cancelled, wish
-from tokenyard.signals import Signals
 
 
 class Yard(Lanes):

@@ -17,7 +17,8 @@ from tests.support.processes import START_S, Plant
 from tests.support.servers import Server
 from tests.support.streams import attempts, check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.posture import (
+from tokenyard.admin.signals import Given, Signals
+from tokenyard.protocol.control import (
     ALL,
     PAUSE_MODES,
     Order,
@@ -28,10 +29,9 @@ from tokenyard.posture import (
     model_scope,
     worker_scope,
 )
+from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Dispatched, Move
-from tokenyard.signals import Given, Signals
-from tokenyard.wire import Request
-from worker.engines.simulated_backend import BROKEN
+from worker.engines.simulated.backend import BROKEN
 
 ADDER = model_scope("adder")
 

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from tests.support.yard import Yard
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tests.support.yard import Yard
-from tokenyard.keys import INTAKE_CLASSES
-from tokenyard.parse import unfold
-from tokenyard.replies import Reply, decode_replies
+from tokenyard.protocol.keys import INTAKE_CLASSES
+from tokenyard.protocol.parse import unfold
+from tokenyard.protocol.replies import Reply, decode_replies
+from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import Why, destination
-from tokenyard.wire import Assignment, Request
 
 Name = tuple[str, str]  # of a request: client and id
 #: What only the system counts, and what a retry carries of it.

@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tests.support.yard import Waiting, Yard, requests
-from tokenyard.errors import Code
-from tokenyard.keys import PRIORITY_CLASSES
-from tokenyard.replies import refusal
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Publication, Submitted
-from tokenyard.wire import Request
 
 FAR_MS = 9_999_999_999_999
 

@@ -6,11 +6,11 @@ import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Waiting, Yard
-from tokenyard.errors import Code
-from tokenyard.keys import IntakeClass
-from tokenyard.replies import refusal
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.wire import Refused, pack_tokens, request_fields
 from tokenyard.scripts import Answered, Publication
-from tokenyard.wire import Refused, pack_tokens, request_fields
 
 
 def answer(yard: Yard, waiting: Waiting, code: Code = Code.INVALID_REQUEST, **fields) -> Answered:

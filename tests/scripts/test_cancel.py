@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
-from tokenyard.errors import Code
-from tokenyard.replies import Reply
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Request, pack_tokens, request_fields
 from tokenyard.scripts import (
     Call,
     Cancelled,
@@ -20,7 +21,6 @@ from tokenyard.scripts import (
     Submitted,
     cancel,
 )
-from tokenyard.wire import Request, pack_tokens, request_fields
 
 KINDS = [make_request, framed]
 REASON = "changed my mind"

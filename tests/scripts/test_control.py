@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.yard import Yard
-from tokenyard.commands import (
+from tokenyard.protocol.commands import (
     Acknowledgement,
     Command,
     decode_acknowledgement,

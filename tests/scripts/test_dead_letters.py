@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import framed, make_request
 from tests.support.yard import Waiting, Yard
-from tokenyard.dead_letters import (
+from tokenyard.admin.dead_letters import (
     DeadLetter,
     all_letters,
     dead_letters,
@@ -14,10 +14,10 @@ from tokenyard.dead_letters import (
     find_letter,
     requeue_letter,
 )
-from tokenyard.errors import Code
-from tokenyard.replies import refusal
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered
-from tokenyard.wire import Request
 
 
 def kill(yard: Yard, request: Request, *, priority_class: str = "normal") -> DeadLetter:
@@ -60,7 +60,7 @@ def test_what_names_nobody_is_shown_whatever_it_holds(yard: Yard) -> None:
 def test_the_newest_come_first_and_all_come_in_pages(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenyard.dead_letters._PAGE", 2)
+    monkeypatch.setattr("tokenyard.admin.dead_letters._PAGE", 2)
     names = [kill(yard, make_request(f"q{number}")).letter for number in range(5)]
 
     assert [each.letter for each in dead_letters(yard.connection, yard.keys, 2)] == names[:2:-1]

@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Waiting, Yard, requests
-from tokenyard.digest import request_digest
-from tokenyard.errors import Code
-from tokenyard.keys import GROUP
-from tokenyard.parse import parse_request
-from tokenyard.replies import refusal
+from tokenyard.protocol.digest import request_digest
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import GROUP
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.wire import MAX_FIELDS, Request, request_fields
 from tokenyard.scripts import Dispatched, Publication
-from tokenyard.wire import MAX_FIELDS, Request, request_fields
 
 HIGHEST = "18446744073709551615-18446744073709551615"
 

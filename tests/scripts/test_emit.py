@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
-from tokenyard.replies import Reply
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.scripts import Publication, Published
-from tokenyard.wire import Assignment, Request, pack_tokens, unpack_tokens
 
 KINDS = [make_request, framed]
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
+from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import Publication, Published
-from tokenyard.wire import Assignment, Request
 
 KINDS = [make_request, framed]
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
+from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import HandedBack, Publication, Published
-from tokenyard.wire import pack_tokens
 
 
 def test_request_waits_again_with_its_tokens_its_faults_and_a_pause(yard: Yard) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.builders import make_delta, make_request
 from tests.support.yard import Yard
+from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import Publication
-from tokenyard.wire import pack_tokens
 
 HISTORY = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone")
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.hearings import Hearings
+from coordinator.recovery.hearings import Hearings
 from coordinator.roster import Roster
-from coordinator.suspicion import Patience
+from coordinator.routing.suspicion import Patience
 from tests.support.builders import make_request
 from tests.support.yard import Waiting, Yard
-from tokenyard.errors import Code
-from tokenyard.replies import refusal
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered, Dispatched, HandedBack
-from tokenyard.wire import Request
 
 #: What is no count.
 ODD = ["many", "-5", "1e308", "nan", "9" * 40, "9" * 9, "1.5", b"\xff", ""]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.yard import Yard
-from tokenyard.replies import Reply, decode_replies
+from tokenyard.protocol.replies import Reply, decode_replies
+from tokenyard.protocol.wire import MAX_FIELDS
 from tokenyard.scripts import Haul, Notice
 from tokenyard.scripts.inboxes import MORE_FIELDS
-from tokenyard.wire import MAX_FIELDS
 
 HIGHEST = "18446744073709551615-18446744073709551615"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from tests.support.waiting import eventually
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 LONG_MS = 60_000

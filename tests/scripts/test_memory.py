@@ -7,8 +7,8 @@ import redis
 
 from tests.support.builders import framed, make_delta, make_request, make_result, worker_json
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.errors import Code
-from tokenyard.replies import refusal
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import refusal
 from tokenyard.scripts import Answered, Cancelled, HandedBack, Publication, Published, Renewed
 
 

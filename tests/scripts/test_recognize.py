@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.builders import make_delta, worker_json
 from tests.support.yard import LONG_MS, Yard
+from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import Publication, Published, Renewed
-from tokenyard.wire import pack_tokens
 
 NOT_LEADER = -1
 

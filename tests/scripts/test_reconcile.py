@@ -7,7 +7,8 @@ import pytest
 from tests.scripts.test_spoilt import SPOILT
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Waiting, Yard, requests
-from tokenyard.replies import decode_replies, to_result
+from tokenyard.protocol.replies import decode_replies, to_result
+from tokenyard.protocol.wire import Request, pack_tokens
 from tokenyard.scripts import (
     Astray,
     Cancelled,
@@ -17,7 +18,6 @@ from tokenyard.scripts import (
     Reconciled,
     Submitted,
 )
-from tokenyard.wire import Request, pack_tokens
 
 
 def astray(yard: Yard) -> list[Astray]:

@@ -6,12 +6,12 @@ import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
-from tokenyard.digest import request_digest
-from tokenyard.errors import Code, reused
-from tokenyard.parse import parse_request
-from tokenyard.replies import refusal
+from tokenyard.protocol.digest import request_digest
+from tokenyard.protocol.errors import Code, reused
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.wire import Assignment, Request, pack_tokens
 from tokenyard.scripts import Publication, Published, requeue
-from tokenyard.wire import Assignment, Request, pack_tokens
 
 
 def die(yard: Yard, request: Request) -> Assignment:

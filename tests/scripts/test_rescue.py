@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
+from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
     RESCUE_HELD,
     RESCUE_NOT_LEADER,
     Publication,
     Published,
 )
-from tokenyard.wire import Assignment, pack_tokens
 
 
 def held(assignment: Assignment) -> tuple[str, str, str]:

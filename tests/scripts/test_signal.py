@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.support.yard import Yard
-from tokenyard.posture import (
+from tokenyard.protocol.control import (
     ALL,
     CHANGED,
     Order,

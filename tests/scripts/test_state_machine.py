@@ -28,11 +28,19 @@ from tests.scripts.model import HISTORY, Known, Life, Name, OnLane, Snapshot
 from tests.support.builders import make_delta, make_request, make_result, random_name
 from tests.support.servers import Server
 from tests.support.yard import Waiting, Yard
-from tokenyard.digest import request_digest
-from tokenyard.errors import Code
-from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
-from tokenyard.parse import parse_request
-from tokenyard.replies import TERMINAL, decode_reply, refusal
+from tokenyard.protocol.digest import request_digest
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.replies import TERMINAL, decode_reply, refusal
+from tokenyard.protocol.wire import (
+    Assignment,
+    Request,
+    pack_tokens,
+    prompt_value,
+    request_fields,
+    unpack_tokens,
+)
 from tokenyard.scripts import (
     RESCUE_HELD,
     RESCUE_NOT_LEADER,
@@ -53,14 +61,6 @@ from tokenyard.scripts import (
     cancel,
     requeue,
     waits_at,
-)
-from tokenyard.wire import (
-    Assignment,
-    Request,
-    pack_tokens,
-    prompt_value,
-    request_fields,
-    unpack_tokens,
 )
 
 LANE_LIMIT = 3

@@ -11,10 +11,10 @@ import redis
 
 from tests.support.builders import make_request, make_result
 from tests.support.yard import Yard, requests
-from tokenyard.digest import request_digest
-from tokenyard.parse import parse_request
+from tokenyard.protocol.digest import request_digest
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.wire import SamplingParams, pack_tokens
 from tokenyard.scripts import Publication, Submitted, submit
-from tokenyard.wire import SamplingParams, pack_tokens
 
 
 def test_new_request_waits_under_its_server_id(yard: Yard) -> None:

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from tests.support.yard import Yard
-from tokenyard.keys import GROUP, INTAKE_CLASSES, Keys
+from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
 
 LONG_MS = 60_000

@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result, worker_json
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.errors import Code, UnknownRequest
-from tokenyard.posture import Order
-from tokenyard.replies import Provenance, json_text, refusal
+from tokenyard.admin.signals import Signals
+from tokenyard.admin.timeline import Timeline, read_timeline
+from tokenyard.protocol.control import Order
+from tokenyard.protocol.errors import Code, UnknownRequest
+from tokenyard.protocol.replies import Provenance, json_text, refusal
+from tokenyard.protocol.wire import Request, request_fields
 from tokenyard.scripts import Move, Publication
-from tokenyard.signals import Signals
-from tokenyard.timeline import Timeline, read_timeline
-from tokenyard.wire import Request, request_fields
 
 NAME = "q"
 

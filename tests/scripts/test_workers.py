@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, Yard
+from tokenyard.protocol.worker_info import Tally
 from tokenyard.scripts import RETIRE_UNKNOWN, Dispatched, Renewed
-from tokenyard.worker_info import Tally
 
 
 def lease(yard: Yard, worker: str) -> float | None:

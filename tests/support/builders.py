@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from tokenyard.replies import Reply, Status
-from tokenyard.wire import Assignment, Request, pack_tokens
-from tokenyard.worker_info import WorkerInfo, encode_worker
+from tokenyard.protocol.replies import Reply, Status
+from tokenyard.protocol.wire import Assignment, Request, pack_tokens
+from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
 
 
 def random_name(prefix: str) -> str:

@@ -10,9 +10,9 @@ import psutil
 
 from tests.support.processes import START_S, Plant, Program
 from tests.support.waiting import eventually
-from tokenyard.commands import Acknowledgement, Command, Verb, decode_acknowledgement
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState, decode_host
-from worker.engines.simulated_backend import BROKEN
+from tokenyard.protocol.commands import Acknowledgement, Command, Verb, decode_acknowledgement
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState, decode_host
+from worker.engines.simulated.backend import BROKEN
 
 #: What every host here may load.
 MODELS = f"""

@@ -16,14 +16,14 @@ import redis
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.waiting import eventually
-from tokenyard.commands import Command, parse_command
-from tokenyard.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
-from tokenyard.parse import parse_assignment
-from tokenyard.replies import Reply, decode_replies, decode_reply
+from tokenyard.protocol.commands import Command, parse_command
+from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.parse import parse_assignment
+from tokenyard.protocol.replies import Reply, decode_replies, decode_reply
+from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.wire import Assignment, Request, request_fields
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 from tokenyard.scripts import Publication, Published, Scripts
-from tokenyard.settings import CoordinatorSettings
-from tokenyard.wire import Assignment, Request, request_fields
-from tokenyard.worker_info import HostInfo, ModelInfo
 
 LONG_MS = 600_000
 STOP_S = 10.0

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.builders import make_worker_info
-from tokenyard.admin import LeaderView, WorkerView, YardView
-from tokenyard.keys import INTAKE_CLASSES
-from tokenyard.look import Look
-from tokenyard.worker_info import Tally
+from tokenyard.admin.history import Look
+from tokenyard.admin.snapshot import LeaderView, WorkerView, YardView
+from tokenyard.protocol.keys import INTAKE_CLASSES
+from tokenyard.protocol.worker_info import Tally
 
 
 def make_view_worker(

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.builders import make_assignment
-from tokenyard.errors import InvalidRequest
-from tokenyard.replies import Choice
-from tokenyard.wire import Assignment
-from worker.ended import Ended
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
-from worker.loop import Delivery, EngineLoop
 from worker.messages import Profile, Reset, Serve, Sleep, ToController, Wake
-from worker.outcomes import Outcome, Run
+from worker.process.ended import Ended
+from worker.process.loop import Delivery, EngineLoop
+from worker.process.outcomes import Outcome, Run
 
 INFO = EngineInfo(
     "simulated", "1", "sim", "", max_model_len=100, vocab_size=100, slots=4, adapters=("lora",)

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-import worker.pooled
+import worker.host.process_handle
+from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
-from tokenyard.settings import WorkerSettings
-from worker.allocation import Goal
-from worker.diagnosis import Death
 from worker.engines import EngineInfo, Memory
+from worker.host.allocation import Goal
+from worker.host.diagnosis import Death
+from worker.host.pool import Pool
+from worker.host.process_handle import Pooled, State
 from worker.messages import Attach, Load, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
-from worker.pool import Pool
-from worker.pooled import Pooled, State
-from worker.process import Birth
+from worker.process.main import Birth
 
 MEMORY = Memory(host=1000)
 
@@ -176,8 +176,8 @@ def theatre(monkeypatch: pytest.MonkeyPatch, **values: Any) -> Iterator[Theatre]
         Pipe = staticmethod(multiprocessing.Pipe)
         Process = PlayedProcess
 
-    monkeypatch.setattr(worker.pooled, "_server", PlayedServer)
-    monkeypatch.setattr("worker.pool.preload", lambda modules: None)
+    monkeypatch.setattr(worker.host.process_handle, "_server", PlayedServer)
+    monkeypatch.setattr("worker.host.pool.preload", lambda modules: None)
     monkeypatch.setattr("random.random", lambda: 1.0)  # pauses without jitter
     played = Theatre(**values)
     try:

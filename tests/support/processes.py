@@ -22,8 +22,8 @@ import redis
 
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
-from tokenyard.keys import GROUP, Keys, PriorityClass
-from tokenyard.replies import (
+from tokenyard.protocol.keys import GROUP, Keys, PriorityClass
+from tokenyard.protocol.replies import (
     Delta,
     Reply,
     Result,
@@ -32,10 +32,10 @@ from tokenyard.replies import (
     to_delta,
     to_result,
 )
+from tokenyard.protocol.streams import position
+from tokenyard.protocol.wire import Request, SamplingParams, request_fields
+from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 from tokenyard.scripts import Scripts
-from tokenyard.streams import position
-from tokenyard.wire import Request, SamplingParams, request_fields
-from tokenyard.worker_info import WorkerInfo, decode_worker
 
 ROOT = Path(__file__).parents[2]
 START_S = 30.0

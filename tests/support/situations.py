@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.demand import Demand
-from coordinator.devices import Worker
-from coordinator.placement import Order, Placement, Situation, place
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo
+from coordinator.dispatch.demand import Demand
+from coordinator.placement.decide import Order, Placement, Situation, place
+from coordinator.placement.devices import Worker
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo
 
 NOW_MS = 1_000_000_000.0
 WAIT_S = 30.0

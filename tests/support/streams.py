@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from tests.support.builders import make_assignment, make_request
 from tests.support.processes import Answer, Plant
 from tests.support.waiting import eventually
-from tokenyard.wire import Request, SamplingParams
+from tokenyard.protocol.wire import Request, SamplingParams
 from worker.engines import Finished
-from worker.engines.simulated import SimulatedEngine
+from worker.engines.simulated.engine import SimulatedEngine
 
 
 def streams(count: int, max_tokens: int = 60, **fields: object) -> list[Request]:

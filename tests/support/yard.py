@@ -10,12 +10,19 @@ import msgspec
 import redis
 
 from tests.support.builders import make_request, random_name, worker_json
-from tokenyard.digest import request_digest
-from tokenyard.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys, PriorityClass
-from tokenyard.parse import parse_assignment
-from tokenyard.replies import Reply, decode_replies, decode_reply
+from tokenyard.protocol.digest import request_digest
+from tokenyard.protocol.keys import (
+    CONSUMER,
+    GROUP,
+    INTAKE_CLASSES,
+    IntakeClass,
+    Keys,
+    PriorityClass,
+)
+from tokenyard.protocol.parse import parse_assignment
+from tokenyard.protocol.replies import Reply, decode_replies, decode_reply
+from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import Dispatched, Move, Scripts, Submitted, destination, waits_at
-from tokenyard.wire import Assignment, Request
 
 LONG_MS = 600_000
 

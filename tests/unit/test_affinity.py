@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.affinity import (
+from coordinator.routing.affinity import (
     LEAST_MATCH,
     LOPSIDED_REQUESTS,
     NEAR_REQUESTS,
@@ -18,7 +18,7 @@ from coordinator.affinity import (
     megatron,
     prefix_affinity,
 )
-from coordinator.policies import Lane, Pick, least_loaded
+from coordinator.routing.policies import Lane, Pick, least_loaded
 from tests.unit.test_policies import any_lanes, lane
 
 AFFINE = [prefix_affinity, megatron]

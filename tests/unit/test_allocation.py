@@ -7,8 +7,9 @@ from collections.abc import Collection
 
 import pytest
 
-from tokenyard.settings import WorkerSettings
-from worker.allocation import (
+from tokenyard.protocol.settings import WorkerSettings
+from worker.engines import Group, Memory
+from worker.host.allocation import (
     GiveWay,
     Goal,
     Release,
@@ -18,10 +19,9 @@ from worker.allocation import (
     TakeUp,
     next_steps,
 )
-from worker.engines import Group, Memory
-from worker.leak import LOOKS, Look, Verdict
+from worker.host.leak import LOOKS, Look, Verdict
+from worker.host.process_handle import Pooled, State
 from worker.models import ModelSpec
-from worker.pooled import Pooled, State
 
 A = ModelSpec(name="a", path="models/a")
 B = ModelSpec(name="b", path="models/b")

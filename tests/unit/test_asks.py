@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.asks import Attending, Cancelling, Submission, Unreadable, read_ask
-from tokenyard.keys import Keys
-from tokenyard.parse import parse_request
+from coordinator.guests.asks import Attending, Cancelling, Submission, Unreadable, read_ask
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.wire import COMMON_FIELDS, Request, SamplingParams, mould_of, request_fields
 from tokenyard.scripts import submit
-from tokenyard.wire import COMMON_FIELDS, Request, SamplingParams, mould_of, request_fields
 
 MOST_TTL_S = 3600
 names = st.sampled_from(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_result
-from tokenyard.attendance import RENEW_EVERY_S, Attendance
-from tokenyard.errors import UnknownRequest, WaitTimeout
-from tokenyard.exchange import Exchange
+from tokenyard.client.lease import RENEW_EVERY_S, Attendance
+from tokenyard.client.pending import Exchange
+from tokenyard.protocol.errors import UnknownRequest, WaitTimeout
 
 
 def attended(*names: str, now: float = 0.0) -> tuple[Attendance, list[Exchange]]:
@@ -67,7 +67,7 @@ def test_what_nobody_waits_for_any_more_has_not_ended() -> None:
 def test_many_that_have_ended_are_told_before_the_lease_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tokenyard.attendance.MANY_ENDED", 2)
+    monkeypatch.setattr("tokenyard.client.lease.MANY_ENDED", 2)
     attendance, exchanges = attended("a", "b", "c")
     for exchange in exchanges[:2]:
         assert not attendance.is_due(0.0)

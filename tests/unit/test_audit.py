@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coordinator.audit
-from coordinator.audit import Audit
+import coordinator.dispatch.audit
+from coordinator.dispatch.audit import Audit
 
 PAGE = 3
 
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator.audit, "PAGE", PAGE)
+    monkeypatch.setattr(coordinator.dispatch.audit, "PAGE", PAGE)
 
 
 def entry(at: int) -> str:

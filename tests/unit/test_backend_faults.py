@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from worker.engines import DeviceLost, Group, vllm_backend
-from worker.engines.vllm_backend import VllmBackend
+from worker.engines import DeviceLost, Group
+from worker.engines.vllm import backend as vllm_backend
+from worker.engines.vllm.backend import VllmBackend
 from worker.models import ModelSpec
 
 SPEC = ModelSpec(name="a", path="models/a", sleep_level=0)
@@ -43,7 +44,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
                 raise cleans
 
         monkeypatch.setitem(
-            sys.modules, "worker.engines.vllm_engine", SimpleNamespace(VllmEngine=make)
+            sys.modules, "worker.engines.vllm.engine", SimpleNamespace(VllmEngine=make)
         )
         monkeypatch.setattr(vllm_backend, "let_go", let_go)
         monkeypatch.setattr(vllm_backend, "held_back", _nothing)

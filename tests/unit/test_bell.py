@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tokenyard.bell import Bell
+from tokenyard.process.wake_pipe import Bell
 
 
 @pytest.fixture

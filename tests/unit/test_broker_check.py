@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from tokenyard.broker_check import check_broker
-from tokenyard.errors import BrokerUnsuitable
+from tokenyard.broker.check import check_broker
+from tokenyard.protocol.errors import BrokerUnsuitable
 
 SOUND = {"redis_version": "7.0.15", "maxmemory_policy": "noeviction", "aof_enabled": 1}
 

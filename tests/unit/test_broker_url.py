@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from tokenyard.address import ClusterNodes, Sentinels
-from tokenyard.broker_url import public_url, read_url
-from tokenyard.connection import open_async_connection, open_connection, translated
-from tokenyard.errors import BrokerUnavailable, SettingsError
+from tokenyard.broker.connection import open_async_connection, open_connection, translated
+from tokenyard.broker.discovery import ClusterNodes, Sentinels
+from tokenyard.broker.url import public_url, read_url
+from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 SENTINELS = "redis+sentinel://ann:s%40e@a:1,b/yards/2?ssl_ca_certs=ca&sentinel_username=s"
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from tests.support.builders import random_name
-from tokenyard.calm import CalmFaults
+from tokenyard.broker.calm import CalmFaults
 
 URL = "redis://ann:secret@broker:6379/0"
 REFUSED = redis.ConnectionError("Error 111 connecting to broker:6379. Connection refused.")

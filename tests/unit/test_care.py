@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from worker.care import Care
 from worker.engines import Engine
-from worker.engines.simulated_backend import SimulatedBackend
+from worker.engines.simulated.backend import SimulatedBackend
 from worker.messages import Asleep, Done, Profile, Ready, Refusal, Reset, Sleep, ToController, Wake
 from worker.models import ModelSpec
+from worker.process.engine_control import Care
 
 
 class Ward:

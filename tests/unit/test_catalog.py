@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tokenyard.errors import SettingsError
-from tokenyard.settings import WorkerSettings
-from tokenyard.worker_info import ModelInfo
-from worker.catalog import HostEntry, read_catalog
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.worker_info import ModelInfo
+from worker.host.catalog import HostEntry, read_catalog
 from worker.models import AdapterSpec, ModelSpec
 
 FILE = """

@@ -27,9 +27,9 @@ from benchmarks.chaos_history import (
 )
 from benchmarks.chaos_record import record
 from benchmarks.chaos_recovery import recoveries
-from tokenyard.keys import Keys
-from tokenyard.replies import Reply, encode_reply
-from tokenyard.wire import pack_tokens
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Reply, encode_reply
+from tokenyard.protocol.wire import pack_tokens
 
 TOKENS = [11, 12, 13, 14, 15, 16]
 TEXT = "abcdef"

@@ -11,7 +11,7 @@ from benchmarks.chaos_faults import FAST, FIRST, SLOW, Kind, Pace, Part, Planned
 from benchmarks.chaos_history import Accepted, Asked, Event, Fault, Joined, Missed, Moved, Published
 from benchmarks.chaos_targets import NOBODY, find_workers
 from benchmarks.chaos_verdict import shortcomings
-from tokenyard.worker_info import WorkerInfo, encode_worker
+from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
 
 C, ID = "client-0", "1-1"
 PLANNED = [Planned(float(at), ("worker", "kill"), 0.5, 1.0) for at in range(20)]

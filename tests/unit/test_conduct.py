@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenyard.posture import PAUSE_MODES, PauseMode, Posture
-from worker.conduct import Ask, Bearing, is_fit, next_step, why_not
+from tokenyard.protocol.control import PAUSE_MODES, PauseMode, Posture
+from worker.host.run_state import Ask, Bearing, is_fit, next_step, why_not
 from worker.messages import Errand, Pause, Profile, Reload, SetEpoch, Unpause
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from tokenyard.connection import open_async_connection, open_connection, public_url, translated
-from tokenyard.errors import (
+from tokenyard.broker.connection import (
+    open_async_connection,
+    open_connection,
+    public_url,
+    translated,
+)
+from tokenyard.protocol.errors import (
     BrokerNotWritable,
     BrokerUnavailable,
     BrokerUnsuitable,

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import DeviceUnusable, cpu_features
 from worker.engines.cpu_features import (
     check_cpu,
@@ -19,7 +19,7 @@ from worker.engines.cpu_features import (
     missing_here,
 )
 from worker.engines.host import prepare_host
-from worker.engines.vllm_backend import VllmBackend
+from worker.engines.vllm.backend import VllmBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What in a program makes a vLLM engine in its own process.
@@ -115,7 +115,7 @@ def test_an_unsuitable_cpu_is_refused_in_one_sentence() -> None:
 def test_on_an_unsuitable_cpu_the_fork_server_does_not_import_vllm() -> None:
     with mock.patch.dict(os.environ):
         settings = WorkerSettings(redis_url="redis://nowhere", model="any")
-        assert prepare_host(settings) == ["worker.process"]
+        assert prepare_host(settings) == ["worker.process.main"]
 
 
 def test_a_machine_without_a_list_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_every_program_that_makes_an_engine_requests_amx() -> None:
         if file != Path(__file__) and any(maker in file.read_text() for maker in ENGINE_MAKERS)
     ]
     makers = {str(file.relative_to(ROOT)): file.read_text() for file in files}
-    makers.pop("worker/engines/vllm_engine.py")  # `VllmBackend.warm_up` has asked
+    makers.pop("worker/engines/vllm/engine.py")  # `VllmBackend.warm_up` has asked
 
     assert len(makers) >= 4
     assert [name for name, text in makers.items() if not REQUESTS & _lines(text)] == []

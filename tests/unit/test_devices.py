@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from tokenyard.cli import main
-from tokenyard.cli.device_options import count_workers
-from tokenyard.errors import SettingsError
-from tokenyard.settings import DeviceName, WorkerSettings
+from tokenyard.cli.up.device_options import count_workers
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.settings import DeviceName, WorkerSettings
 from worker.engines import Group, devices
 from worker.engines.devices import (
     Device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.diagnosis import MOST_CHARACTERS, Death, Phase, diagnose, last_lines, paragraph
+from worker.host.diagnosis import MOST_CHARACTERS, Death, Phase, diagnose, last_lines, paragraph
 
 WARMING: Phase = "warming up"
 LOADING: Phase = "loading the model"

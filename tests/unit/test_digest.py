@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenyard.digest import DEFINING, UNREADABLE, entry_digest, request_digest
-from tokenyard.drafting import Drafter
-from tokenyard.wire import Request, mould_of, prompt_value, request_fields
+from tokenyard.client.build import Drafter
+from tokenyard.protocol.digest import DEFINING, UNREADABLE, entry_digest, request_digest
+from tokenyard.protocol.wire import Request, mould_of, prompt_value, request_fields
 
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
 INCIDENTAL = {

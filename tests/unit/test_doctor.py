@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from tests.support.looks import make_look, make_view_worker
-from tokenyard.admin import WorkerView
-from tokenyard.dead_letters import DeadLetter
+from tokenyard.admin.dead_letters import DeadLetter
+from tokenyard.admin.snapshot import WorkerView
 from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
 from tokenyard.doctor.evidence import Disk, Group, LostLook, Refusal
 from tokenyard.doctor.sampling import KeySample, Kind
-from tokenyard.keys import Keys
-from tokenyard.posture import Posture, Postures
-from tokenyard.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
-from tokenyard.wire import WIRE_VERSION
-from tokenyard.worker_info import HostInfo, ModelInfo
+from tokenyard.protocol.control import Posture, Postures
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
+from tokenyard.protocol.wire import WIRE_VERSION
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
 KEYS = Keys("main")
 MIB = 2**20

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.builders import make_assignment, make_request
 from tests.support.office import INFO
-from tokenyard.replies import Reply
-from tokenyard.wire import Assignment
-from worker.ended import MOST_BYTES, Ended
-from worker.outcomes import Remembered, Run, result_reply
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Assignment
+from worker.process.ended import MOST_BYTES, Ended
+from worker.process.outcomes import Remembered, Run, result_reply
 
 
 def answer(tokens: bytes = b"\1\0\0\0", **fields: object) -> Reply:

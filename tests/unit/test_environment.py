@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.docs.pages import ROOT
-from tokenyard.environment import misspelt, unknown, variables_of
-from tokenyard.wording import counted, did_you_mean, nearest
+from tokenyard.process.environment import misspelt, unknown, variables_of
+from tokenyard.protocol.wording import counted, did_you_mean, nearest
 
 BOTH = ("coordinator", "worker")
 

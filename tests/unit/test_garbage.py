@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tokenyard.garbage import SELDOM
+from tokenyard.process.gc_tuning import SELDOM
 
 #: Runs a service's command line with a body that only says what the collector was told.
 SERVICE = """
 import gc
 from {name}.__main__ import TEXTS
-from tokenyard.program import program
-from tokenyard.settings import {settings}
+from tokenyard.process.program import program
+from tokenyard.protocol.settings import {settings}
 
 def run(settings):
     print(gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 10_000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenyard.health import Health
+from tokenyard.telemetry.health import Health
 
 
 class Clock:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.demand import Demand
-from coordinator.held import Held
+from coordinator.dispatch.backlog import Held
+from coordinator.dispatch.demand import Demand
 from coordinator.history import FRESH, History
-from coordinator.waiting import Waiting, prompt_tokens
+from coordinator.routing.queued_request import Waiting, prompt_tokens
 from tests.support.builders import make_request
-from tokenyard.keys import INTAKE_CLASSES, IntakeClass
-from tokenyard.wire import Request
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.wire import Request
 
 NOW_MS = 1_000_000.0
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.dispatch.models import Models
+from coordinator.dispatch.validator import Judge, Verdict
 from coordinator.history import FRESH, Limits
-from coordinator.judge import Judge, Verdict
-from coordinator.models import Models
 from tests.support.builders import make_request
-from tokenyard.keys import INTAKE_CLASSES, IntakeClass
-from tokenyard.wire import Refused, Request, SamplingParams, Unanswerable, request_fields
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.wire import Refused, Request, SamplingParams, Unanswerable, request_fields
 
 LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 

@@ -1,4 +1,4 @@
-"""tokenyard.keys: all keys of a yard share one hash tag, and no name can forge another's key."""
+"""protocol.keys: all keys of a yard share one hash tag, and no name can forge another's key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from tokenyard.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys, is_name
+from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys, is_name
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.lanes import Lanes
-from coordinator.policies import Lane
+from coordinator.routing.lanes import Lanes
+from coordinator.routing.policies import Lane
 
 NAMES = "abcdef"
 CHANGES = st.lists(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from worker.leak import LOOKS, LeakRule, Look, Verdict, growth
+from worker.host.leak import LOOKS, LeakRule, Look, Verdict, growth
 
 MIB = 1024**2
 WARM = 590

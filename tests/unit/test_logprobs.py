@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokenyard.wire import SamplingParams
+from tokenyard.protocol.wire import SamplingParams
 from worker.engines.logprobs import FLOOR, Wanted, entry, most, wanted, with_scores
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.support.looks import make_look, make_view_worker
-from tokenyard.look import MOST_LOOKS, SMOOTH_MS, Looks, Rate, rates_between
-from tokenyard.worker_info import Tally
+from tokenyard.admin.history import MOST_LOOKS, SMOOTH_MS, Looks, Rate, rates_between
+from tokenyard.protocol.worker_info import Tally
 
 
 def test_rates_are_what_was_done_since() -> None:

@@ -9,18 +9,10 @@ import pytest
 from tests.support.builders import make_assignment, make_request
 from tests.support.office import Office, finished
 from tests.support.waiting import eventually
-from tokenyard.errors import Code
-from tokenyard.replies import Reply
-from tokenyard.wire import Assignment
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Assignment
 from worker.engines import Faulted, TokenDelta
-from worker.loop import (
-    DRAINING_WAIT_S,
-    IDLE_WAIT_S,
-    LEAST_CLEARED,
-    Delivery,
-    LeaseLost,
-    Stale,
-)
 from worker.messages import (
     Drain,
     Drained,
@@ -36,7 +28,15 @@ from worker.messages import (
     Wake,
 )
 from worker.models import ModelSpec
-from worker.outcomes import Expired, Remembered, Run
+from worker.process.loop import (
+    DRAINING_WAIT_S,
+    IDLE_WAIT_S,
+    LEAST_CLEARED,
+    Delivery,
+    LeaseLost,
+    Stale,
+)
+from worker.process.outcomes import Expired, Remembered, Run
 
 
 @pytest.fixture

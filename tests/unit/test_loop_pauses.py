@@ -9,9 +9,8 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.office import Office, finished
 from tests.support.waiting import eventually
-from tokenyard.posture import PauseMode
+from tokenyard.protocol.control import PauseMode
 from worker.engines import TokenDelta
-from worker.loop import Stale
 from worker.messages import (
     Done,
     Drain,
@@ -23,7 +22,8 @@ from worker.messages import (
     Surplus,
     Unpause,
 )
-from worker.outcomes import Expired
+from worker.process.loop import Stale
+from worker.process.outcomes import Expired
 
 
 @pytest.fixture

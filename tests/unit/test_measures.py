@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenyard.measures import Measured, Sample, percentile
+from tokenyard.cli.bench.measures import Measured, Sample, percentile
 
 RUN = Measured(
     [

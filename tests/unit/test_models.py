@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.models import Models
+from coordinator.dispatch.models import Models
 
 
 def models(**bases: str) -> Models:

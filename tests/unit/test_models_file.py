@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenyard.errors import SettingsError
+from tokenyard.protocol.errors import SettingsError
 from worker.models import MAX_NAME_BYTES, AdapterSpec, ModelSpec, read_models
 
 Write = Callable[[str], Path]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_delta
-from tokenyard.aio import AsyncClient, AsyncHandle
-from tokenyard.exchange import Exchange
-from tokenyard.news import News
+from tokenyard.client.aio import AsyncClient, AsyncHandle
+from tokenyard.client.async_event import News
+from tokenyard.client.pending import Exchange
 
 FOR_EVER_S = 3600.0
 SHORT_S = 0.05

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
-from tokenyard.commands import Acknowledgement, Command, Verb
+from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from tokenyard.scripts import Why
-from worker.allocation import Goal, fits
-from worker.diagnosis import Death
+from worker.host.allocation import Goal, fits
+from worker.host.commands import Orders
+from worker.host.diagnosis import Death
+from worker.host.process_handle import Pooled, State
 from worker.messages import (
     Asleep,
     Done,
@@ -30,8 +32,6 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.orders import Orders
-from worker.pooled import Pooled, State
 
 A = ModelSpec(name="a", path="models/a")
 B = ModelSpec(name="b", path="models/b")
@@ -91,7 +91,7 @@ class Commander:
         """What a process has been told since it was asked last."""
         return self.played.heard(name)
 
-    # worker.pool.Owner, as `worker.controller.Controller` is one
+    # worker.host.pool.Owner, as `worker.host.controller.Controller` is one
 
     def changed(self, member: Pooled) -> None:
         self.orders.changed(member)

@@ -7,7 +7,7 @@ import logging
 import pytest
 from redis import exceptions
 
-from tokenyard.outage import EVERY_S, Outage
+from tokenyard.broker.outage import EVERY_S, Outage
 
 DISK = exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
 AWAY = exceptions.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused.")

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import make_assignment, make_request
-from tokenyard.errors import Code
-from tokenyard.replies import Choice, Reply, to_delta, to_result
-from tokenyard.wire import Assignment, SamplingParams, pack_tokens
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Choice, Reply, to_delta, to_result
+from tokenyard.protocol.wire import Assignment, SamplingParams, pack_tokens
 from worker.engines import EngineInfo, Faulted, Finished, TokenDelta
-from worker.outcomes import (
+from worker.process.outcomes import (
     Expired,
     Outcome,
     Run,

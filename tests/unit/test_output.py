@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from worker.output import Output
+from worker.host.output import Output
 
 
 class Written:
@@ -77,7 +77,7 @@ def test_one_that_writes_all_the_time_does_not_keep_its_reader(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a process that has written more whenever somebody has read
-    monkeypatch.setattr("worker.output.os.read", lambda *_: b"more\n")
+    monkeypatch.setattr("worker.host.output.os.read", lambda *_: b"more\n")
     # I expect the reader to come back, and the rest to be read later.
     written.output.pass_on()
     assert written.output.pipe is not None
@@ -86,6 +86,6 @@ def test_one_that_writes_all_the_time_does_not_keep_its_reader(
 def test_what_has_no_end_of_line_is_passed_on_all_the_same(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.output.os.read", lambda *_: b"." * 50_000)
+    monkeypatch.setattr("worker.host.output.os.read", lambda *_: b"." * 50_000)
     written.output.pass_on()
     assert written.output.lines

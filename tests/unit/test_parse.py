@@ -1,4 +1,4 @@
-"""tokenyard.parse: anything may stand in an entry, and nothing makes the reader raise."""
+"""tokenyard.protocol.parse: anything may stand in an entry, and nothing makes the reader raise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenyard.chat import MAX_CHAT_DEPTH
-from tokenyard.errors import Code
-from tokenyard.parse import parse_assignment, parse_request, unfold
-from tokenyard.wire import (
+from tokenyard.protocol.chat import MAX_CHAT_DEPTH
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.parse import parse_assignment, parse_request, unfold
+from tokenyard.protocol.wire import (
     MAX_FIELDS,
     Assignment,
     ChatOptions,

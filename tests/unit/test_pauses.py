@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from tests.support.looks import make_view, make_view_worker
-from tokenyard.admin import WorkerView, YardView
-from tokenyard.pauses import Pause, all_pauses, pauses_of_model, pauses_of_worker
-from tokenyard.posture import ALL, Posture, Postures, model_scope, worker_scope
+from tokenyard.admin.pauses import Pause, all_pauses, pauses_of_model, pauses_of_worker
+from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.protocol.control import ALL, Posture, Postures, model_scope, worker_scope
 
 PAUSED = Posture(conduct="PAUSED", by="kim@north", why="its driver", since_ms=1_000)
 ADDER = model_scope("adder")

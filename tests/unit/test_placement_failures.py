@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.placement import PATIENCE_GONE_S, PATIENCE_S, Order
+from coordinator.placement.decide import PATIENCE_GONE_S, PATIENCE_S, Order
 from tests.support.situations import NOW_MS, WAIT_S, decide, demand, host, loads, worker
-from tokenyard.commands import Command
-from tokenyard.worker_info import HostInfo
+from tokenyard.protocol.commands import Command
+from tokenyard.protocol.worker_info import HostInfo
 
 
 class TestOrdersUnderWay:

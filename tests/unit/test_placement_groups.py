@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.devices import Worker
+from coordinator.placement.devices import Worker
 from tests.support.situations import decide, demand, host, loads, worker
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from coordinator.demand import Demand
-from coordinator.devices import Worker
-from coordinator.placement import Order, Situation, place
-from tokenyard.commands import Command
-from tokenyard.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
+from coordinator.dispatch.demand import Demand
+from coordinator.placement.decide import Order, Situation, place
+from coordinator.placement.devices import Worker
+from tokenyard.protocol.commands import Command
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
 STEP_S: Final = 0.05
 START_MS: Final = 1_000_000.0

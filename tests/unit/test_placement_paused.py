@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.devices import Worker
-from coordinator.placement import Placement, Situation, place
+from coordinator.placement.decide import Placement, Situation, place
+from coordinator.placement.devices import Worker
 from tests.support.situations import NOW_MS, WAIT_S, decide, demand, host, loads, worker
-from tokenyard.posture import Conduct
+from tokenyard.protocol.control import Conduct
 
 NOT_RUNNING: list[Conduct] = ["PAUSED", "SUSPENDED"]
 both = pytest.mark.parametrize("conduct", NOT_RUNNING)

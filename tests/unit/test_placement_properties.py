@@ -11,11 +11,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.demand import Demand
-from coordinator.devices import AWAKE, SERVING, Worker
-from coordinator.placement import Order, Situation, place
-from tokenyard.commands import Command
-from tokenyard.worker_info import (
+from coordinator.dispatch.demand import Demand
+from coordinator.placement.decide import Order, Situation, place
+from coordinator.placement.devices import AWAKE, SERVING, Worker
+from tokenyard.protocol.commands import Command
+from tokenyard.protocol.worker_info import (
     WORKER_STATES,
     HostInfo,
     ModelInfo,

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 from msgspec.structs import replace
 
-from coordinator.hints import Hints
-from coordinator.lanes import Lanes
-from coordinator.plan import Placed, make_plan
-from coordinator.policies import Lane, Pick
-from coordinator.waiting import Waiting
+from coordinator.dispatch.plan import Placed, make_plan
+from coordinator.routing.features import Hints
+from coordinator.routing.lanes import Lanes
+from coordinator.routing.policies import Lane, Pick
+from coordinator.routing.queued_request import Waiting
 
 
 def lane(

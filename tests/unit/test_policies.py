@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.lanes import Lanes
-from coordinator.policies import Lane, least_loaded, vllm
+from coordinator.routing.lanes import Lanes
+from coordinator.routing.policies import Lane, least_loaded, vllm
 
 Plain = Callable[[Sequence[Lane], str], Lane | None]
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
+from worker.host.pool import TICK_S
+from worker.host.process_handle import State
 from worker.messages import (
     Asleep,
     Attach,
@@ -26,8 +28,6 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.pool import TICK_S
-from worker.pooled import State
 
 A = ModelSpec(name="a", path="models/a")
 B = ModelSpec(name="b", path="models/b")

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
-from worker.allocation import Replace
 from worker.engines import Memory
-from worker.leak import LOOKS
+from worker.host.allocation import Replace
+from worker.host.leak import LOOKS
+from worker.host.process_handle import State
 from worker.messages import (
     Beat,
     Drain,
@@ -23,7 +24,6 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.pooled import State
 
 MIB = 1024**2
 A = ModelSpec(name="a", path="models/a")

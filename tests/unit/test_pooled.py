@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-import worker.pooled
-from tokenyard.settings import WorkerSettings
+import worker.host.process_handle
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import EngineInfo, Group, Memory
-from worker.leak import Verdict
+from worker.host.leak import Verdict
+from worker.host.process_handle import AWAKE, CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE, Pooled, State
 from worker.messages import Asleep, Beat, Ready, Stop, Warm
 from worker.models import ModelSpec
-from worker.pooled import AWAKE, CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE, Pooled, State
 
 ADDER = ModelSpec(name="adder", path="models/adder")
 INFO = EngineInfo(
@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(worker.pooled, "time", clock)
+    monkeypatch.setattr(worker.host.process_handle, "time", clock)
     return clock
 
 
@@ -419,7 +419,7 @@ class TestStart:
             if now := starting.pop(0):
                 raise now
 
-        monkeypatch.setattr(worker.pooled._server.Process, "start", start)
+        monkeypatch.setattr(worker.host.process_handle._server.Process, "start", start)
 
         hindrance = pooled.start()
 

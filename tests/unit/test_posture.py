@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenyard.posture import (
+from tokenyard.protocol.control import (
     ALL,
     CHANGED,
     CONDUCTS,

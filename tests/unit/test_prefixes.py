@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.affinity import Match
-from coordinator.hints import MOST_BLOCKS, NO_HINTS, Hints, look_closely, weigh
-from coordinator.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
+from coordinator.routing.affinity import Match
+from coordinator.routing.features import MOST_BLOCKS, NO_HINTS, Hints, look_closely, weigh
+from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from tests.support.builders import make_request
-from tokenyard.parse import parse_request
-from tokenyard.wire import ChatOptions, Request, SamplingParams, request_fields
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams, request_fields
 
 
 def hints(prompt: Any = None, *, session: str = "", client: str = "anon", model: str = "") -> Hints:
@@ -158,7 +158,7 @@ class TestPrefixes:
         assert prefixes.matches("a", hints("y" * 128)) == {}
 
     def test_all_workers_together_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("coordinator.prefixes.MOST_OF_ALL", 20)
+        monkeypatch.setattr("coordinator.routing.prefixes.MOST_OF_ALL", 20)
         prefixes = known(*"abcd")
         for worker in "abcd":
             prefixes.note(worker, hints("x" * 64 * 50))
@@ -167,7 +167,7 @@ class TestPrefixes:
 
     def test_sessions_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert MOST_SESSIONS > 10
-        monkeypatch.setattr("coordinator.prefixes.MOST_SESSIONS", 2)
+        monkeypatch.setattr("coordinator.routing.prefixes.MOST_SESSIONS", 2)
         prefixes = known("a")
         for name in ("one", "two", "three"):
             prefixes.note("a", hints("x", session=name))

@@ -7,11 +7,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend, DeviceLost
 from worker.messages import Load, Refusal
 from worker.models import ModelSpec
-from worker.process import WorkerProcess
+from worker.process.main import WorkerProcess
 
 LOAD = Load(ModelSpec(name="a", path="models/a"), None, "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.rate import LEAST_S, NEWEST, Rate
+from coordinator.dispatch.rate import LEAST_S, NEWEST, Rate
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""tokenyard.replies: the same reply from a frame, from plain fields and from the ledger."""
+"""protocol.replies: the same reply from a frame, from plain fields and from the ledger."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import make_delta, make_result
-from tokenyard.errors import Code
-from tokenyard.replies import (
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import (
     TERMINAL,
     Choice,
     Delta,
@@ -27,7 +27,7 @@ from tokenyard.replies import (
     to_delta,
     to_result,
 )
-from tokenyard.wire import Refused, Request, pack_tokens
+from tokenyard.protocol.wire import Refused, Request, pack_tokens
 
 TEXTS = st.none() | st.text(max_size=30) | st.sampled_from(["null", "1", "true", "0.5", "{}"])
 REPLIES = st.builds(

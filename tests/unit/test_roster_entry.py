@@ -9,13 +9,13 @@ from typing import get_args
 
 import pytest
 
-from tokenyard.settings import WorkerSettings
-from tokenyard.worker_info import Tally, WorkerInfo, WorkerState
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.worker_info import Tally, WorkerInfo, WorkerState
 from worker.engines import EngineInfo, Memory
+from worker.host.process_handle import Pooled, State
+from worker.host.roster_entry import lane_limit, roster_entry
 from worker.messages import Beat, Ready, Warm
 from worker.models import ModelSpec
-from worker.pooled import Pooled, State
-from worker.roster_entry import lane_limit, roster_entry
 
 ADDER = ModelSpec(name="adder", path="models/adder")
 ENGINE = EngineInfo(

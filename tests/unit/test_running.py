@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from tokenyard import AsyncClient, BrokerUnavailable, Client
-from tokenyard.running import Announcement, default_data_dir, find_yard, running_up, running_url
+from tokenyard.process.running import (
+    Announcement,
+    default_data_dir,
+    find_yard,
+    running_up,
+    running_url,
+)
 
 URL = "redis://:secret@127.0.0.1:1/0"
 

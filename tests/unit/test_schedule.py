@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.schedule import (
+from coordinator.routing.schedule import (
     Decision,
     Placing,
     Replay,
@@ -13,7 +13,7 @@ from coordinator.schedule import (
     read_placings,
     read_schedule,
 )
-from tokenyard.commands import Command
+from tokenyard.protocol.commands import Command
 
 
 def write(path: Path, *decisions: tuple[str, str]) -> Path:

@@ -21,12 +21,12 @@ from hypothesis.stateful import (
     rule,
 )
 
+from coordinator.dispatch.plan import make_plan
 from coordinator.history import History, Limits
-from coordinator.lanes import Lanes
-from coordinator.plan import make_plan
-from coordinator.policies import Lane, Pick
-from coordinator.suspicion import KEPT, UNMARKED, Inquest, Mark, read_mark
-from coordinator.waiting import Waiting
+from coordinator.routing.lanes import Lanes
+from coordinator.routing.policies import Lane, Pick
+from coordinator.routing.queued_request import Waiting
+from coordinator.routing.suspicion import KEPT, UNMARKED, Inquest, Mark, read_mark
 
 LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 SLOTS = 8

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.absences import Absences
-from coordinator.lanes import Lanes
-from coordinator.policies import Lane
-from coordinator.schedule import ScheduleWriter, read_schedule
-from coordinator.selection import Selection
-from coordinator.waiting import Waiting
-from tokenyard.keys import IntakeClass
-from tokenyard.settings import CoordinatorSettings
+from coordinator.routing.absences import Absences
+from coordinator.routing.lanes import Lanes
+from coordinator.routing.policies import Lane
+from coordinator.routing.queued_request import Waiting
+from coordinator.routing.schedule import ScheduleWriter, read_schedule
+from coordinator.routing.selection import Selection
+from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.settings import CoordinatorSettings
 
 
 def lanes(names: str = "abc", model: str = "sim", load: int = 0) -> Lanes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenyard.service_manager import ServiceManager
+from tokenyard.process.service_manager import ServiceManager
 
 
 @pytest.fixture

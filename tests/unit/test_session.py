@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import make_delta, make_result
-from tokenyard import session as sessions
-from tokenyard.errors import RequestFailed, UnknownRequest, WaitTimeout
-from tokenyard.exchange import DeltaCursor, Exchange, Patience
-from tokenyard.ledger import Snapshot
-from tokenyard.replies import Choice, Reply, encode_reply, json_text
-from tokenyard.session import Session, read_entries
-from tokenyard.wire import pack_tokens
+from tokenyard.client import router as sessions
+from tokenyard.client.ledger import Snapshot
+from tokenyard.client.pending import DeltaCursor, Exchange, Patience
+from tokenyard.client.router import Session, read_entries
+from tokenyard.protocol.errors import RequestFailed, UnknownRequest, WaitTimeout
+from tokenyard.protocol.replies import Choice, Reply, encode_reply, json_text
+from tokenyard.protocol.wire import pack_tokens
 
 
 def frame(*replies: Reply) -> dict[bytes, bytes]:
@@ -54,7 +54,7 @@ class TestReplies:
         assert tokens_of(session.open("q", None, 2.0)) == []
 
     def test_that_nobody_asks_for_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tokenyard.session.MOST_UNCLAIMED", 2)
+        monkeypatch.setattr("tokenyard.client.router.MOST_UNCLAIMED", 2)
         session = Session(0.0)
         for number in range(5):
             session.take([(b"%d-0" % number, frame(make_delta(str(number), 0, [1])))], 1.0)
@@ -209,7 +209,7 @@ class TestEnd:
     def test_of_patience_begins_anew_with_each_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a wait whose time is over
         exchange, now = open_exchange(Session(0.0)), [100.0]
-        monkeypatch.setattr("tokenyard.exchange.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("tokenyard.client.pending.time.monotonic", lambda: now[0])
         patience = Patience(None, 5.0)
         now[0] = 106.0
         with pytest.raises(WaitTimeout):

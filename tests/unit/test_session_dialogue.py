@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tokenyard.client import LISTEN_TIMEOUT_S
-from tokenyard.dialogue import BLOCK_MS, IDLE_BLOCK_MS, Dialogue, bursts
-from tokenyard.drafting import Draft
-from tokenyard.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
-from tokenyard.keys import PriorityClass
-from tokenyard.operations import Ask, Operation, Pause
-from tokenyard.replies import encode_reply
+from tokenyard.client.build import Draft
+from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, Dialogue, bursts
+from tokenyard.client.operations import Ask, Operation, Pause
+from tokenyard.client.router import CHECK_AFTER_S
+from tokenyard.client.sync import LISTEN_TIMEOUT_S
+from tokenyard.protocol.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
+from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.replies import encode_reply
 from tokenyard.scripts import Acceptance, Call, Submitted
-from tokenyard.session import CHECK_AFTER_S
 
 
 def make_dialogue() -> Dialogue:
@@ -75,7 +75,7 @@ def test_listening_ends_with_the_client() -> None:
 
 
 def test_what_was_read_is_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 0.0)
+    monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
     steps = make_dialogue().listen()
     next(steps)
     trim = command(steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]]))
@@ -117,17 +117,17 @@ def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
 
 def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given nothing under way, and nothing that is still to be deleted, I expect longer reads."""
-    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 0.0)
+    monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
     dialogue = make_dialogue()
     steps = dialogue.listen()
     next(steps)
     assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
     next(dialogue.submit([draft("q")]))
     assert _block_ms(steps.send([None])) == BLOCK_MS
-    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 60.0)
+    monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 60.0)
     answered = [[b"replies", [(b"5-1", {b"frame": frame("q")})]]]
     assert _block_ms(steps.send([answered])) == BLOCK_MS, "its reply is still to be deleted"
-    monkeypatch.setattr("tokenyard.session.TRIM_EVERY_S", 0.0)
+    monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
     assert command(steps.send([None]))[0] == "XTRIM"
     assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
 

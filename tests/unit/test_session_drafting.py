@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenyard import drafting
-from tokenyard.drafting import Drafter, SamplingOptions
-from tokenyard.errors import InvalidRequest, SettingsError
-from tokenyard.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
-from tokenyard.wire import (
+from tokenyard.client import build as drafting
+from tokenyard.client.build import Drafter, SamplingOptions
+from tokenyard.client.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
+from tokenyard.protocol.errors import InvalidRequest, SettingsError
+from tokenyard.protocol.wire import (
     ChatOptions,
     SamplingParams,
     mould_of,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tokenyard.drafting import Draft
-from tokenyard.errors import InvalidRequest, UnknownRequest
-from tokenyard.exchange import Exchange
-from tokenyard.window import Numbered, Window
+from tokenyard.client.build import Draft
+from tokenyard.client.pending import Exchange
+from tokenyard.client.window import Numbered, Window
+from tokenyard.protocol.errors import InvalidRequest, UnknownRequest
 
 
 def draft(request_id: str) -> Draft:
@@ -125,7 +125,7 @@ def test_a_window_of_nothing_is_refused() -> None:
 
 def test_a_slow_source_does_not_hold_back_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr("tokenyard.window.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tokenyard.client.window.time.monotonic", lambda: next(clock))
     window = make_window(range(8))
     assert pull(window) == 1
     assert window.has_room

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.__main__ import TEXTS as COORDINATOR_TEXTS
-from tokenyard.errors import SettingsError
-from tokenyard.settings import CoordinatorSettings, WorkerSettings, default_name
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings, default_name
 from worker.__main__ import TEXTS as WORKER_TEXTS
 
 URL = "redis://x"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.held import Queue
-from coordinator.shares import WEIGHTS, TurnOf, by_arrival, by_client, by_client_and_guest
-from coordinator.waiting import Waiting
-from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
+from coordinator.dispatch.backlog import Queue
+from coordinator.dispatch.shares import WEIGHTS, TurnOf, by_arrival, by_client, by_client_and_guest
+from coordinator.routing.queued_request import Waiting
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 
 ALL = sum(WEIGHTS.values())
 

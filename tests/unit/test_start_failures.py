@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.diagnosis import Death
-from worker.start_failures import StartFailures
+from worker.host.diagnosis import Death
+from worker.host.start_failures import StartFailures
 
 KILLED = Death("warming up", "SIGKILL")
 ILLEGAL = Death("warming up", "SIGILL")

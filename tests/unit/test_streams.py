@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenyard.streams import position, whole
+from tokenyard.protocol.streams import position, whole
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.suspicion import (
+from coordinator.routing.suspicion import (
     PARTS,
     UNMARKED,
     Inquest,

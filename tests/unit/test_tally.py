@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import worker.tally
+import worker.process.stats
 from tests.support.builders import make_assignment
-from tokenyard.errors import Code
-from tokenyard.replies import Choice
-from tokenyard.worker_info import Tally
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.worker_info import Tally
 from worker.engines import Faulted, Finished, TokenDelta
-from worker.outcomes import Expired, Outcome, Run, delta_reply
-from worker.tally import MOST_KEPT, WINDOW_S, RunningTally
+from worker.process.outcomes import Expired, Outcome, Run, delta_reply
+from worker.process.stats import MOST_KEPT, WINDOW_S, RunningTally
 
 
 def finished(*tokens: int) -> Finished:
@@ -64,7 +64,7 @@ def test_each_end_is_a_result(end: Faulted | Expired, tokens: int) -> None:
 
 def test_the_median_is_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(worker.tally, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(worker.process.stats, "time", SimpleNamespace(monotonic=lambda: now))
     tally = RunningTally()
     assert tally.now().ttft_ms is None
     for took_s in (0.1, 0.2, 7.0):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import eventually
-from tokenyard import tether
-from tokenyard.tether import start_tethered, stop_tethered
+from tokenyard.process import children as tether
+from tokenyard.process.children import start_tethered, stop_tethered
 
 Shell = Callable[[str], "tether.subprocess.Popen[bytes]"]
 

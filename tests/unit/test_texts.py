@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenyard.texts import printable, span
+from tokenyard.protocol.texts import printable, span
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.needs import Catalog
-from coordinator.turns import LEAST_S, MOST_S, UNMEASURED_S, Turns, turn_s
+from coordinator.placement.needs import Catalog
+from coordinator.placement.turns import LEAST_S, MOST_S, UNMEASURED_S, Turns, turn_s
 from tests.support.situations import NOW_MS, decide, demand, host, loads, worker
 
 

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from worker.engines.vllm_environment import engine_environment
+from worker.engines.vllm.environment import engine_environment
 
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from worker.engines import DeviceLost, warm_base
+from worker.engines import DeviceLost
+from worker.engines.vllm import warm_base
 
 
 class Wrapper:

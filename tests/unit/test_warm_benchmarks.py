@@ -10,9 +10,9 @@ from benchmarks.cold_start import medians, summary
 from benchmarks.cycles import summary as cycles_summary
 from benchmarks.cycles_child import Cycle
 from benchmarks.sums import ADDER, SUBTRACTOR, questions
-from tokenyard.commands import Command, Verb
+from tokenyard.protocol.commands import Command, Verb
 from worker.engines import Memory
-from worker.leak import LOOKS
+from worker.host.leak import LOOKS
 from worker.models import ModelSpec
 
 

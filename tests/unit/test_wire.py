@@ -1,4 +1,4 @@
-"""tokenyard.wire: packed tokens, and a request as the fields of its entry and back."""
+"""tokenyard.protocol.wire: packed tokens, and a request as the fields of its entry and back."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import make_assignment, make_request
-from tokenyard.keys import is_name
-from tokenyard.parse import parse_request
-from tokenyard.wire import (
+from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.wire import (
     MAX_ID_BYTES,
     MAX_RESULT_TTL_S,
     MAX_TOKEN_ID,

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenyard.parse import parse_assignment, parse_request
-from tokenyard.replies import decode_replies, decode_reply, to_delta, to_result
-from tokenyard.worker_info import decode_worker
+from tokenyard.protocol.parse import parse_assignment, parse_request
+from tokenyard.protocol.replies import decode_replies, decode_reply, to_delta, to_result
+from tokenyard.protocol.worker_info import decode_worker
 
 CASES = json.loads((Path(__file__).parent / "recorded.json").read_text(encoding="utf-8"))
 

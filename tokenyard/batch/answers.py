@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.batch.lines import BadLine, Sought
-from tokenyard.errors import Code
-from tokenyard.replies import Choice, ErrorInfo, Result
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Choice, ErrorInfo, Result
 
 #: HTTP statuses, as a server would answer; OpenAI's own error for what was never asked has none.
 _STATUS: Final[Mapping[str, int]] = {

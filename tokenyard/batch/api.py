@@ -12,13 +12,13 @@ from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from tokenyard.aio import AsyncClient
 from tokenyard.batch.asking import Asked, ask_for, output_for
 from tokenyard.batch.files import NumberedLine, read_lines
 from tokenyard.batch.runner import Progress, Runner
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState, new_id
-from tokenyard.drafting import Item, SharedOptions
-from tokenyard.keys import PriorityClass
+from tokenyard.client.aio import AsyncClient
+from tokenyard.client.build import Item, SharedOptions
+from tokenyard.protocol.keys import PriorityClass
 
 #: Lines of a batch that is no file: each as JSON text, or as what that says.
 Lines = Iterable[Mapping[str, Any] | bytes | str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from tokenyard.wire import ChatOptions
+from tokenyard.protocol.wire import ChatOptions
 
 #: Fields that say nothing about the answer.
 _IGNORED: Final = frozenset(

@@ -9,8 +9,8 @@ from typing import Final
 import redis
 
 from tokenyard.batch.state import RequestCounts
-from tokenyard.connection import open_connection
-from tokenyard.keys import LINE_STATES, Keys
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.keys import LINE_STATES, Keys
 
 #: Telling is no part of a job, so it holds none up.
 _PATIENCE_S: Final = 2.0

@@ -16,17 +16,17 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import Struct
 
-from tokenyard.admin import YardView
+from tokenyard.admin.snapshot import YardView
 from tokenyard.batch.asking import Asked, ask_for
 from tokenyard.batch.files import read_lines
 from tokenyard.batch.lines import BadLine
 from tokenyard.batch.state import BatchSpec
 from tokenyard.batch.survey import survey
-from tokenyard.chat import chat_texts
-from tokenyard.drafting import Draft, Drafter
-from tokenyard.errors import InvalidRequest
-from tokenyard.tokenization import Tokenizer
-from tokenyard.wire import Request
+from tokenyard.client.build import Draft, Drafter
+from tokenyard.client.tokenization import Tokenizer
+from tokenyard.protocol.chat import chat_texts
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.wire import Request
 
 #: Lines are drafted in groups, for the tokenizer's sake.
 _BURST: Final = 256

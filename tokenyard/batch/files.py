@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, cast
 
-from tokenyard.errors import PermanentError, SettingsError
+from tokenyard.protocol.errors import PermanentError, SettingsError
 
 #: A longer line is not read into memory: it is a bad one.
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024

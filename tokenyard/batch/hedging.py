@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from tokenyard.admin import WorkerView, read_yard
+from tokenyard.admin.snapshot import WorkerView, read_yard
 from tokenyard.batch.asking import Asked
-from tokenyard.client import Client, Handle
-from tokenyard.connection import open_connection, translated
-from tokenyard.drafting import FullPrompt, SharedOptions
-from tokenyard.errors import TokenyardError, UnknownRequest, WaitTimeout
-from tokenyard.keys import Keys
-from tokenyard.replies import Result
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.client.build import FullPrompt, SharedOptions
+from tokenyard.client.sync import Client, Handle
+from tokenyard.protocol.errors import TokenyardError, UnknownRequest, WaitTimeout
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Result
 
 #: Only so few requests are hedged.
 MOST_HEDGED: Final = 32

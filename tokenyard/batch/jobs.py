@@ -26,10 +26,10 @@ from rq.serializers import JSONSerializer
 from tokenyard.batch.api import BatchOptions, spec_of
 from tokenyard.batch.schedule import next_time, spec_at
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
-from tokenyard.client import DEFAULT_RESULT_TIMEOUT_S
-from tokenyard.connection import open_connection, translated
-from tokenyard.errors import PermanentError, SettingsError, WaitTimeout
-from tokenyard.keys import is_name
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
+from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
+from tokenyard.protocol.keys import is_name
 
 #: What RQ calls in its worker; by name, so that handing over imports nothing of it.
 _PERFORM: Final = "tokenyard.batch.work.perform"

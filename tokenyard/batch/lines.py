@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard.batch.bodies import BadBody, biases, body_options
-from tokenyard.drafting import Prompt, SamplingOptions
-from tokenyard.wire import ChatOptions
+from tokenyard.client.build import Prompt, SamplingOptions
+from tokenyard.protocol.wire import ChatOptions
 
 #: The form of the answer.
 Form = Literal["chat", "completion"]
@@ -39,7 +39,7 @@ class Sought:
     custom_id: str
     form: Form
     prompt: Prompt
-    options: dict[str, Any]  # of `tokenyard.drafting.SharedOptions`, but for the sampling
+    options: dict[str, Any]  # of `tokenyard.client.build.SharedOptions`, but for the sampling
     params: dict[str, Any]  # sampling parameters
     wants_tokens: bool = False  # the answer shows its token ids
 

@@ -19,7 +19,7 @@ from tokenyard.batch.state import (
     new_id,
 )
 from tokenyard.batch.survey import Survey, survey
-from tokenyard.errors import SettingsError
+from tokenyard.protocol.errors import SettingsError
 
 #: What must not change while a job goes on, since it would show in the results.
 _LASTING = ("model", "params", "ordered", "errors_path")

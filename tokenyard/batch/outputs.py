@@ -24,7 +24,7 @@ from tokenyard.batch.files import (
     read_lines,
 )
 from tokenyard.batch.marks import Marks
-from tokenyard.errors import PermanentError
+from tokenyard.protocol.errors import PermanentError
 
 #: Lines wait in memory for company until they are so many bytes, or so old.
 _FLUSH_BYTES: Final = 256 * 1024

@@ -26,14 +26,14 @@ from tokenyard.batch.rate import Rate
 from tokenyard.batch.state import BatchSpec, BatchState, InputMark, RequestCounts, Status
 from tokenyard.batch.survey import id_of
 from tokenyard.batch.watch import Watch
-from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, Client
-from tokenyard.connection import open_connection, translated
-from tokenyard.drafting import Drafter, Item, SharedOptions
-from tokenyard.errors import PermanentError, TokenyardError, TransientError, UnknownRequest
-from tokenyard.handshake import YardInfo
-from tokenyard.keys import Keys
-from tokenyard.replies import Result
-from tokenyard.wording import did_you_mean
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.client.build import Drafter, Item, SharedOptions
+from tokenyard.client.handshake import YardInfo
+from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
+from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError, UnknownRequest
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Result
+from tokenyard.protocol.wording import did_you_mean
 
 #: Jobs wait for workers as long as it takes; only a completion window ends them.
 _NO_HURRY_S: Final = 365 * 24 * 3600.0

@@ -14,7 +14,7 @@ import msgspec
 from croniter import CroniterBadCronError, croniter
 
 from tokenyard.batch.state import BatchSpec
-from tokenyard.errors import SettingsError
+from tokenyard.protocol.errors import SettingsError
 
 _IN: Final = re.compile(r"\+(?P<count>\d+)(?P<unit>[smhd])")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
-from tokenyard.errors import SettingsError
-from tokenyard.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 
 Status = Literal[
     "validating",

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tokenyard.batch.outputs import FLUSH_EVERY_S
-from tokenyard.errors import TransientError
+from tokenyard.protocol.errors import TransientError
 
 LOOK_EVERY_S: Final = 1.0
 

@@ -24,8 +24,8 @@ from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.runner import Progress, Runner
 from tokenyard.batch.schedule import next_time, spec_at
 from tokenyard.batch.state import BatchSpec, BatchState
-from tokenyard.errors import PermanentError, SettingsError, TokenyardError
-from tokenyard.logs import HarmlessFormatter
+from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
+from tokenyard.telemetry.logs import HarmlessFormatter
 
 #: An earlier process of the same job may take a moment to be gone.
 _LOCK_WITHIN_S: Final = 20.0

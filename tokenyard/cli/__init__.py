@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 from tokenyard import __version__
-from tokenyard.cli.lazy import LazyGroup
-from tokenyard.program import YardChoice, yard_options, yard_value
+from tokenyard.cli.shared.lazy import LazyGroup
+from tokenyard.process.program import YardChoice, yard_options, yard_value
 
 #: Where each subcommand lies. `coordinator` and `worker` are programs of their own as well.
 COMMANDS: Final = {

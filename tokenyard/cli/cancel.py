@@ -8,13 +8,13 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.cli.console import say
-from tokenyard.cli.reach import opened, url_of
+from tokenyard.cli.shared.connect import opened, url_of
+from tokenyard.cli.shared.console import say
 from tokenyard.cli.whose import client_option, owner_of, request_ids
-from tokenyard.client import Client
-from tokenyard.ledger import Cancellation
-from tokenyard.program import Exit, PlainCommand, YardChoice
-from tokenyard.texts import printable
+from tokenyard.client.ledger import Cancellation
+from tokenyard.client.sync import Client
+from tokenyard.process.program import Exit, PlainCommand, YardChoice
+from tokenyard.protocol.texts import printable
 
 ABOUT: Final = """Cancel requests, whether they wait or run.
 

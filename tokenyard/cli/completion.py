@@ -7,9 +7,9 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-from tokenyard.cli.console import say
-from tokenyard.cli.lazy import COMPLETION
-from tokenyard.program import PlainCommand
+from tokenyard.cli.shared.console import say
+from tokenyard.cli.shared.lazy import COMPLETION
+from tokenyard.process.program import PlainCommand
 
 ABOUT: Final = """Print a script that makes the tabulator complete commands, options, and names.
 

@@ -11,11 +11,7 @@ import msgspec
 import redis
 from rich.table import Table
 
-from tokenyard.cli.as_json import print_list
-from tokenyard.cli.console import plain_console, say
-from tokenyard.cli.reach import opened
-from tokenyard.cli.tables import Column, Listing, sheet
-from tokenyard.dead_letters import (
+from tokenyard.admin.dead_letters import (
     DeadLetter,
     all_letters,
     dead_letters,
@@ -23,10 +19,14 @@ from tokenyard.dead_letters import (
     find_letter,
     requeue_letter,
 )
-from tokenyard.keys import Keys
-from tokenyard.program import Exit, PlainCommand, PlainGroup
-from tokenyard.texts import printable
-from tokenyard.wording import counted
+from tokenyard.cli.shared.as_json import print_list
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.tables import Column, Listing, sheet
+from tokenyard.process.program import Exit, PlainCommand, PlainGroup
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.texts import printable
+from tokenyard.protocol.wording import counted
 
 ABOUT: Final = """Dead letters: requests that were given up, kept whole.
 

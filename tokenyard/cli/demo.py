@@ -16,19 +16,19 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from tokenyard.cli.child import LogLine
-from tokenyard.cli.console import HarmlessConsole, say
-from tokenyard.cli.device_options import SLOTS_DEFAULT, count_workers, device_options
-from tokenyard.cli.interrupts import Interrupts
-from tokenyard.cli.local_yard import LocalPlan, LocalYard, YardFailed
-from tokenyard.cli.places import example_model
-from tokenyard.cli.progress import spinner
-from tokenyard.client import Client
-from tokenyard.errors import RequestFailed
-from tokenyard.program import Exit, PlainCommand, YardChoice
-from tokenyard.replies import Result
-from tokenyard.settings import DeviceName
-from tokenyard.wording import counted
+from tokenyard.cli.shared.console import HarmlessConsole, say
+from tokenyard.cli.shared.interrupts import Interrupts
+from tokenyard.cli.shared.paths import example_model
+from tokenyard.cli.shared.progress import spinner
+from tokenyard.cli.up.child import LogLine
+from tokenyard.cli.up.device_options import SLOTS_DEFAULT, count_workers, device_options
+from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
+from tokenyard.client.sync import Client
+from tokenyard.process.program import Exit, PlainCommand, YardChoice
+from tokenyard.protocol.errors import RequestFailed
+from tokenyard.protocol.replies import Result
+from tokenyard.protocol.settings import DeviceName
+from tokenyard.protocol.wording import counted
 
 ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
 

@@ -11,11 +11,11 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from tokenyard.cli.console import plain_console, say
-from tokenyard.cli.reach import opened, url_of
+from tokenyard.cli.shared.connect import opened, url_of
+from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.doctor import Finding, Verdict, diagnose, gather
-from tokenyard.program import Exit, PlainCommand, YardChoice
-from tokenyard.wording import counted
+from tokenyard.process.program import Exit, PlainCommand, YardChoice
+from tokenyard.protocol.wording import counted
 
 ABOUT: Final = """Look for what is wrong with a yard and its broker, and say what to do about it.
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.cli.asking import ask_first, yes_option
-from tokenyard.cli.orders import Asked, give, order_options
-from tokenyard.program import PlainCommand
+from tokenyard.cli.shared.confirm import ask_first, yes_option
+from tokenyard.cli.shared.signal_options import Asked, give, order_options
+from tokenyard.process.program import PlainCommand
 
 _REST: Final = """
 Their processes end for good, and no others are started in their places; a controller ends when all

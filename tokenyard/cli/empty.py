@@ -11,15 +11,15 @@ import click
 import msgspec
 import redis
 
-from tokenyard.cli.asking import ask_first, yes_option
-from tokenyard.cli.console import say
-from tokenyard.cli.reach import opened
-from tokenyard.keys import PRIORITY_CLASSES, IntakeClass, Keys
-from tokenyard.parse import parse_request
-from tokenyard.program import Exit, PlainCommand
+from tokenyard.cli.shared.confirm import ask_first, yes_option
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import say
+from tokenyard.process.program import Exit, PlainCommand
+from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.wire import Unanswerable
+from tokenyard.protocol.wording import counted
 from tokenyard.scripts import CANCEL_LOOKS, Cancelled, Scripts, cancel, waits_at
-from tokenyard.wire import Unanswerable
-from tokenyard.wording import counted
 
 ABOUT: Final = """Cancel what waits in the intakes; what runs goes on.
 

@@ -9,12 +9,12 @@ import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.cli.console import plain_console, say
-from tokenyard.cli.reach import opened
+from tokenyard.admin.timeline import Timeline, read_timeline
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.whose import client_option, owner_of, request_id
-from tokenyard.program import PlainCommand
-from tokenyard.texts import printable
-from tokenyard.timeline import Timeline, read_timeline
+from tokenyard.process.program import PlainCommand
+from tokenyard.protocol.texts import printable
 
 ABOUT: Final = """Show what a request has been through, until its result expires.
 

@@ -13,20 +13,20 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tokenyard.admin import WorkerView, YardView, read_yard
-from tokenyard.cli.console import plain_console, say
-from tokenyard.cli.interrupts import Interrupts
-from tokenyard.cli.reach import opened, url_of
-from tokenyard.cli.tables import Column, Listing, sheet
-from tokenyard.cli.watching import watch
-from tokenyard.connection import public_url
-from tokenyard.look import Look, Looks, Rates
-from tokenyard.pauses import all_pauses
-from tokenyard.posture import ALL
-from tokenyard.program import Exit, PlainCommand, YardChoice
-from tokenyard.texts import printable
-from tokenyard.wording import counted
-from tokenyard.worker_info import HostInfo, WorkerInfo
+from tokenyard.admin.history import Look, Looks, Rates
+from tokenyard.admin.pauses import all_pauses
+from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
+from tokenyard.broker.connection import public_url
+from tokenyard.cli.shared.connect import opened, url_of
+from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.interrupts import Interrupts
+from tokenyard.cli.shared.tables import Column, Listing, sheet
+from tokenyard.cli.shared.watching import watch
+from tokenyard.process.program import Exit, PlainCommand, YardChoice
+from tokenyard.protocol.control import ALL
+from tokenyard.protocol.texts import printable
+from tokenyard.protocol.wording import counted
+from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
 
 ABOUT: Final = """Show a yard: who leads, what waits, what is paused, what each worker holds.
 

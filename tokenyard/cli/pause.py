@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.cli.orders import Asked, give, order_options
-from tokenyard.posture import PAUSE_MODES, PauseMode
-from tokenyard.program import PlainCommand
+from tokenyard.cli.shared.signal_options import Asked, give, order_options
+from tokenyard.process.program import PlainCommand
+from tokenyard.protocol.control import PAUSE_MODES, PauseMode
 
 _STATUSES: Final = """
 \b

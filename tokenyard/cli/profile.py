@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.cli.orders import Asked, give, order_options
-from tokenyard.program import PlainCommand, PlainGroup
+from tokenyard.cli.shared.signal_options import Asked, give, order_options
+from tokenyard.process.program import PlainCommand, PlainGroup
 
 ABOUT: Final = """Start and stop the profilers of the engines.
 

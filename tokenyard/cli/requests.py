@@ -7,16 +7,16 @@ from typing import Final
 
 import click
 
-from tokenyard.cli.as_json import print_list
-from tokenyard.cli.console import plain_console, say
-from tokenyard.cli.reach import opened
-from tokenyard.cli.tables import Column, Listing
+from tokenyard.admin.pauses import Pause
+from tokenyard.admin.requests import STATES, Listed, Query, list_requests
+from tokenyard.admin.requests import Listing as Found
+from tokenyard.cli.shared.as_json import print_list
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.tables import Column, Listing
 from tokenyard.cli.whose import client_name
-from tokenyard.listing import STATES, Listed, Query, list_requests
-from tokenyard.listing import Listing as Found
-from tokenyard.pauses import Pause
-from tokenyard.program import Exit, PlainCommand
-from tokenyard.texts import printable, span
+from tokenyard.process.program import Exit, PlainCommand
+from tokenyard.protocol.texts import printable, span
 
 ABOUT: Final = """List requests: what waits, what is assigned to a worker, and what is over.
 

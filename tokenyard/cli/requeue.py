@@ -9,14 +9,14 @@ import click
 import msgspec
 import redis
 
-from tokenyard.cli.console import say
-from tokenyard.cli.reach import opened
+from tokenyard.admin.dead_letters import DeadLetter, all_letters, requeue_letter
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import say
 from tokenyard.cli.whose import client_name, owner_of, request_ids
-from tokenyard.dead_letters import DeadLetter, all_letters, requeue_letter
-from tokenyard.keys import Keys
-from tokenyard.program import Exit, PlainCommand
-from tokenyard.texts import printable
-from tokenyard.wire import DEFAULT_CLIENT
+from tokenyard.process.program import Exit, PlainCommand
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.texts import printable
+from tokenyard.protocol.wire import DEFAULT_CLIENT
 
 ABOUT: Final = """Let requests that failed wait again, as if they had just been submitted.
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 import click
 import redis
 
-from tokenyard.cli.answers import Printer
-from tokenyard.cli.reach import opened
+from tokenyard.cli.shared.answers import Printer
+from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.whose import client_option, named, owner_of, request_id
-from tokenyard.errors import WaitTimeout
-from tokenyard.keys import Keys
-from tokenyard.ledger import read_snapshots, snapshot_commands, unknown
-from tokenyard.program import Exit, PlainCommand
-from tokenyard.replies import Result, decode_reply, to_result
+from tokenyard.client.ledger import read_snapshots, snapshot_commands, unknown
+from tokenyard.process.program import Exit, PlainCommand
+from tokenyard.protocol.errors import WaitTimeout
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Result, decode_reply, to_result
 
 ABOUT: Final = """Print the result of a request that was submitted earlier, by whomever.
 

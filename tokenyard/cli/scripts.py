@@ -7,11 +7,11 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.cli.console import say
-from tokenyard.cli.reach import opened
-from tokenyard.program import PlainCommand, PlainGroup
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import say
+from tokenyard.process.program import PlainCommand, PlainGroup
+from tokenyard.protocol.wording import counted
 from tokenyard.scripts import load_scripts
-from tokenyard.wording import counted
 
 ABOUT: Final = """Load the scripts of this release into the server, for clients that may not.
 

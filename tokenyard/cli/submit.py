@@ -10,16 +10,16 @@ from typing import IO, Any, Final
 
 import click
 
-from tokenyard.cli.answers import Printer
-from tokenyard.cli.console import say
-from tokenyard.cli.parameters import named_values
-from tokenyard.cli.reach import url_of
+from tokenyard.cli.shared.answers import Printer
+from tokenyard.cli.shared.connect import url_of
+from tokenyard.cli.shared.console import say
+from tokenyard.cli.shared.parameters import named_values
 from tokenyard.cli.whose import named
-from tokenyard.client import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
-from tokenyard.drafting import Item, SharedOptions
-from tokenyard.durability import LEVELS, Durability
-from tokenyard.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
-from tokenyard.program import Exit, PlainCommand, YardChoice, words
+from tokenyard.client.build import Item, SharedOptions
+from tokenyard.client.durability import LEVELS, Durability
+from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
+from tokenyard.process.program import Exit, PlainCommand, YardChoice, words
+from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
 
 ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
 

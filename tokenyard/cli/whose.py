@@ -9,10 +9,10 @@ import click
 import redis
 from redis.exceptions import NoPermissionError
 
-from tokenyard.keys import Keys, is_name
-from tokenyard.owners import MOST_KEYS, find_owners
-from tokenyard.texts import printable
-from tokenyard.wire import DEFAULT_CLIENT, MAX_ID_BYTES
+from tokenyard.admin.owners import MOST_KEYS, find_owners
+from tokenyard.protocol.keys import Keys, is_name
+from tokenyard.protocol.texts import printable
+from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES
 
 _MOST_NAMED: Final = 10
 _SAY: Final = "say whose it is: --client NAME"

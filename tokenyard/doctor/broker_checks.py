@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from tokenyard.broker_check import OLDEST
+from tokenyard.broker.check import OLDEST
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 

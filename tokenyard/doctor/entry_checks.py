@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
-from tokenyard.reconciliation import LAST, LAST_FOUND, Pass, parse_pass
+from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, parse_pass
 
 _RECENT_MS: Final = 3_600_000
 _MOST_NAMED: Final = 5

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import redis
 
+from tokenyard.admin.history import Look, read_look
 from tokenyard.doctor.sampling import KeySample, sample_keys
-from tokenyard.keys import INTAKE_CLASSES, Keys
-from tokenyard.look import Look, read_look
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
 
 T = TypeVar("T")

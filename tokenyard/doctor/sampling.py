@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
 
 #: The look through the keys ends after so long, or so many keys of any yard.
 MOST_S: Final = 3.0

@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tokenyard.admin import WorkerView
+from tokenyard.admin.history import Look
+from tokenyard.admin.pauses import all_pauses
+from tokenyard.admin.snapshot import WorkerView
 from tokenyard.doctor.broker_checks import Check
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
-from tokenyard.keys import CONSUMER, GROUP
-from tokenyard.look import Look
-from tokenyard.pauses import all_pauses
-from tokenyard.posture import ALL
-from tokenyard.wire import WIRE_VERSION
+from tokenyard.protocol.control import ALL
+from tokenyard.protocol.keys import CONSUMER, GROUP
+from tokenyard.protocol.wire import WIRE_VERSION
 
 _SKEW_MS: Final = 1000
 _RECENT_MS: Final = 3_600_000

@@ -7,9 +7,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from tokenyard.keys import IntakeClass
-from tokenyard.replies import Reply
-from tokenyard.wire import Assignment
+from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Assignment
 
 #: Why a worker's lease ends: it left of its own will, was killed from outside, or died by itself.
 Why = Literal["left", "lost", "crashed"]

@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, TypeVar
 import redis
 from redis.exceptions import NoPermissionError, NoScriptError
 
-from tokenyard.errors import ScriptsMissing
-from tokenyard.keys import Keys
+from tokenyard.protocol.errors import ScriptsMissing
+from tokenyard.protocol.keys import Keys
 
 Arg = bytes | str | int | float
 T = TypeVar("T")

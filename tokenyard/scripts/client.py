@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tokenyard.digest import request_digest
-from tokenyard.errors import Code
-from tokenyard.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
-from tokenyard.replies import ErrorInfo, json_text
+from tokenyard.protocol.digest import request_digest
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.replies import ErrorInfo, json_text
+from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Mould, Request, mould_of, prompt_value
 from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted, Wished
 from tokenyard.scripts.calls import Arg, Call, Caller
-from tokenyard.wire import DEFAULT_RESULT_TTL_S, Mould, Request, mould_of, prompt_value
 
 #: A client that wants to be watched renews its lease three times in this.
 CLIENT_LEASE_MS = 30_000

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tokenyard.commands import (
+from tokenyard.protocol.commands import (
     Acknowledgement,
     Command,
     command_fields,
     encode_acknowledgement,
 )
-from tokenyard.posture import Order, Posture, encode_posture, order_fields
+from tokenyard.protocol.control import Order, Posture, encode_posture, order_fields
 from tokenyard.scripts.calls import Arg, Caller
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenyard.keys import Keys
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Refused, ReplyKind, Request
 from tokenyard.scripts.answers import Publication
-from tokenyard.wire import Refused, ReplyKind, Request
 
 Groups = list[tuple[tuple[str, ReplyKind], list[tuple[int, Publication]]]]
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from tokenyard.replies import Reply, encode_reply
+from tokenyard.protocol.replies import Reply, encode_reply
+from tokenyard.protocol.wire import MAX_FIELDS, ReplyKind
 from tokenyard.scripts.calls import Arg, Caller
-from tokenyard.wire import MAX_FIELDS, ReplyKind
 
 #: Fields of an entry that it takes beside those of a request.
 MORE_FIELDS: Final = 20

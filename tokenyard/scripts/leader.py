@@ -6,13 +6,13 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tokenyard.errors import Code, reused
-from tokenyard.keys import GROUP, INTAKE_CLASSES, IntakeClass, is_name
-from tokenyard.replies import ErrorInfo, Reply, encode_reply, json_text
+from tokenyard.protocol.errors import Code, reused
+from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, IntakeClass, is_name
+from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
+from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 from tokenyard.scripts.answers import Answered, Astray, AstrayLook, Dispatched, Move, Reconciled
 from tokenyard.scripts.calls import Arg, Caller, codes
 from tokenyard.scripts.destinations import destination
-from tokenyard.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 
 #: Answers of `LeaderScripts.rescue` beside the number of entries left.
 RESCUE_NOT_LEADER: Final = -1

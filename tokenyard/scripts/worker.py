@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tokenyard.replies import encode_reply
+from tokenyard.protocol.replies import encode_reply
+from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.worker_info import HostInfo, encode_host
 from tokenyard.scripts.answers import HandedBack, Publication, Published, Renewed, Why
 from tokenyard.scripts.calls import Arg, Caller, codes
 from tokenyard.scripts.destinations import Groups, by_destination
-from tokenyard.wire import Assignment
-from tokenyard.worker_info import HostInfo, encode_host
 
 #: Answer of `WorkerScripts.retire` for a worker that the yard does not know.
 RETIRE_UNKNOWN: Final = -1

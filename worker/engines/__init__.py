@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from tokenyard.errors import Code
-from tokenyard.replies import Choice
-from tokenyard.wire import Assignment
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.wire import Assignment
 from worker.models import ModelSpec
 
 
@@ -79,7 +79,7 @@ class Engine(Protocol):
     def add(self, assignment: Assignment) -> None:
         """Take a request in; it continues behind ``assignment.published``.
 
-        Raises `tokenyard.errors.InvalidRequest` where the request cannot be run as it is.
+        Raises `tokenyard.protocol.errors.InvalidRequest` where the request cannot be run as it is.
         """
 
     def abort(self, keys: Iterable[str]) -> None:

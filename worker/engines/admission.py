@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
-from tokenyard.errors import InvalidRequest
-from tokenyard.wire import Assignment, Request, SamplingParams
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 
 _SMALLEST: Final = 1.2e-38  # of float32, in which engines keep their parameters
 _LARGEST: Final = 3.4e38

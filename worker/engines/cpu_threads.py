@@ -2,7 +2,7 @@
 
 Not by environment variables: OpenMP reads ``OMP_NUM_THREADS`` once, when torch is loaded, and a
 process that was forked from one that has loaded it would be too late. That variable is 1 during the
-imports (`worker.engines.vllm_environment`), so that none starts threads, which a fork would lose.
+imports (`worker.engines.vllm.environment`), so that none starts threads, which a fork would lose.
 """
 
 from __future__ import annotations

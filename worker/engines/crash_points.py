@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Final
 
-from tokenyard.wire import pack_tokens
+from tokenyard.protocol.wire import pack_tokens
 
 #: Places, and how the process ends there: as if killed from outside, or by a fault of its own.
 CRASH_POINTS: Final = {

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from tokenyard.errors import SettingsError
-from tokenyard.settings import DeviceName, WorkerSettings
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.settings import DeviceName, WorkerSettings
 
 log = logging.getLogger("tokenyard.worker.engines")
 

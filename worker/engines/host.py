@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines.cpu_features import missing_here
 from worker.engines.loading import is_on_cpu, prepare_environment
-from worker.engines.vllm_environment import engine_modules
+from worker.engines.vllm.environment import engine_modules
 
 
 def prepare_host(settings: WorkerSettings) -> list[str]:
@@ -15,9 +15,11 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
     """
     prepare_environment(settings)
     if settings.engine == "simulated":
-        return ["worker.process", "worker.engines.simulated"]
+        return ["worker.process.main", "worker.engines.simulated.engine"]
     on_cpu = is_on_cpu(settings)
     if on_cpu and missing_here():
-        return ["worker.process"]  # vLLM's import would kill the fork-server; the processes say why
+        return [
+            "worker.process.main"
+        ]  # vLLM's import would kill the fork-server; the processes say why
     engine = engine_modules(cpu=on_cpu)
-    return ["worker.process", *engine, "worker.engines.preloaded"]
+    return ["worker.process.main", *engine, "worker.engines.preloaded"]

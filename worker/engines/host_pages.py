@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from worker.engines import Unsupported
-from worker.engines.warm_base import give_back
+from worker.engines.vllm.warm_base import give_back
 
 _PACKED: Final = (
     "cpu_linear"  # a layer's own function, which holds its weights as oneDNN packs them

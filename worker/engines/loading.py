@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tokenyard.settings import WorkerSettings
+from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.checkpoints import check_fit
 from worker.engines.device_turns import turns_at
 from worker.engines.devices import find_device, own_gpu, visible_environment
-from worker.engines.simulated import SpeedModel
-from worker.engines.simulated_backend import SimulatedBackend
-from worker.engines.simulated_backend import check_weights as check_simulated
-from worker.engines.vllm_backend import VllmBackend
-from worker.engines.vllm_environment import (
+from worker.engines.simulated.backend import SimulatedBackend
+from worker.engines.simulated.backend import check_weights as check_simulated
+from worker.engines.simulated.engine import SpeedModel
+from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.environment import (
     engine_environment,
     set_environment,
     wished_threads,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
 
-    from tokenyard.wire import SamplingParams
+    from tokenyard.protocol.wire import SamplingParams
 
 FLOOR: Final = -9999.0  # stands for minus infinity, which JSON has not; as in vLLM's server
 

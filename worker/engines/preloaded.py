@@ -5,6 +5,6 @@ So a new process need not search it for garbage, and the pages that hold it stay
 
 from __future__ import annotations
 
-from worker.engines.warm_base import freeze
+from worker.engines.vllm.warm_base import freeze
 
 freeze()

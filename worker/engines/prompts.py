@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tokenyard.errors import InvalidRequest
+from tokenyard.protocol.errors import InvalidRequest
 
 _TOKENIZER_FILES: Final = (
     "tokenizer.json",

@@ -25,7 +25,7 @@ from typing import Final
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from tokenyard.wire import SamplingParams
+from tokenyard.protocol.wire import SamplingParams
 
 _RESET: Final = "Invalid prefix encountered"  # tokenizers, on text that is no UTF-8 by itself
 

@@ -21,7 +21,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from worker.engines import Group, Unsupported
 from worker.engines.stopwatch import Stopwatch
-from worker.engines.vllm_executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
+from worker.engines.vllm.executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
 from worker.executor.calls import Calls, Pending
 from worker.executor.leader_link import GATHER_S, LeaderLink
 from worker.executor.rank import Plan, Rank, shared_environment
@@ -67,7 +67,7 @@ class GroupExecutor(Executor):
 
     def _init_executor(self) -> None:
         self._stopwatch = Stopwatch()
-        self.phases_s = self._stopwatch.phases_s  # as `worker.engines.vllm_executor` has them
+        self.phases_s = self._stopwatch.phases_s  # as `worker.engines.vllm.executor` has them
         self._rank: Rank | None = None
         self._calls: Calls | None = None
         self._segments: Segments | None = None

@@ -1,0 +1,54 @@
+"""Which of the entries held wait no more: cancelled, or answered by another.
+
+Nobody tells the coordinator of a cancelled request, and what is held for a model without a lane
+may wait for long: it must not count as demand. So when less is pending than is held, the two are
+compared, page by page, since there may be very many.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from tokenyard.protocol.streams import position
+
+PAGE = 1000
+#: After an audit there is none for so many times the time that it took.
+REST = 9
+
+
+class Audit:
+    """Compares the entries of one class with what is pending, a page in a turn."""
+
+    def __init__(self, held: Sequence[str]) -> None:
+        self.after = "-"  # where the next page begins, as XPENDING understands it
+        self._left = iter(held)
+        self._next = next(self._left, None)
+        self._began = time.monotonic()
+
+    def rests_until(self) -> float:
+        """When the next audit may begin (monotonic), if this one ends now."""
+        now = time.monotonic()
+        return now + REST * (now - self._began)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all entries have been looked at."""
+        return self._next is None
+
+    def compare(self, pending: Sequence[str]) -> list[str]:
+        """Entries held and not pending, up to the end of a page of `PAGE` pending ones.
+
+        A page that is not full is the last one.
+        """
+        is_last = len(pending) < PAGE
+        end = (math.inf, 0) if is_last else position(pending[-1])
+        known, gone = set(pending), []
+        while self._next is not None and position(self._next) <= end:
+            if self._next not in known:
+                gone.append(self._next)
+            self._next = next(self._left, None)
+        if pending:
+            self.after = f"({pending[-1]}"
+        return gone

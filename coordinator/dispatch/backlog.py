@@ -1,0 +1,228 @@
+"""What was read from the intake and waits for a lane, by the model that serves it.
+
+However much is held, a turn costs what it places: nothing here walks over all of it but what
+compares it with Redis (`coordinator.dispatch.audit`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, KeysView
+from itertools import chain, islice
+
+from coordinator.dispatch.delay_queue import Timetable
+from coordinator.dispatch.demand import Demand
+from coordinator.dispatch.shares import Line, Shares, TurnOf, by_client
+from coordinator.routing.queued_request import Waiting
+from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass
+
+_Key = tuple[IntakeClass, str]
+
+
+class Queue:
+    """The requests for one model that could run now."""
+
+    def __init__(self, turn_of: TurnOf = by_client) -> None:
+        """``turn_of`` says whose turn a request of a class is."""
+        self._suspects: OrderedDict[str, Waiting] = OrderedDict()
+        self._retries: OrderedDict[str, Waiting] = OrderedDict()
+        self._lines = {name: Line(turn_of) for name in PRIORITY_CLASSES}
+        self._shares = Shares()
+        self._classes = 0  # in which something waits
+        self._count = 0
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """All of it, suspects first."""
+        yield from self._suspects.values()
+        yield from self.others
+
+    def add(self, waiting: Waiting) -> None:
+        """Put a request behind those of its class and client."""
+        if waiting.intake == "retry":
+            self._again(waiting)[waiting.entry] = waiting
+        else:
+            line = self._lines[waiting.intake]
+            if not line:
+                self._shares.join(waiting.intake)
+                self._classes += 1
+            line.add(waiting)
+        self._count += 1
+        self.tokens += waiting.tokens
+
+    def discard(self, waiting: Waiting) -> None:
+        """Take a request out, if it is here."""
+        if waiting.intake == "retry":
+            was_here = self._again(waiting).pop(waiting.entry, None) is not None
+        else:
+            line = self._lines[waiting.intake]
+            was_here = line.discard(waiting)
+            if was_here and not line:
+                self._classes -= 1
+        if was_here:
+            self._count -= 1
+            self.tokens -= waiting.tokens
+
+    def _again(self, waiting: Waiting) -> OrderedDict[str, Waiting]:
+        return self._suspects if waiting.is_suspect else self._retries
+
+    def note_served(self, waiting: Waiting) -> None:
+        """A request that is here has got its place: it was the turn of its class and client."""
+        if waiting.intake == "retry":
+            return
+        self._lines[waiting.intake].note_served(waiting)
+        if self._classes > 1:
+            self._shares.note_served(waiting.intake)
+
+    @property
+    def suspects(self) -> Iterator[Waiting]:
+        """Those that must run alone, in order."""
+        yield from self._suspects.values()
+
+    @property
+    def others(self) -> Iterator[Waiting]:
+        """The rest in the order in which it should be placed: first what was on a worker before."""
+        yield from self._retries.values()
+        yield from self._shares.order(self._lines)
+
+    @property
+    def clients(self) -> int:
+        """How many clients compete, at most: those of the class that has most."""
+        return max(line.clients for line in self._lines.values())
+
+    @property
+    def since_ms(self) -> float:
+        """When the oldest came in, about."""
+        again = (next(iter(box.values())) for box in (self._suspects, self._retries) if box)
+        lines = (line.since_ms for line in self._lines.values() if line)
+        return min(chain((one.since_ms for one in again), lines))
+
+
+class Held:
+    """All requests that are held: in a queue, pausing, or late."""
+
+    def __init__(self, turn_of: TurnOf = by_client) -> None:
+        """``turn_of`` is for the queues; see `Queue`."""
+        self._turn_of = turn_of
+        self._entries: dict[IntakeClass, dict[str, Waiting]] = {n: {} for n in INTAKE_CLASSES}
+        self._queues: dict[str, Queue] = {}  # none is empty
+        self._pauses: Timetable[_Key] = Timetable()
+        self._deadlines: Timetable[_Key] = Timetable()
+        self._late: dict[_Key, Waiting] = {}
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._entries.values())
+
+    def count(self, name: IntakeClass) -> int:
+        """How many requests of a class are held."""
+        return len(self._entries[name])
+
+    def ids(self, name: IntakeClass) -> list[str]:
+        """The entries of a class that are held, in their order in the intake."""
+        return list(self._entries[name])
+
+    def get(self, name: IntakeClass, entry: str) -> Waiting | None:
+        """The request of that entry, if it is held."""
+        return self._entries[name].get(entry)
+
+    @property
+    def models(self) -> KeysView[str]:
+        """Models that requests wait for which could run now."""
+        return self._queues.keys()
+
+    @property
+    def clients(self) -> int:
+        """How many clients compete for the same place, at most."""
+        return max((queue.clients for queue in self._queues.values()), default=0)
+
+    def queue(self, model: str) -> Queue | None:
+        """What waits for that model and could run now."""
+        return self._queues.get(model)
+
+    def add(self, waiting: Waiting) -> None:
+        """Hold a request until it is placed or answered."""
+        entries = self._entries[waiting.intake]
+        before = entries.get(waiting.entry)
+        if before is not None:  # read twice: somebody has made the group anew
+            self.remove(before)
+        entries[waiting.entry] = waiting
+        if waiting.deadline_ms is not None:
+            self._deadlines.set((waiting.intake, waiting.entry), waiting.deadline_ms)
+        if waiting.history.not_before_ms:
+            self._pauses.set((waiting.intake, waiting.entry), waiting.history.not_before_ms)
+        else:
+            self._enqueue(waiting)
+
+    def remove(self, waiting: Waiting) -> None:
+        """Hold a request no more; nothing happens if it is not held."""
+        self._entries[waiting.intake].pop(waiting.entry, None)
+        self._dequeue(waiting)
+        if waiting.deadline_ms is not None or waiting.history.not_before_ms:
+            key = (waiting.intake, waiting.entry)
+            self._deadlines.discard(key)
+            self._pauses.discard(key)
+            self._late.pop(key, None)
+
+    def note_served(self, waiting: Waiting) -> None:
+        """A request that is held has got its place."""
+        queue = self._queues.get(waiting.model)
+        if queue is not None:
+            queue.note_served(waiting)
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        for entries in self._entries.values():
+            entries.clear()
+        self._queues.clear()
+        self._late.clear()
+        self._pauses, self._deadlines = Timetable(), Timetable()
+
+    def _enqueue(self, waiting: Waiting) -> None:
+        queue = self._queues.get(waiting.model)
+        if queue is None:
+            queue = self._queues[waiting.model] = Queue(self._turn_of)
+        queue.add(waiting)
+
+    def _dequeue(self, waiting: Waiting) -> None:
+        queue = self._queues.get(waiting.model)
+        if queue is not None:
+            queue.discard(waiting)
+            if not queue:
+                del self._queues[waiting.model]
+
+    def advance(self, now_ms: float) -> None:
+        """Move what has become late out of the queues, and into them what has paused enough."""
+        for key in self._deadlines.take_due(now_ms):
+            waiting = self._entries[key[0]][key[1]]
+            self._pauses.discard(key)
+            self._dequeue(waiting)
+            self._late[key] = waiting
+        for key in self._pauses.take_due(now_ms):
+            self._enqueue(self._entries[key[0]][key[1]])
+
+    def late(self, most: int) -> list[Waiting]:
+        """Requests whose deadlines have passed, the earliest first."""
+        return list(islice(self._late.values(), most))
+
+    @property
+    def next_ms(self) -> float | None:
+        """When a pause or a deadline ends next; None where there is none."""
+        times = [at for at in (self._pauses.next_ms, self._deadlines.next_ms) if at is not None]
+        return min(times, default=None)
+
+    def demands(self, now_ms: float) -> list[Demand]:
+        """What could run now if it had a lane, by model; of models that the yard knows."""
+        self.advance(now_ms)
+        return [
+            Demand(
+                model,
+                requests=len(queue),
+                tokens=queue.tokens,
+                oldest_wait_s=max(0.0, now_ms - queue.since_ms) / 1000,
+            )
+            for model, queue in self._queues.items()
+            if model
+        ]

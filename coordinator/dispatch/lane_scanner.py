@@ -1,0 +1,70 @@
+"""What lies on the lanes, read from there: how much work, and which prompts.
+
+After a takeover of all lanes, a few in a turn; then of one lane each time that the roster is read,
+so that what was counted wrong does not stay so. Only policies that ask for it cost this.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import redis
+
+from coordinator.roster import Roster
+from coordinator.routing.selection import Selection
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.wire import Request
+
+#: Lanes that are read in one turn after a takeover.
+MOST_AT_ONCE: Final = 32
+
+
+class Recall:
+    """Tells the roster and the selection what an earlier leader knew."""
+
+    def __init__(
+        self, connection: redis.Redis, keys: Keys, roster: Roster, selection: Selection
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._roster = roster
+        self._selection = selection
+        self._known: dict[str, None] = {}  # workers, the one that was read longest ago first
+
+    def begin(self) -> None:
+        """Another term: what was known is not true any more."""
+        self._known.clear()
+
+    def run_once(self) -> None:
+        """Read lanes that are not known yet, or else the one that was read longest ago."""
+        if not self._selection.is_weighing and not self._selection.is_affine:
+            return
+        serving = [worker for worker, member in self._roster.members.items() if member.serves]
+        self._known = {worker: None for worker in self._known if worker in serving}
+        unknown = [worker for worker in serving if worker not in self._known]
+        for worker in unknown[:MOST_AT_ONCE] or list(self._known)[:1]:
+            self._read(worker, is_new=worker not in self._known)
+            self._known.pop(worker, None)
+            self._known[worker] = None
+        if len(unknown) > MOST_AT_ONCE:
+            self._roster.mark_stale()
+
+    def _read(self, worker: str, *, is_new: bool) -> None:
+        # The last event first, as where the loads are read: what leaves in between is counted
+        # twice, not never.
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.xrevrange(self._keys.freed, count=1)
+        pipeline.xrange(self._keys.lane(worker))
+        last, entries = pipeline.execute()
+        work = sum(self._weigh(worker, fields, is_new=is_new) for _, fields in entries)
+        self._roster.weigh(worker, work, last[0][0].decode() if last else "0-0")
+
+    def _weigh(self, worker: str, fields: Any, *, is_new: bool) -> int:
+        request = parse_request(fields)
+        if not isinstance(request, Request):  # that it was cancelled, for example
+            return 0
+        hints = self._selection.hints(request, fields)
+        if is_new:
+            self._selection.note(worker, hints)
+        return hints.work

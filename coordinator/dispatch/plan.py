@@ -1,0 +1,133 @@
+"""Who goes where in this turn: a pure decision over what waits for a model and its lanes.
+
+Models do not compete for lanes, so each has a plan of its own. Suspects
+(`coordinator.routing.suspicion`) are tried in groups, or alone, on lanes that take nothing else
+meanwhile: empty ones, and those where a group before has survived. Where there is none, the
+emptiest is kept free until it has run dry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from coordinator.routing.lanes import Lanes
+from coordinator.routing.policies import Lane, Pick
+from coordinator.routing.queued_request import Waiting
+from tokenyard.protocol.wording import counted
+
+#: Chooses among the lanes of a request's model; None: it has to wait.
+Choose = Callable[[Waiting, Lanes], Pick | None]
+
+ALONE = "a suspect, alone on an empty lane"
+
+
+class Placed(Struct, frozen=True):
+    """A request and the lane chosen for it."""
+
+    waiting: Waiting
+    lane: Lane  # as it was found
+    why: str  # there, in words
+    alone: bool = False
+    match: float | None = None  # see `Pick.match`
+    on_trial: bool = False  # with the others of this plan on its lane
+
+
+def make_plan(
+    suspects: Iterable[Waiting],
+    others: Iterable[Waiting],
+    lanes: Lanes,
+    *,
+    choose: Choose,
+    most: int,
+    trial_share: float = 0.5,
+) -> list[Placed]:
+    """Choose lanes for requests, given in the order in which they should be served.
+
+    ``lanes`` are those of their model, of which ``trial_share`` at most, and at least one, are for
+    suspects at once. Of the others no more are looked at than are placed, and one: the first that
+    has to wait holds back those behind it.
+    """
+    waiting = list(suspects)
+    tried, left = _place_suspects(waiting, lanes, trial_share)
+    if waiting and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
+        # The only lane is to run dry for a suspect: who came before its crash goes first.
+        since_ms = min(one.since_ms for one in waiting)
+        left, others = lanes.copy(), takewhile(lambda one: one.since_ms < since_ms, others)
+    return tried + _place_others(others, left, choose, most - len(tried))
+
+
+def _place_suspects(
+    waiting: Sequence[Waiting], lanes: Lanes, share: float
+) -> tuple[list[Placed], Lanes]:
+    """What goes on trial now, and the lanes that are left for others."""
+    if not waiting:  # nearly always, and then nobody looks at a thousand lanes
+        return [], lanes.copy()
+    in_groups = [one for one in waiting if one.trial]
+    alone = [one for one in waiting if not one.trial]
+    placed: list[Placed] = []
+    left = [lane for lane in lanes if not lane.is_quarantined]
+    kept = len(lanes) - len(left)
+    most = max(1, int(len(lanes) * share))
+    while in_groups and kept < most and left:
+        lane = _for_group(left)
+        group = take_group(in_groups, lane.idle) if lane else []
+        placed += _on_trial(group, lane) if lane else []
+        left.remove(lane or _emptiest(left))
+        kept += 1
+        if not group:
+            break
+    while alone and kept < most and left:
+        lane = _emptiest(left)
+        left.remove(lane)
+        kept += 1
+        if lane.load == 0:
+            placed.append(Placed(alone.pop(0), lane, ALONE, alone=True))
+    if len(lanes) > 1:
+        left = [lane for lane in left if not lane.is_kept]
+    return placed, Lanes(left)
+
+
+def take_group(waiting: list[Waiting], room: int) -> list[Waiting]:
+    """Take the next group out of suspects in their order: no more than each of it may be with."""
+    count, limit = 0, room
+    for one in waiting:
+        limit = min(limit, one.trial or 0)
+        if count >= limit:
+            break
+        count += 1
+    group = waiting[:count]
+    del waiting[:count]
+    return group
+
+
+def _for_group(lanes: Sequence[Lane]) -> Lane | None:
+    """The lane with the most idle places where nothing runs but what has survived a trial."""
+    fit = [lane for lane in lanes if lane.load == 0 or lane.is_kept]
+    return max(fit, key=lambda lane: lane.idle, default=None)
+
+
+def _emptiest(lanes: Sequence[Lane]) -> Lane:
+    return min(lanes, key=lambda lane: lane.load)
+
+
+def _on_trial(group: Sequence[Waiting], lane: Lane) -> list[Placed]:
+    others = counted(len(group) - 1, "other suspect")
+    return [Placed(one, lane, f"on trial with {others}", on_trial=True) for one in group]
+
+
+def _place_others(
+    others: Iterable[Waiting], lanes: Lanes, choose: Choose, most: int
+) -> list[Placed]:
+    placed: list[Placed] = []
+    for waiting in islice(others, max(0, most) if lanes else 0):
+        pick = choose(waiting, lanes)
+        if pick is None:
+            break
+        lane, work = pick.lane, pick.lane.work + waiting.hints.work
+        lanes.put(replace(lane, load=lane.load + 1, work=work))
+        placed.append(Placed(waiting, lane, pick.why, match=pick.match))
+    return placed

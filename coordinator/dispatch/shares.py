@@ -1,0 +1,152 @@
+"""In which order waiting requests are served: classes by their shares, the clients of one in turn.
+
+Shares are kept by self-clocked fair queueing (Golestani, 1994): the next request of a class is due
+``1 / weight`` after the one before it, or after what was served last where none of its class
+waited, and the one that is due first is served first. So a class that nobody uses costs the others
+nothing, and saves up nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from coordinator.routing.queued_request import Waiting
+from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.receipts import owns
+
+#: How often each class is served while all of them wait.
+WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
+
+
+#: The name of whoever has a turn with this request.
+TurnOf = Callable[[Waiting], str]
+
+
+def by_client(waiting: Waiting) -> str:
+    """Each client has a turn."""
+    return waiting.client
+
+
+def by_arrival(_: Waiting) -> str:
+    """There are no turns."""
+    return ""
+
+
+def by_client_and_guest(guests: Sequence[str]) -> TurnOf:
+    """Each client has a turn, and each guest one for all of its names."""
+    if not guests:
+        return by_client
+    longest_first = sorted(guests, key=len, reverse=True)
+
+    def turn_of(waiting: Waiting) -> str:
+        client = waiting.client
+        return next((guest for guest in longest_first if owns(guest, client)), client)
+
+    return turn_of
+
+
+class Line:
+    """The requests of one class: clients take turns, and each has its own in their order.
+
+    The client that was served last comes last, and so does one that has just come.
+    """
+
+    def __init__(self, turn_of: TurnOf = by_client) -> None:
+        """``turn_of`` says whose turn a request is; where all are the same, there are none."""
+        self._turn_of = turn_of
+        # Ordered ones find their first as fast when thousands before it have left.
+        self._clients: OrderedDict[str, OrderedDict[str, Waiting]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._clients)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """All of it, in the order in which it should be served."""
+        if len(self._clients) > 1:
+            return self._in_turn()
+        return chain.from_iterable(requests.values() for requests in self._clients.values())
+
+    def _in_turn(self) -> Iterator[Waiting]:
+        left = deque(self._clients.values())
+        turns: deque[Iterator[Waiting]] = deque()
+        while left or turns:
+            requests = iter(left.popleft().values()) if left else turns.popleft()
+            waiting = next(requests, None)
+            if waiting is not None:
+                yield waiting
+                turns.append(requests)
+
+    def add(self, waiting: Waiting) -> None:
+        """Put a request behind those of its client."""
+        client = self._turn_of(waiting)
+        requests = self._clients.get(client)
+        if requests is None:
+            requests = self._clients[client] = OrderedDict()
+        requests[waiting.entry] = waiting
+
+    def discard(self, waiting: Waiting) -> bool:
+        """Take a request out; whether it was here."""
+        client = self._turn_of(waiting)
+        requests = self._clients.get(client)
+        if requests is None or requests.pop(waiting.entry, None) is None:
+            return False
+        if not requests:
+            del self._clients[client]
+        return True
+
+    def note_served(self, waiting: Waiting) -> None:
+        """It was the turn of this request's client."""
+        if len(self._clients) < 2:  # as mostly
+            return
+        client = self._turn_of(waiting)
+        if client in self._clients:
+            self._clients.move_to_end(client)
+
+    @property
+    def clients(self) -> int:
+        """How many clients have requests here."""
+        return len(self._clients)
+
+    @property
+    def since_ms(self) -> float:
+        """When the oldest came in, about: of the client whose turn it is."""
+        return next(iter(next(iter(self._clients.values())).values())).since_ms
+
+
+class Shares:
+    """Which class is next, of those in which something waits: each has `WEIGHTS` of the places."""
+
+    def __init__(self) -> None:
+        self._served = dict.fromkeys(WEIGHTS, 0.0)  # when the last request of each class was due
+        self._now = 0.0  # when the last request of all was
+
+    def order(self, lines: Mapping[PriorityClass, Line]) -> Iterator[Waiting]:
+        """What waits in these classes, in the order in which it should be served.
+
+        Nothing changes until `note_served`.
+        """
+        requests = {name: iter(line) for name, line in lines.items() if line}
+        if len(requests) == 1:
+            yield from next(iter(requests.values()))
+            return
+        due = {name: self._served[name] + 1 / WEIGHTS[name] for name in requests}
+        while due:
+            name = min(due, key=due.__getitem__)
+            waiting = next(requests[name], None)
+            if waiting is None:
+                del due[name]
+                continue
+            yield waiting
+            due[name] += 1 / WEIGHTS[name]
+
+    def join(self, name: PriorityClass) -> None:
+        """A request has come into a class in which none waited."""
+        self._served[name] = max(self._served[name], self._now)
+
+    def note_served(self, name: PriorityClass) -> None:
+        """A request of this class was served while some of others waited."""
+        self._served[name] += 1 / WEIGHTS[name]
+        self._now = self._served[name]

@@ -1,0 +1,46 @@
+"""The span of each time that a request has waited, until a worker or a refusal ended that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.routing.queued_request import NOTHING, Waiting
+from tokenyard.protocol.wire import Request
+from tokenyard.telemetry.tracing import Tracer, carrier_of
+
+
+class QueueSpans:
+    """Tells a tracer of what has waited; where that is off, nothing happens."""
+
+    def __init__(self, tracer: Tracer, yard: str) -> None:
+        self._tracer = tracer
+        self._yard = yard
+
+    def trace_of(self, request: Request) -> Mapping[str, str]:
+        """What to keep of a request that waits."""
+        return carrier_of(request.metadata) if self._tracer.is_on else NOTHING
+
+    def ended(self, waiting: Waiting, now_ms: float, *, worker: str = "", error: str = "") -> None:
+        """A request waits no longer: it was given to ``worker``, or answered with ``error``.
+
+        Times are those of the server, in unix ms.
+        """
+        if not waiting.trace or not self._tracer.is_on:
+            return
+        attributes: dict[str, str | bool] = {
+            "messaging.system": "tokenyard",
+            "messaging.destination.name": self._yard,
+            "messaging.message.id": waiting.id,
+            "tokenyard.intake": waiting.intake,
+            "tokenyard.is_retry": waiting.intake == "retry",
+            "tokenyard.worker": worker,
+            "gen_ai.request.model": waiting.model,
+        }
+        self._tracer.span(
+            f"wait {self._yard}",
+            waiting.trace,
+            waiting.since_ms / 1000,
+            max(waiting.since_ms, now_ms) / 1000,
+            {name: value for name, value in attributes.items() if value != ""},
+            error=error,
+        )

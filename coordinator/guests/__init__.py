@@ -1,0 +1,1 @@
+"""Clients that are not trusted: the leader empties their inboxes."""

@@ -1,0 +1,196 @@
+"""What an entry of a guest's inbox asks for. Pure; the entry is hostile until it is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.protocol.digest import entry_digest
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.parse import parse_request, unfold
+from tokenyard.protocol.receipts import MAX_RECEIPT_BYTES, MOST_ENDED, owns
+from tokenyard.protocol.settings import LEAST_GUEST_TTL_S
+from tokenyard.protocol.wire import (
+    COMMON_FIELDS,
+    DEFAULT_RESULT_TTL_S,
+    MAX_ID_BYTES,
+    OWN_FIELDS,
+    Mould,
+    Refused,
+    ReplyKind,
+    Request,
+    Unanswerable,
+)
+
+#: The priority classes of guests: `high` would make others wait.
+GuestClass = Literal["normal", "low"]
+CLASSES: Final[tuple[GuestClass, ...]] = ("normal", "low")
+
+_ids_decoder = msgspec.json.Decoder(list[str])
+_KEPT: Final = {name.encode() for name in COMMON_FIELDS | OWN_FIELDS}
+
+
+class Address(Struct, frozen=True):
+    """Who hears what became of an entry, and by which word."""
+
+    client: str
+    kind: ReplyKind = "flat"
+    request_id: str = ""
+    receipt: str = ""  # empty: only refusals are told, as results
+
+
+class Submission(Struct, frozen=True):
+    """A request, as it will stand in the intake."""
+
+    address: Address
+    request: Request
+    mould: Mould
+    digest: str
+    priority_class: GuestClass
+    watched: str = ""  # the client, if its disappearance is to cancel the request
+
+
+class Cancelling(Struct, frozen=True):
+    """A request of the guest's that is to be cancelled."""
+
+    client: str
+    request_id: str
+
+
+class Attending(Struct, frozen=True):
+    """A client that says that it is there, or that it leaves."""
+
+    client: str
+    leaves: bool
+    ended: list[str]
+
+
+class Unreadable(Struct, frozen=True):
+    """What is none of these; with an address it is answered."""
+
+    reason: str
+    address: Address | None = None
+
+
+Ask = Submission | Cancelling | Attending | Unreadable
+
+
+def read_ask(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> Ask:
+    """Read an entry of the inbox of ``guest``; never raises.
+
+    A request's time to live is brought into the bounds for guests.
+    """
+    try:
+        fields = unfold(fields)
+        client = _client(guest, fields)
+    except InvalidRequest as fault:
+        return Unreadable(str(fault))
+    match fields.get(b"do", b"submit"):
+        case b"submit":
+            return _submission(client, fields, most_ttl_s)
+        case b"cancel":
+            return _cancelling(client, fields)
+        case b"attend":
+            return _attending(client, fields)
+    return Unreadable("do: use submit, cancel or attend")
+
+
+def _client(guest: str, fields: Mapping[bytes, bytes]) -> str:
+    try:
+        client = fields.get(b"client", guest.encode()).decode()
+    except UnicodeDecodeError:
+        client = ""
+    if not is_name(client) or not owns(guest, client):
+        raise InvalidRequest("client", f"use {guest} or a name that begins with {guest}-")
+    return client
+
+
+def _submission(client: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> Ask:
+    own = {name: value for name, value in fields.items() if name in _KEPT}
+    own[b"client"] = client.encode()
+    own[b"result_ttl"] = _ttl(own.get(b"result_ttl", b""), most_ttl_s)
+    request = parse_request(own)
+    if isinstance(request, Unanswerable):
+        return Unreadable(request.reason)
+    kind: ReplyKind = "frame" if request.reply_to else "flat"
+    try:
+        receipt = _receipt(fields)
+    except InvalidRequest as fault:
+        return Unreadable(str(fault), Address(client, kind, request.id))
+    address = Address(client, kind, request.id, receipt)
+    if isinstance(request, Refused):
+        return Unreadable(request.message, address)
+    if request.priority < 0:
+        return Unreadable("priority: must not be below 0 for a guest", address)
+    wanted = fields.get(b"class", b"normal")
+    for name in CLASSES:
+        if name.encode() == wanted:
+            return Submission(
+                address,
+                request,
+                _mould(own, request, is_late_refused=fields.get(b"refuse_late") == b"1"),
+                entry_digest(own),
+                name,
+                client if fields.get(b"attach") == b"1" else "",
+            )
+    return Unreadable(f"class: use {' or '.join(CLASSES)}", address)
+
+
+def _ttl(given: bytes, most_ttl_s: int) -> bytes:
+    """Within the bounds; what is no number stays for `parse_request` to refuse."""
+    if given and not (given.isdigit() and len(given) < 10):
+        return given
+    asked = int(given) if given else DEFAULT_RESULT_TTL_S
+    return b"%d" % min(max(asked, LEAST_GUEST_TTL_S), most_ttl_s)
+
+
+def _receipt(fields: Mapping[bytes, bytes]) -> str:
+    raw = fields.get(b"receipt", b"")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if len(raw) > MAX_RECEIPT_BYTES or (raw and not text):
+        raise InvalidRequest("receipt", f"give at most {MAX_RECEIPT_BYTES} bytes of UTF-8")
+    return text
+
+
+def _mould(own: Mapping[bytes, bytes], request: Request, *, is_late_refused: bool) -> Mould:
+    """What `submit` writes beside id and prompt: the fields as the guest gave them.
+
+    A default that was said stays said, which a model's own would else take the place of.
+    """
+    texts = {
+        name.decode(): value.decode()
+        for name, value in own.items()
+        if name.decode() in COMMON_FIELDS
+    }
+    [field] = {name.decode() for name in own} & (OWN_FIELDS - {"id"})
+    shared = msgspec.json.encode(texts).decode()
+    deadline_ms = (request.deadline_ms or 0) if is_late_refused else 0
+    return Mould(request.client, field, shared, len(shared), deadline_ms)
+
+
+def _cancelling(client: str, fields: Mapping[bytes, bytes]) -> Ask:
+    raw = fields.get(b"id", b"")
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError:
+        return Unreadable("id: is not UTF-8")
+    if not 0 < len(raw) <= MAX_ID_BYTES:
+        return Unreadable(f"id: give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
+    return Cancelling(client, name)
+
+
+def _attending(client: str, fields: Mapping[bytes, bytes]) -> Ask:
+    try:
+        ended = _ids_decoder.decode(fields.get(b"ended", b"[]"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Unreadable("ended: give a JSON array of ids")
+    if len(ended) > MOST_ENDED:
+        return Unreadable(f"ended: give at most {MOST_ENDED} ids")
+    return Attending(client, fields.get(b"leave") == b"1", ended)

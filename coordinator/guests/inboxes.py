@@ -1,0 +1,282 @@
+"""Reads what guests have written, and does what they ask for as a trusted client would.
+
+A guest is a user of the server that may write one stream. What it writes is not read as it stands:
+`collect` hands out a bounded part of it. A guest that oversteps is cut off: its inbox is deleted
+without a look until that is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import redis
+
+from coordinator.counts import Counts
+from coordinator.guests.asks import (
+    Address,
+    Ask,
+    Attending,
+    Cancelling,
+    Submission,
+    Unreadable,
+    read_ask,
+)
+from coordinator.guests.knocks import Knocks
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.parse import parse_id
+from tokenyard.protocol.receipts import Receipt, ReceiptCode
+from tokenyard.protocol.replies import ErrorInfo, Reply, json_text, status_of
+from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
+from tokenyard.scripts import (
+    CLIENT_LEASE_MS,
+    Acceptance,
+    Cancelled,
+    Haul,
+    Notice,
+    Scripts,
+    Submitted,
+    attend,
+    submit,
+)
+
+log = logging.getLogger("tokenyard.coordinator.inboxes")
+
+#: Entries of one inbox that one look takes.
+MOST_ENTRIES: Final = 256
+#: After a look it rests for so many times as long, so that a flood leaves most of the leader's time
+#: to others.
+RESTS: Final = 3
+#: What a guest is told that finds the guests' part of the queue full.
+RETRY_AFTER_MS: Final = 1_000
+
+_CODES: Final[dict[Submitted, ReceiptCode]] = {
+    Submitted.ACCEPTED: "accepted",
+    Submitted.KNOWN: "known",
+    Submitted.FULL: "full",
+    Submitted.LATE: "late",
+    Submitted.REUSED: "reused",
+}
+_UNDER_WAY: Final = (b"waiting", b"assigned")
+_FULL: Final = Acceptance(Submitted.FULL, retry_after_ms=RETRY_AFTER_MS)
+
+
+class Inboxes:
+    """The guests of one yard."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        scripts: Scripts,
+        keys: Keys,
+        settings: CoordinatorSettings,
+        counts: Counts,
+    ) -> None:
+        self._connection = connection
+        self._scripts = scripts
+        self._keys = keys
+        self._guests = tuple(dict.fromkeys(settings.guests))
+        self._knocks = Knocks(settings.redis_url, keys, self._guests)
+        self._settings = settings
+        self._counts = counts
+        self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
+        self._turn = 0
+        self._cut_off: dict[str, float] = {}  # guest to when it is heard again (monotonic)
+        self._rests: dict[str, float] = {}  # guest to when its inbox is tried again
+
+    def run_once(self) -> None:
+        """Look into the inboxes that something was written into."""
+        if not self._guests:
+            return
+        now = time.monotonic()
+        written = self._knocks.take()
+        if not written:
+            return
+        room = self._room()
+        for left, guest in zip(range(len(written), 0, -1), self._in_turn(written), strict=True):
+            # Nobody who floods takes all of what is left.
+            room -= self._look(guest, max(0, math.ceil(room / left)), now)
+        self._knocks.rest((time.monotonic() - now) * RESTS)
+
+    def _in_turn(self, written: Sequence[str]) -> Sequence[str]:
+        """Each time another of them is the first."""
+        self._turn += 1
+        first = self._turn % len(written)
+        return (*written[first:], *written[:first])
+
+    def stop(self) -> None:
+        """Hear no more; idempotent."""
+        self._knocks.stop()
+
+    def _look(self, guest: str, room: int, now: float) -> int:
+        """See to one inbox; how many requests were handed on. No guest stops the others."""
+        if now < self._cut_off.get(guest, 0.0):
+            self._connection.unlink(self._keys.inbox(guest))
+            return 0
+        if now < self._rests.get(guest, 0.0):
+            return 0
+        try:
+            return self._take(guest, room)
+        except redis.ResponseError as fault:
+            self._rests[guest] = now + self._settings.guest_cut_off_s
+            self._counts.found_bad("inbox")
+            log.warning("the inbox of guest %s cannot be read: %s", guest, fault)
+            return 0
+
+    def _take(self, guest: str, room: int) -> int:
+        [haul] = self._scripts.collect(
+            [guest],
+            most_memory=self._settings.guest_inbox_bytes,
+            most_bytes=self._settings.max_request_bytes,
+            most_entries=MOST_ENTRIES,
+        )
+        self._judge(guest, haul)
+        return self._serve(guest, haul, room) if haul.entries else 0
+
+    def _room(self) -> int:
+        """How many requests of guests may still wait."""
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in INTAKE_CLASSES:
+            pipeline.xlen(self._keys.intake(name))
+        waiting: int = sum(pipeline.execute())
+        return self._most_waiting - waiting
+
+    def _judge(self, guest: str, haul: Haul) -> None:
+        """Cut a guest off whose inbox, or an entry in it, was too large."""
+        if haul.overrun:
+            self._cut(guest, f"its inbox took {haul.overrun} bytes")
+        if haul.deleted:
+            self._counts.found_bad("inbox", haul.deleted)
+            self._cut(guest, f"{haul.deleted} entries were too long or had too many fields")
+
+    def _cut(self, guest: str, why: str) -> None:
+        self._counts.found_bad("inbox")
+        self._cut_off[guest] = time.monotonic() + self._settings.guest_cut_off_s
+        log.warning("guest %s is cut off for %g s: %s", guest, self._settings.guest_cut_off_s, why)
+
+    def _serve(self, guest: str, haul: Haul, room: int) -> int:
+        """Do what a guest asks for; how many requests were handed on."""
+        asks = [
+            read_ask(guest, fields, self._settings.guest_result_ttl_s) for _, fields in haul.entries
+        ]
+        notices = list(self._refusals(guest, asks))
+        submissions = [ask for ask in asks if isinstance(ask, Submission)]
+        for submission, acceptance in self._submit(submissions[:room]):
+            notices += _told(submission.address, acceptance)
+        for submission in submissions[room:]:
+            notices += _told(submission.address, _FULL)
+        self._cancel(ask for ask in asks if isinstance(ask, Cancelling))
+        self._attend(ask for ask in asks if isinstance(ask, Attending))
+        self._scripts.settle(guest, [entry for entry, _ in haul.entries], notices)
+        return min(room, len(submissions))
+
+    def _refusals(self, guest: str, asks: Iterable[Ask]) -> Iterable[Notice]:
+        for ask in asks:
+            if isinstance(ask, Unreadable):
+                self._counts.found_bad("inbox")
+                log.debug("an entry of guest %s is refused: %s", guest, ask.reason)
+                if ask.address is not None:
+                    yield from _invalid(ask.address, ask.reason)
+
+    def _submit(self, submissions: Iterable[Submission]) -> Iterable[tuple[Submission, Acceptance]]:
+        """Hand requests on, those of one class and one watched client in one call."""
+        groups: dict[tuple[str, str], list[Submission]] = {}
+        for one in submissions:
+            groups.setdefault((one.priority_class, one.watched), []).append(one)
+        for group in groups.values():
+            answers = self._scripts.call(
+                submit(
+                    self._keys,
+                    group[0].priority_class,
+                    [one.request for one in group],
+                    watched=group[0].watched,
+                    refuse_late=True,  # those whose mould has a deadline
+                    moulds=[one.mould for one in group],
+                    digests=[one.digest for one in group],
+                )
+            )
+            if group[0].watched:
+                self._forget_ended(group[0].watched, 2 * len(group))
+            yield from zip(group, answers, strict=True)
+
+    def _forget_ended(self, client: str, most: int) -> None:
+        """Detach requests that are over, though the guest has not said so.
+
+        Of twice as many as have come, so no more than half of what is attached is over in the end.
+        """
+        attached = self._keys.attached(client)
+        sample: Any = self._connection.srandmember(attached, most)
+        pipeline = self._connection.pipeline(transaction=False)
+        for raw in sample:
+            pipeline.hget(self._keys.ledger(client, parse_id(raw) or ""), "state")
+        states = pipeline.execute()
+        over = [raw for raw, state in zip(sample, states, strict=True) if state not in _UNDER_WAY]
+        if over:
+            self._connection.srem(attached, *over)
+
+    def _cancel(self, asks: Iterable[Cancelling]) -> None:
+        for ask in asks:
+            code = self._scripts.cancel(
+                ask.client,
+                ask.request_id,
+                "cancelled by the client",
+                unknown_ttl_s=LEAST_GUEST_TTL_S,  # whoever makes up ids fills nothing for long
+            )
+            if code is Cancelled.MOVED:
+                log.info("%s/%s moves too fast to be cancelled", ask.client, ask.request_id)
+
+    def _attend(self, asks: Iterable[Attending]) -> None:
+        for ask in asks:
+            lease_ms = 0 if ask.leaves else CLIENT_LEASE_MS
+            self._scripts.call(attend(self._keys, ask.client, ask.ended, lease_ms=lease_ms))
+
+
+def _told(address: Address, acceptance: Acceptance) -> list[Notice]:
+    """What a guest hears of a request that was handed on: a receipt, or a refusal as a result."""
+    if address.receipt:
+        receipt = Receipt(
+            address.receipt,
+            _CODES[acceptance.code],
+            acceptance.sid,
+            acceptance.position,
+            acceptance.eta_ms,
+            acceptance.retry_after_ms,
+            acceptance.state,
+        )
+        return [_notice(address, receipt)]
+    if acceptance.code is Submitted.FULL:
+        seconds = acceptance.retry_after_ms / 1000
+        return [_result(address, Code.QUEUE_FULL, f"the queue is full; try again in {seconds:g} s")]
+    if acceptance.code is Submitted.LATE:
+        return [_result(address, Code.DEADLINE_EXCEEDED, "it would wait beyond its deadline")]
+    return []
+
+
+def _invalid(address: Address, reason: str) -> list[Notice]:
+    if address.receipt:
+        return [_notice(address, Receipt(address.receipt, "invalid", message=reason))]
+    return [_result(address, Code.INVALID_REQUEST, reason)]
+
+
+def _notice(address: Address, receipt: Receipt) -> Notice:
+    reply = Reply(
+        id=address.request_id, event="receipt", seq=0, tokens=b"", receipt=json_text(receipt)
+    )
+    return Notice(address.client, address.kind, reply)
+
+
+def _result(address: Address, code: Code, message: str) -> Notice:
+    error: Any = json_text(ErrorInfo(code, message))
+    reply = Reply(
+        id=address.request_id,
+        event="result",
+        seq=0,
+        tokens=b"",
+        status=status_of(code),
+        error=error,
+    )
+    return Notice(address.client, address.kind, reply)

@@ -1,0 +1,189 @@
+"""Which worker should hold which model: a pure decision over what waits and what there is.
+
+docs/placement.md tells the rules, with examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from coordinator.dispatch.demand import Demand
+from coordinator.placement.choice import Choice, Option
+from coordinator.placement.devices import LEAVING, SERVING, Device, DeviceId, Holder, Worker, survey
+from coordinator.placement.needs import Catalog, Need, hopeless, needs
+from coordinator.placement.state import Standing
+from tokenyard.protocol.commands import Command
+from tokenyard.protocol.worker_info import HostInfo
+
+#: A command is given up when the roster shows nothing of it for so long, and thrice the time
+#: that loading took last.
+PATIENCE_S: Final = 60.0
+#: The same where the worker that it names is gone, as it is between two incarnations.
+PATIENCE_GONE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command that was given, until the roster shows what came of it."""
+
+    command: Command
+    devices: Sequence[DeviceId]  # the worker's first
+    given_ms: float
+    faulted_ms: float = 0.0  # when that host had last failed to load the model, as known then
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the decision depends on.
+
+    Times are unix ms by the server's clock, and by the hosts' own in what they say: they should
+    agree to a second or so.
+    """
+
+    demands: Sequence[Demand]  # of models that are not paused
+    workers: Sequence[Worker]  # with a lease
+    hosts: Mapping[str, HostInfo]  # by controller
+    now_ms: float
+    max_model_wait_s: float  # where a model has none of its own; 0: by what swaps cost
+    orders: Sequence[Order] = ()  # given before, as far as the caller remembers
+    paused: Collection[str] = ()  # models that operators have told to pause
+    max_swap_share: float = 0.1  # of a device's time, where the cost of swaps decides
+
+
+@dataclass(slots=True)
+class Placement:
+    """What to do, and what to remember of it."""
+
+    commands: list[Command] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)  # under way, the new ones included
+    hopeless: dict[str, str] = field(default_factory=dict)  # models that nobody can load, and why
+
+
+def place(situation: Situation) -> Placement:
+    """Decide once: at most one command for each model, and for each device."""
+    return _Decision(situation).make()
+
+
+class _Decision:
+    def __init__(self, situation: Situation) -> None:
+        now_ms = situation.now_ms
+        self._catalog = Catalog(
+            situation.hosts,
+            now_ms=now_ms,
+            max_model_wait_s=situation.max_model_wait_s,
+            max_swap_share=situation.max_swap_share,
+        )
+        self._standing = Standing(
+            survey(situation.workers), situation.demands, self._catalog, now_ms
+        )
+        self._choice = Choice(self._standing)
+        self._paused = situation.paused
+        self._workers = {one.worker for one in situation.workers}
+        self._placement = Placement()
+        for order in situation.orders:
+            if self._is_under_way(order):
+                self._note(order)
+
+    def make(self) -> Placement:
+        """Give each model that needs it one more worker, as far as there are devices."""
+        standing = self._standing
+        for need in needs(list(standing.demands.values()), standing.supplies(), self._catalog):
+            ordered = {command.model for command in self._placement.commands}
+            if need.model in ordered or need.model in self._paused:
+                continue
+            option = self._choice.choose(need)
+            if option:
+                self._give(need, option)
+            elif need.gathers:
+                standing.taken.update(self._choice.gather(need))
+        self._placement.hopeless = dict(self._hopeless())
+        return self._placement
+
+    def _note(self, order: Order) -> None:
+        self._placement.orders.append(order)
+        self._standing.give(order.command.model, order.devices)
+
+    def _hopeless(self) -> Iterator[tuple[str, str]]:
+        """Models that requests wait for in vain; none while no host is there at all."""
+        kept = self._standing.kept()
+        for model, demand in self._standing.demands.items():
+            is_had = self._standing.serving[model] or self._standing.is_paused(model)
+            if self._catalog.hosts and not is_had:
+                reason = hopeless(demand, self._catalog, kept)
+                if reason:
+                    yield model, reason
+
+    # What was ordered before
+
+    def _is_under_way(self, order: Order) -> bool:
+        """Whether the roster may still come to show what was commanded."""
+        controller, _ = order.devices[0]
+        info = self._catalog.offers(order.command.model).get(controller)
+        if info is None or info.faulted_ms > order.faulted_ms or self._has_arrived(order):
+            return False
+        if self._gives_way(order):
+            return True
+        patience_s = 3 * info.load_s + PATIENCE_S
+        if order.command.worker not in self._workers:
+            patience_s = PATIENCE_GONE_S
+        return self._standing.now_ms - order.given_ms < 1000 * patience_s
+
+    def _has_arrived(self, order: Order) -> bool:
+        device = self._standing.devices.get(order.devices[0])
+        holder = device.holder if device else None
+        if holder is None or holder.model != order.command.model:
+            return False
+        return holder.leader.info.state in SERVING  # paused or not
+
+    def _gives_way(self, order: Order) -> bool:
+        """Whether what was there is on its way out, which takes what its requests take."""
+        devices = [self._standing.devices.get(device) for device in order.devices]
+        workers = (one for device in devices if device for one in device.workers)
+        return any(one.info.state in LEAVING for one in workers)
+
+    # The command
+
+    def _give(self, need: Need, option: Option) -> None:
+        devices = _leader_first(option.devices, need.model)
+        worker = devices[0].entrance(need.model)
+        if worker is None:
+            return
+        ids = [device.id for device in devices]
+        command = Command(
+            verb="load",
+            worker=worker.worker,
+            model=need.model,
+            devices=[index for _, index in ids] if len(ids) > 1 else [],
+            why=f"{need.why}; {self._words(option, need.model)}",
+        )
+        faulted_ms = self._catalog.offers(need.model)[ids[0][0]].faulted_ms
+        self._placement.commands.append(command)
+        self._note(Order(command, ids, self._standing.now_ms, faulted_ms))
+
+    def _words(self, option: Option, model: str) -> str:
+        """What makes room, in words."""
+        holders = {
+            device.holder.leader.worker: device.holder for device in option.devices if device.holder
+        }
+        told = [self._farewell(holder) for holder in holders.values()]
+        if any(device.sleeper(model) for device in option.devices):
+            told.append("it sleeps there")
+        return ", ".join(told) or "a device is free"
+
+    def _farewell(self, holder: Holder) -> str:
+        if self._standing.is_idle(holder):
+            idle_s = (self._standing.now_ms - holder.leader.used_ms) / 1000
+            return f"{holder.model} has had no work for {idle_s:.0f} s"
+        return f"{holder.model} has had its turn"
+
+
+def _leader_first(devices: Sequence[Device], model: str) -> list[Device]:
+    """By their numbers; but one whose worker is no mere follower of a group leads."""
+
+    def order(device: Device) -> tuple[bool, DeviceId]:
+        worker = device.entrance(model)
+        return worker is None or worker.info.state == "attached", device.id
+
+    return sorted(devices, key=order)

@@ -1,0 +1,161 @@
+"""What the devices of the yard hold: the view from which models are placed.
+
+A device is one GPU of a host, or a share of its cores. At most one of its processes is awake, and
+takes the device up; the others are warm, without a model, or sleep with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from tokenyard.protocol.control import Conduct
+from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
+
+DeviceId = tuple[str, int]  # controller, index on its host
+
+#: States of a worker that takes its device up.
+AWAKE: Final = frozenset[WorkerState]({"loading", "ready", "draining", "unloading", "attached"})
+#: States of one that serves its model, or is about to.
+SERVING: Final = frozenset[WorkerState]({"loading", "ready"})
+#: States of one that is about to let go of it.
+LEAVING: Final = frozenset[WorkerState]({"draining", "unloading"})
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker with a lease."""
+
+    worker: str  # with its incarnation
+    info: WorkerInfo
+    load: int = 0  # entries on its lane
+    worked_ms: float = 0.0  # when it was last seen at work; 0: never
+    conduct: Conduct = "RUNNING"  # what it was told, or still does
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may be commanded; what operators have paused is left as it is."""
+        return self.conduct == "RUNNING"
+
+    @property
+    def device(self) -> DeviceId:
+        """Where its process is."""
+        return self.info.controller, self.info.device
+
+    @property
+    def used_ms(self) -> float:
+        """Since when it has had nothing to do."""
+        return max(self.worked_ms, self.info.since_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What takes up a device, or as a group several: a model that comes, serves or goes."""
+
+    leader: Worker
+    devices: frozenset[DeviceId]
+    swapped_ms: float  # when one of them last gave up a model for another; 0: never
+
+    @property
+    def model(self) -> str:
+        """The model that it holds."""
+        return self.leader.info.model
+
+    @property
+    def serves(self) -> bool:
+        """Whether it serves its model, or is about to."""
+        return self.leader.info.state in SERVING and self.leader.is_running
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be given to it."""
+        return self.leader.info.state == "ready" and self.leader.is_running
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device, and who could take it up."""
+
+    id: DeviceId
+    holder: Holder | None
+    workers: Sequence[Worker]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing takes it up."""
+        return self.holder is None and not self._awake() and not self.is_paused
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether who takes it up is paused, or has let go of it and will want it back."""
+        awake = self._awake()
+        if not awake:
+            asleep = (one for one in self.workers if one.info.state == "asleep")
+            return any(one.conduct == "SUSPENDED" for one in asleep)
+        return not all(one.is_running for one in awake)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether one worker takes it up, rather than one that comes and one that goes."""
+        return self.holder is not None and len(self._awake()) == 1 and not self.is_paused
+
+    def entrance(self, model: str) -> Worker | None:
+        """The worker to command here for ``model``; None where none is up.
+
+        Who takes the device up, else one that sleeps with that model, else one without any.
+        """
+        if self.is_paused:
+            return None
+        awake = sorted(self._awake(), key=lambda one: one.info.state == "attached")
+        return next(iter(awake), None) or self.sleeper(model) or self._warm()
+
+    def sleeper(self, model: str) -> Worker | None:
+        """A worker that sleeps with ``model``."""
+        return next((one for one in self._running("asleep") if one.info.model == model), None)
+
+    def _warm(self) -> Worker | None:
+        return next(self._running("warm"), None)
+
+    def _running(self, state: WorkerState) -> Iterator[Worker]:
+        return (one for one in self.workers if one.info.state == state and one.is_running)
+
+    def _awake(self) -> list[Worker]:
+        return [one for one in self.workers if one.info.state in AWAKE]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All devices, and all that takes them up."""
+
+    devices: Sequence[Device]
+    holders: Sequence[Holder]
+
+
+def survey(workers: Iterable[Worker]) -> Survey:
+    """Look at the devices of all workers; those that name no controller seem to share one."""
+    everybody = sorted(workers, key=lambda one: (one.device, one.worker))
+    swapped: dict[DeviceId, float] = {}
+    for one in everybody:
+        swapped[one.device] = max(swapped.get(one.device, 0.0), one.info.swapped_ms)
+    holders = list(_holders(everybody, swapped))
+    held = {device: holder for holder in holders for device in holder.devices}
+    devices = [
+        Device(device, held.get(device), list(there))
+        for device, there in groupby(everybody, key=lambda one: one.device)
+    ]
+    return Survey(devices, holders)
+
+
+def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Iterator[Holder]:
+    """Those that serve last, so that they are what a device shows while one gives way."""
+    awake = [one for one in workers if one.info.state in AWAKE]
+    leaders = [one for one in awake if one.info.state != "attached"]
+    named: dict[str, set[DeviceId]] = {}
+    for one in workers:
+        named.setdefault(one.info.name, set()).add(one.device)
+    for leader in sorted(leaders, key=lambda one: one.info.state in SERVING):
+        devices = {leader.device}.union(*(named.get(name, ()) for name in leader.info.group))
+        swapped_ms = max(swapped[device] for device in devices)
+        yield Holder(leader, frozenset(devices), swapped_ms)

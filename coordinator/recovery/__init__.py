@@ -1,0 +1,1 @@
+"""What crashes and slips leave behind: taken back, tried again, ended, swept."""

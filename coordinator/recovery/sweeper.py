@@ -1,0 +1,201 @@
+"""What the intake holds beyond what the dispatcher has read, a bounded look once a second.
+
+Requests past their deadline are answered, requests that plain XADDs added beyond the bound are
+refused, and what a vanished client wanted cancelled is cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import redis
+
+from coordinator.dispatch.intake import Entry
+from coordinator.dispatch.refusals import late, refuse
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import (
+    INTAKE_CLASSES,
+    PRIORITY_CLASSES,
+    IntakeClass,
+    Keys,
+    PriorityClass,
+)
+from tokenyard.protocol.parse import parse_id, parse_name, parse_request
+from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.wire import Refused, Request
+from tokenyard.scripts import Cancelled, Scripts
+
+log = logging.getLogger("tokenyard.coordinator.sweeper")
+
+EVERY_S = 1.0
+#: Entries of each class that one round looks at, and requests that one round answers or cancels.
+MOST_LOOKED_AT = 1000
+MOST_ACTED_ON = 100
+#: Its id cannot be tried again before a refusal is forgotten, so this one is soon.
+FULL_TTL_S = 60
+#: Bytes of a bad value that a log shows.
+_SHOWN = 100
+
+
+class Sweeper:
+    """Acts on waiting requests that nobody has read yet."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        scripts: Scripts,
+        keys: Keys,
+        *,
+        bounds: Mapping[PriorityClass, int],
+        answer: Callable[[Entry, Refused], None],
+        found_bad: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``found_bad`` hears of values that were removed, by where they were."""
+        self._connection = connection
+        self._scripts = scripts
+        self._keys = keys
+        self._bounds = bounds
+        self._answer = answer
+        self._found_bad = found_bad
+        self._is_behind = False  # with names of clients
+        self._cursors: dict[IntakeClass, str] = dict.fromkeys(INTAKE_CLASSES, "-")
+        self._due = 0.0
+        self._acted = 0  # in this round
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next round should not wait: this one ended before its work was done."""
+        return not self._due
+
+    def run_once(self) -> None:
+        """One round, when it is due."""
+        if time.monotonic() < self._due:
+            return
+        self._acted = 0
+        lengths = self._lengths()
+        for name, length in lengths.items():
+            if length:
+                self._expire(name)
+        self._shed(lengths)
+        self._cancel_abandoned()
+        is_behind = self._is_behind or self._acted >= MOST_ACTED_ON
+        self._due = 0.0 if is_behind else time.monotonic() + EVERY_S
+
+    @property
+    def _left(self) -> int:
+        """How many requests this round may still act on."""
+        return max(0, MOST_ACTED_ON - self._acted)
+
+    def _lengths(self) -> dict[IntakeClass, int]:
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in INTAKE_CLASSES:
+            pipeline.xlen(self._keys.intake(name))
+        return dict(zip(INTAKE_CLASSES, pipeline.execute(), strict=True))
+
+    def _expire(self, name: IntakeClass) -> None:
+        after = self._cursors[name]
+        cursor, overdue = self._scripts.overdue(name, after, MOST_LOOKED_AT)
+        now = overdue[: self._left]
+        if len(now) == len(overdue):
+            self._cursors[name] = cursor or "-"
+        elif now:
+            self._cursors[name] = now[-1]
+        for entry in self._entries(name, now):
+            request = parse_request(entry.fields)
+            if isinstance(request, Request):
+                self._refuse(entry, late(request, "waiting in the intake"))
+            elif isinstance(request, Refused):
+                self._refuse(entry, request)
+
+    def _refuse(self, entry: Entry, refused: Refused) -> None:
+        self._acted += 1
+        self._answer(entry, refused)
+
+    def _entries(self, name: IntakeClass, ids: Iterable[str]) -> list[Entry]:
+        stream = self._keys.intake(name)
+        found: list[Any] = [self._connection.xrange(stream, one, one) for one in ids]
+        return [Entry(name, one[0][0].decode(), one[0][1]) for one in found if one]
+
+    def _shed(self, lengths: Mapping[IntakeClass, int]) -> None:
+        """Refuse the newest of what was added without asking whether there is room.
+
+        What `submit` has accepted has a ledger and stays.
+        """
+        here = sum(lengths[name] for name in PRIORITY_CLASSES) - self._bounds["high"]
+        below = 0
+        for name in reversed(PRIORITY_CLASSES):
+            below += lengths[name]
+            excess = min(lengths[name], max(here, below - self._bounds[name]))
+            refused = self._refuse_newest(name, excess) if excess > 0 else 0
+            here, below = here - refused, below - refused
+
+    def _refuse_newest(self, name: PriorityClass, most: int) -> int:
+        """How many of a class were refused."""
+        if not (count := min(most, self._left)):
+            return 0
+        before = self._acted
+        newest: Any = self._connection.xrevrange(self._keys.intake(name), count=count)
+        for item, fields in newest:
+            request = parse_request(fields)
+            if isinstance(request, Request) and not self._is_known(request):
+                refused = _full(request, name, self._bounds[name])
+                self._refuse(Entry(name, item.decode(), fields), refused)
+        return self._acted - before
+
+    def _is_known(self, request: Request) -> bool:
+        ledger = self._keys.ledger(request.client, request.id)
+        return bool(self._connection.exists(ledger))
+
+    def _cancel_abandoned(self) -> None:
+        names = self._scripts.watch_clients(MOST_ACTED_ON)
+        for raw in names:
+            if not self._left:
+                return
+            client = parse_name(raw)
+            if client is None:
+                self._connection.zrem(self._keys.clients, raw)
+                self._found_bad("clients")
+                log.warning("removed %r from the clients: it is no name", raw[:_SHOWN])
+                continue
+            self._cancel_all(client)
+        # Many names that lead to nothing must not keep others waiting.
+        self._is_behind = len(names) == MOST_ACTED_ON
+
+    def _cancel_all(self, client: str) -> None:
+        """Cancel what a client that has disappeared has left, as far as this round goes."""
+        attached = self._keys.attached(client)
+        ids: Any = self._connection.srandmember(attached, self._left)
+        if not ids:
+            self._connection.zrem(self._keys.clients, client)
+        for raw in ids or ():
+            request_id = parse_id(raw)
+            if request_id is None:
+                self._found_bad("clients")
+            else:
+                code = self._scripts.cancel(client, request_id, "its client has disappeared")
+                if code is not Cancelled.OVER:
+                    log.info("cancelled %s/%s: its client has disappeared", client, request_id)
+            # Not before: should we die in between, our successor tries again.
+            self._connection.srem(attached, raw)
+            self._acted += 1
+
+
+def bounds_by_class(settings: CoordinatorSettings) -> dict[PriorityClass, int]:
+    """Most waiting requests of each class and those below it together; `submit` has the same."""
+    most = settings.max_num_queued_reqs
+    return {
+        "high": most,
+        "normal": math.ceil(most * settings.max_normal_share),
+        "low": math.ceil(most * settings.max_low_share),
+    }
+
+
+def _full(request: Request, name: PriorityClass, most: int) -> Refused:
+    message = f"{most} requests of class {name} or below wait already; try again later"
+    brief = msgspec.structs.replace(request, result_ttl_s=min(request.result_ttl_s, FULL_TTL_S))
+    return refuse(brief, Code.QUEUE_FULL, message)

@@ -1,0 +1,65 @@
+"""A request that waits for a lane, as light as it can be: a yard may hold very many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from msgspec import Struct
+
+from coordinator.history import FRESH, History
+from coordinator.routing.features import NO_HINTS, Hints, prompt_bytes
+from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
+
+#: Nothing, for all.
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Waiting(Struct, frozen=True, kw_only=True, gc=False):
+    """A valid request that waits for a lane: what it takes to place it or to answer it.
+
+    `dispatch` moves the rest inside Redis. ``gc=False``: nothing here can be part of a cycle, and
+    a hundred thousand of them would cost each full collection a tenth of a second.
+    """
+
+    intake: IntakeClass
+    entry: str
+    id: str
+    client: str = DEFAULT_CLIENT
+    reply_to: str = ""
+    result_ttl_s: int = DEFAULT_RESULT_TTL_S
+    deadline_ms: int | None = None  # unix time
+    model: str = ""  # the base model that serves it; "" while the yard knows none
+    tokens: int = 0  # of its prompt, see `prompt_tokens`
+    since_ms: float = 0.0  # unix time at which it came in
+    history: History = FRESH
+    trial: int | None = None  # see `History.trial_size`; only a retry can be a suspect
+    published: bytes = b""  # packed tokens that its readers have seen
+    trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
+    hints: Hints = NO_HINTS  # what the policy wants to know of it
+    digest: str = ""  # see `tokenyard.protocol.digest`; a retry needs none
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may have killed a worker."""
+        return self.trial is not None
+
+    @property
+    def request(self) -> Request:
+        """The request without its payload, for whoever answers it."""
+        return Request(
+            id=self.id,
+            client=self.client,
+            reply_to=self.reply_to,
+            result_ttl_s=self.result_ttl_s,
+            deadline_ms=self.deadline_ms,
+        )
+
+
+def prompt_tokens(request: Request, fields: Mapping[bytes, bytes]) -> int:
+    """Tokens of a prompt; estimated from its bytes where it is text or messages."""
+    if request.tokens is not None:
+        return len(request.tokens) // 4
+    return -(-len(prompt_bytes(request, fields)) // BYTES_PER_TOKEN)

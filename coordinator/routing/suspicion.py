@@ -1,0 +1,136 @@
+"""Whom a crash makes a suspect, and with how many others each is tried next: pure functions.
+
+Suspects are tried in groups that share a worker. A group on which the worker crashes again is
+split; one that survives is innocent, and runs on beside the next group. What runs alone and
+crashes its worker is given up after so many times (`coordinator.history`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tokenyard.protocol.streams import position
+
+#: A group is split into so many. A trial costs a few tokens and a crash a start of a process, so
+#: more parts than two are found sooner; with many more, trials would wait for each other.
+PARTS: Final = 4
+#: A lane's field of `quarantine` while nothing is on trial there, and more suspects may come.
+KEPT: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is on trial on a lane: its field of the hash `quarantine`."""
+
+    text: str = ""
+    first: str = ""  # entry of a group; all behind it came with it or later
+    size: int = 0  # of that group
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the lane is for suspects, though none is on trial."""
+        return self.text == KEPT
+
+    @property
+    def is_group(self) -> bool:
+        """Whether several are on trial together, beside what was there before."""
+        return bool(self.first)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the lane takes others."""
+        return not self.text or self.is_kept
+
+    def covers(self, entry: str) -> bool:
+        """Whether that entry of the lane is on trial."""
+        if self.is_group:
+            return position(entry) >= position(self.first)
+        return entry == self.text
+
+
+UNMARKED: Final = Mark()
+
+
+def read_mark(raw: bytes | None) -> Mark:
+    """A field of `quarantine`."""
+    text = (raw or b"").decode(errors="replace")
+    first, plus, size = text.partition("+")
+    if plus and first and size.isdecimal():
+        return Mark(text, first, int(size))
+    return Mark(text)
+
+
+def next_trial(suspects: int) -> int:
+    """How many of so many suspects are tried together next; 0: one by itself, alone."""
+    return 0 if suspects <= 1 else max(1, suspects // PARTS)
+
+
+class Inquest:
+    """What the crash of a worker means for each request on its lane, in the order of the lane.
+
+    Where a group was on trial, it is that group: what was there before had been running without
+    harm. Where none was, it is what the engine had begun. An engine takes requests in their order
+    and runs at most ``slots`` at once; one that had just joined in the place of another whose
+    result was not published yet is missed, and then the next crash finds it.
+    """
+
+    def __init__(self, mark: Mark, *, length: int, slots: int) -> None:
+        """``length`` is that of the lane."""
+        self._mark = mark
+        self._slots = max(1, slots)
+        self._next = next_trial(mark.size if mark.is_group else min(length, self._slots))
+        self._seen = 0
+
+    def trials(self, entries: Sequence[str]) -> list[int | None]:
+        """The size of each one's next trial (0: alone), or None where it is no suspect."""
+        return [self._trial(entry) for entry in entries]
+
+    def _trial(self, entry: str) -> int | None:
+        self._seen += 1
+        if self._mark.covers(entry):
+            return self._next if self._mark.is_group else 0
+        if self._mark.is_group or self._seen > self._slots:
+            return None
+        return self._next
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a member of a group on trial has survived; both grow with each wrong acquittal."""
+
+    tokens: int  # that a stream publishes beyond those that it had
+    ms: float  # for which any other runs, unless it had run for less when its worker crashed
+
+
+#: A stream on trial that publishes nothing is given so many times as long as any other.
+_SLOW: Final = 12
+#: A crash that took so many ms may take twice as long, and this, on a process that is new.
+_COLD_MS: Final = 500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A request of a group on trial, as it was when the trial began."""
+
+    client: str
+    id: str
+    attempt: int
+    streams: bool
+    published: int  # tokens
+    began_ms: float
+    ran_ms: float = 0.0  # until its worker crashed the last time; 0: not known
+    relapsed: int = 0  # times that it was acquitted before
+
+
+def has_survived(member: Member, published: int, now_ms: float, patience: Patience) -> bool:
+    """Whether a member that still runs is past where the crash came, as far as can be told."""
+    factor: int = 1 << min(member.relapsed, 16)
+    runs_ms = now_ms - member.began_ms
+    if member.streams:
+        if published - member.published >= patience.tokens * factor:
+            return True
+        return runs_ms >= _SLOW * patience.ms * factor
+    most_ms = patience.ms * factor
+    return runs_ms >= (min(most_ms, 2 * member.ran_ms + _COLD_MS) if member.ran_ms else most_ms)

@@ -1,0 +1,1 @@
+"""What operators see and change: snapshots, requests, control signals, dead letters."""

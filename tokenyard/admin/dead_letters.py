@@ -1,0 +1,140 @@
+"""Dead letters: requests that were given up, kept whole, for operators to look at and decide.
+
+Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.parse import parse_request, unfold
+from tokenyard.protocol.wire import Refused, Request, Unanswerable, unpack_tokens
+from tokenyard.scripts import Scripts, requeue
+
+_ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_PACKED: Final = frozenset({b"tokens", b"published"})
+_PAGE: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A request that was given up."""
+
+    letter: str  # its entry among the dead letters, which names it
+    died_ms: int  # unix time
+    reason: str
+    server_id: str
+    client: str  # empty where the entry names nobody who could be answered
+    id: str
+    model: str
+    #: As it came, with its history; token ids as a list, other bytes that are no text as hex.
+    fields: Mapping[str, str]
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether it could be run again."""
+        return bool(self.id)
+
+    @property
+    def priority_class(self) -> PriorityClass:
+        """Which intake it came by."""
+        name = self.server_id.partition("/")[0]
+        return name if name in PRIORITY_CLASSES else "normal"
+
+
+def dead_letters(connection: redis.Redis, keys: Keys, most: int = 100) -> list[DeadLetter]:
+    """The newest dead letters, the newest first."""
+    answer: Any = connection.xrevrange(keys.dead, count=most)
+    return [_read(entry, fields) for entry, fields in answer]
+
+
+def all_letters(connection: redis.Redis, keys: Keys) -> Iterator[DeadLetter]:
+    """Every letter that is there now, the oldest first, page by page.
+
+    It ends at the letter that is the last one now, so that the dead of tomorrow do not come back.
+    """
+    newest: Any = connection.xrevrange(keys.dead, count=1)
+    after = "-"
+    while newest:
+        last = newest[0][0]
+        page: Any = connection.xrange(keys.dead, after, last, count=_PAGE)
+        if not page:
+            return
+        yield from (_read(entry, fields) for entry, fields in page)
+        after = f"({page[-1][0].decode()}"
+
+
+def find_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | None:
+    """A letter by its own name, or the newest one of a request with this id."""
+    if _ENTRY.fullmatch(name):
+        found: Any = connection.xrange(keys.dead, name, name)
+        if found:
+            return _read(*found[0])
+    letters = [letter for letter in all_letters(connection, keys) if letter.id == name]
+    return letters[-1] if letters else None
+
+
+def requeue_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> str:
+    """Let its request wait again, as if it had just come; its new server id.
+
+    Empty where that cannot be: the letter is gone, names nobody, or its request is under way.
+    """
+    if not letter.is_answerable:
+        return ""
+    call = requeue(keys, letter.letter, letter.client, letter.id, letter.priority_class)
+    return Scripts(connection, keys).call(call)
+
+
+def drop_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> bool:
+    """Throw it away; False where it was gone."""
+    return bool(connection.xdel(keys.dead, letter.letter))
+
+
+def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    request = parse_request(fields)
+    client, name, model = "", "", ""
+    match request:
+        case Request():
+            client, name, model = request.client, request.id, request.model
+        case Refused():
+            client, name = request.client, request.id
+        case Unanswerable():
+            pass
+    letter = entry.decode()
+    with contextlib.suppress(InvalidRequest):
+        fields = unfold(fields)
+    return DeadLetter(
+        letter=letter,
+        died_ms=int(letter.partition("-")[0]),
+        reason=_text(fields.get(b"dead_reason", b"")),
+        server_id=_text(fields.get(b"dead_sid", b"")),
+        client=client,
+        id=name,
+        model=model,
+        fields={
+            _text(field): _shown(field, value)
+            for field, value in fields.items()
+            if not field.startswith(b"dead_")
+        },
+    )
+
+
+def _shown(field: bytes, value: bytes) -> str:
+    if field in _PACKED and len(value) % 4 == 0 and value[:1] != b"[":
+        return ",".join(map(str, unpack_tokens(value)))
+    return _text(value)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.hex()

@@ -1,0 +1,143 @@
+"""Which requests wait because of a pause: whose it is, why, and since when. No I/O."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.protocol.control import (
+    ALL,
+    Conduct,
+    PauseMode,
+    Posture,
+    Postures,
+    model_scope,
+    said,
+    worker_scope,
+)
+from tokenyard.protocol.texts import printable, span
+
+_NOT_YET: Final = "it has yet to obey what it was told last"
+#: Workers in these states serve nobody, whatever they are told.
+_NO_HELP: Final = frozenset({"failed", "attached", "left", "lost"})
+_adapters_decoder = msgspec.json.Decoder(dict[str, str])
+
+
+class Pause(Struct, frozen=True, kw_only=True):
+    """A scope whose workers an operator has paused or suspended."""
+
+    scope: str
+    conduct: Conduct  # PAUSED or SUSPENDED
+    mode: PauseMode = "abort"
+    by: str = ""  # the operator; empty where not known
+    why: str = ""  # in words
+    since_ms: int = 0  # unix time by the server's clock; 0: not known
+
+    def text(self, now_ms: int) -> str:
+        """In one line, as people read it."""
+        return printable(f"{said(self.scope)} {self.conduct}") + self.detail(now_ms)
+
+    def detail(self, now_ms: int) -> str:
+        """Since when, by whom and why, as far as that is known."""
+        since = f" for {span(now_ms - self.since_ms)}" if self.since_ms and now_ms else ""
+        by = f" by {self.by}" if self.by else ""
+        why = f": {self.why}" if self.why else ""
+        return printable(f"{since}{by}{why}")
+
+
+def all_pauses(postures: Postures) -> list[Pause]:
+    """Every scope that does not run, by its name."""
+    return [
+        _pause(scope, posture)
+        for scope, posture in sorted(postures.by_scope.items())
+        if posture.conduct != "RUNNING"
+    ]
+
+
+def pauses_of_model(view: YardView, model: str) -> list[Pause]:
+    """What keeps every worker from requests for a model ("": the yard's only one).
+
+    Empty where one of them runs: then a request waits for something else. Where nobody holds the
+    model, any worker could load it.
+    """
+    base = base_model(view, model)
+    living = [
+        worker
+        for worker in view.workers
+        if worker.info and worker.lease_ms and worker.state not in _NO_HELP
+    ]
+    holders = [worker for worker in living if not base or _holds(worker, base)]
+    found: list[Pause] = []
+    for worker in holders or living:
+        pauses = list(_pauses_of(view.postures, worker, base))
+        if not pauses:
+            return []
+        found += pauses
+    if not living:
+        found = _in_scopes(view.postures, (ALL, model_scope(base)))
+    return _each_once(found)
+
+
+def pauses_of_worker(view: YardView, worker: str) -> list[Pause]:
+    """What keeps a worker, named with its incarnation, from running what lies on its lane."""
+    found = [one for one in view.workers if one.worker == worker and one.info]
+    return _each_once(pause for one in found for pause in _pauses_of(view.postures, one, ""))
+
+
+def texts(pauses: Iterable[Pause], now_ms: int) -> str:
+    """Several in one line."""
+    return "; ".join(pause.text(now_ms) for pause in pauses)
+
+
+def _pause(scope: str, posture: Posture) -> Pause:
+    return Pause(
+        scope=scope,
+        conduct=posture.conduct,
+        mode=posture.mode,
+        by=posture.by,
+        why=posture.why,
+        since_ms=posture.since_ms,
+    )
+
+
+def _pauses_of(postures: Postures, worker: WorkerView, model: str) -> Iterator[Pause]:
+    """Those of a worker: of its scopes, and where it still does what it was told before."""
+    info = worker.info
+    if info is None:
+        return
+    scopes = (ALL, model_scope(info.model or model), worker_scope(info.name))
+    found = _in_scopes(postures, scopes)
+    yield from found
+    if not found and worker.conduct != "RUNNING":
+        yield Pause(scope=worker_scope(info.name), conduct=worker.conduct, why=_NOT_YET)
+
+
+def _in_scopes(postures: Postures, scopes: Iterable[str]) -> list[Pause]:
+    found = ((scope, postures.by_scope.get(scope)) for scope in scopes)
+    return [_pause(scope, one) for scope, one in found if one and one.conduct != "RUNNING"]
+
+
+def _each_once(pauses: Iterable[Pause]) -> list[Pause]:
+    return list({pause.scope: pause for pause in pauses}.values())
+
+
+def _holds(worker: WorkerView, model: str) -> bool:
+    return worker.info is not None and worker.info.model == model
+
+
+def base_model(view: YardView, model: str) -> str:
+    """The model that serves requests for this name, which may be an adapter's."""
+    if not model:
+        return view.handshake.get("default_model", "")
+    for worker in view.workers:
+        if worker.info and model in worker.info.adapters:
+            return worker.info.model
+    adapters: dict[str, str] = {}
+    with contextlib.suppress(msgspec.MsgspecError):
+        adapters = _adapters_decoder.decode(view.handshake.get("adapters", "{}"))
+    return adapters.get(model, model)

@@ -1,0 +1,290 @@
+"""What a request has been through, from its ledger: `tokenyard explain`.
+
+Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import redis
+from msgspec import Struct
+
+from tokenyard.admin.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
+from tokenyard.admin.requests import find_waiting
+from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.client.ledger import unknown
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
+from tokenyard.protocol.streams import whole
+from tokenyard.protocol.wire import Request
+from tokenyard.scripts import waits_at
+
+_TOKEN_BYTES: Final = 4
+#: Entries that are looked at for a request that has no ledger.
+_MOST_ENTRIES: Final = 5_000
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One time that a request was given to a worker. Times are unix ms by the server's clock."""
+
+    number: int
+    worker: str
+    why: str  # there, in the coordinator's words
+    assigned_ms: int
+    waited_ms: int  # since it was accepted, or since the attempt before
+    given_back_ms: int | None = None  # None: it still runs, or its end is the request's
+    given_back: str = ""  # left, lost, crashed or fault
+    reason: str = ""  # what is known of that
+
+
+class Event(Struct, frozen=True):
+    """One line of a timeline."""
+
+    at_ms: int
+    text: str
+
+
+class Timeline(Struct, frozen=True, kw_only=True):
+    """A request from its acceptance to its result, as far as it has come."""
+
+    client: str
+    id: str
+    state: str  # waiting, assigned, completed, failed, cancelled or expired
+    now_ms: int
+    server_id: str = ""  # empty for one that was cancelled before it came
+    accepted_ms: int | None = None
+    attempts: Sequence[Attempt] = ()
+    waits_for: str = ""  # why it waits now, where it does
+    pauses: Sequence[Pause] = ()  # those that it waits for
+    tokens_published: int = 0  # as deltas; 0 once there is a result
+    ended_ms: int | None = None
+    result: Result | None = None
+
+    @property
+    def started_ms(self) -> int | None:
+        """When the last attempt was given to its engine; None until there is a result."""
+        timing = self.result.timing if self.result else None
+        if self.ended_ms is None or timing is None or timing.engine_ms is None:
+            return None
+        return int(self.ended_ms - timing.engine_ms)
+
+    def events(self) -> list[Event]:
+        """The timeline in words, in the order of time."""
+        return sorted(self._events(), key=lambda event: event.at_ms)
+
+    def _events(self) -> Iterator[Event]:
+        if self.accepted_ms is not None:
+            yield Event(self.accepted_ms, f"accepted as {self.server_id}")
+        for attempt in self.attempts:
+            yield from _attempt_events(attempt)
+        if self.state == "waiting":
+            yield Event(self.now_ms, f"waits: {self.waits_for}")
+        if self.state == "assigned":
+            published = f"{self.tokens_published} tokens published so far"
+            held = f": {texts(self.pauses, self.now_ms)}" if self.pauses else ""
+            yield Event(self.now_ms, f"is on the lane of its worker, {published}{held}")
+        yield from self._engine_events()
+        if self.ended_ms is not None:
+            yield Event(self.ended_ms, self._end())
+
+    def _engine_events(self) -> Iterator[Event]:
+        started_ms, timing = self.started_ms, self.result.timing if self.result else None
+        if started_ms is None or timing is None:
+            return
+        yield Event(started_ms, "given to the engine")
+        if timing.first_token_ms is not None:
+            yield Event(int(started_ms + timing.first_token_ms), "first token of this attempt")
+
+    def _end(self) -> str:
+        result = self.result
+        if result is None:
+            return self.state
+        said = [f"{self.state}: {len(result.tokens)} tokens"]
+        if result.finish_reason:
+            said.append(f"finish reason {result.finish_reason}")
+        if result.error:
+            said.append(f"{result.error.code}: {result.error.message}")
+        made = result.provenance
+        if made:
+            engine = f"{made.engine} {made.engine_version}".strip()
+            said.append(f"by {made.worker} with {made.model} on {engine}{_epochs(made)}")
+        return ", ".join(said)
+
+
+def _epochs(made: Provenance) -> str:
+    """In which generation epochs, where any was set; with a comma before it."""
+    if made.epoch is None:
+        return ""
+    began = "" if made.first_epoch is None else f" (begun in {made.first_epoch})"
+    return f", epoch {made.epoch}{began}"
+
+
+def _attempt_events(attempt: Attempt) -> Iterator[Event]:
+    name = f"attempt {attempt.number}"
+    waited = f"after waiting {attempt.waited_ms / 1000:.3f} s"
+    yield Event(attempt.assigned_ms, f"{name}: to {attempt.worker} ({attempt.why}), {waited}")
+    if attempt.given_back_ms is not None:
+        said = _GIVEN_BACK.get(attempt.given_back, attempt.given_back)
+        reason = f": {attempt.reason}" if attempt.reason else ""
+        yield Event(attempt.given_back_ms, f"{name}: {said}{reason}")
+
+
+_GIVEN_BACK: Final = {
+    "left": "its worker stopped and handed it back",
+    "lost": "its worker was lost",
+    "crashed": "its worker crashed",
+    "fault": "its engine could not serve it",
+}
+
+
+def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> Timeline:
+    """Read what a request has been through; raises `UnknownRequest`."""
+    pipeline = connection.pipeline(transaction=False)
+    pipeline.hgetall(keys.ledger(client, request_id))
+    pipeline.strlen(keys.tokens(client, request_id))
+    pipeline.time()
+    fields, published, (seconds, micros) = pipeline.execute()
+    ledger = {name.decode(): value for name, value in fields.items()}
+    ledger = ledger or _as_it_waits(connection, keys, client, request_id)
+    now_ms = seconds * 1000 + micros // 1000
+    state, sid = _text(ledger, "state"), _text(ledger, "sid")
+    accepted_ms = _entry_ms(sid.rpartition("/")[2])
+    packed = ledger.get("result")
+    waits_for, pauses = _waits_for(connection, keys, ledger, now_ms)
+    return Timeline(
+        client=client,
+        id=request_id,
+        state=state,
+        now_ms=now_ms,
+        server_id=sid,
+        accepted_ms=accepted_ms,
+        attempts=_attempts(ledger, accepted_ms),
+        waits_for=waits_for,
+        pauses=pauses,
+        tokens_published=published // _TOKEN_BYTES,
+        ended_ms=_number(ledger, "ended"),
+        result=to_result(decode_reply(packed)) if packed else None,
+    )
+
+
+def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Attempt]:
+    """The attempts as `dispatch` (t<attempt>) and those who took them back (r<attempt>) noted."""
+    found: list[Attempt] = []
+    since_ms = accepted_ms
+    numbers = {whole(name[1:]) for name in ledger if name.startswith("t")}
+    for number in sorted(number for number in numbers if f"t{number}" in ledger):
+        entry, worker, why = _words(ledger, f"t{number}", 3)
+        back, _, given_back, reason = _words(ledger, f"r{number}", 4)
+        assigned_ms = _entry_ms(entry) or 0
+        found.append(
+            Attempt(
+                number=number,
+                worker=worker,
+                why=why,
+                assigned_ms=assigned_ms,
+                waited_ms=max(0, assigned_ms - (assigned_ms if since_ms is None else since_ms)),
+                given_back_ms=whole(back) if back.isdigit() else None,
+                given_back=given_back,
+                reason=reason,
+            )
+        )
+        since_ms = found[-1].given_back_ms
+    return found
+
+
+def _as_it_waits(
+    connection: redis.Redis, keys: Keys, client: str, request_id: str
+) -> dict[str, bytes]:
+    """What the ledger would say of a request by plain XADD; raises `UnknownRequest`."""
+    waiting = find_waiting(
+        connection, keys, lambda one: (one.client, one.id) == (client, request_id), _MOST_ENTRIES
+    )
+    for one in waiting:
+        return {"state": b"waiting", "sid": one.server_id.encode()}
+    raise unknown(request_id)
+
+
+def _waits_for(
+    connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes], now_ms: int
+) -> tuple[str, list[Pause]]:
+    """Why a request goes on no further now, in words, and the pauses that it waits for."""
+    state = _text(ledger, "state")
+    if state not in {"waiting", "assigned"}:
+        return "", []
+    view = read_yard(connection, keys)
+    if state == "assigned":
+        return "", pauses_of_worker(view, _text(ledger, "worker"))
+    model = _model(connection, keys, ledger)
+    pauses = pauses_of_model(view, model)
+    if view.leader and pauses:
+        return texts(pauses, now_ms), pauses
+    return _waits_in(view, ledger, model, now_ms), pauses
+
+
+def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: int) -> str:
+    """Why a request that waits has not been given to a worker, though none is paused."""
+    not_before_ms = _number(ledger, "not_before") or 0
+    reason = _text(ledger, "reason")
+    if view.leader is None and view.broker_error:
+        return f"nobody can lead the yard: the broker {view.broker_error}"
+    if view.leader is None:
+        return "nobody leads the yard; start a coordinator"
+    if not_before_ms > now_ms:
+        pause_s = (not_before_ms - now_ms) / 1000
+        return f"it is tried again in {pause_s:.1f} s, after: {reason}"
+    if not view.ready_workers:
+        return "no worker is ready"
+    if model and base_model(view, model) not in view.models:
+        return f"no worker with model {model} is ready"
+    trial = _number(ledger, "trial")
+    if trial == 0:
+        return f"it must run alone, on an empty lane, after: {reason}"
+    if trial is not None:
+        return f"it waits for its trial among at most {trial} suspects, after: {reason}"
+    return _line(view, _place(ledger)[0])
+
+
+def _line(view: YardView, intake: str) -> str:
+    served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
+    before = sum(view.waiting[name] for name in served)
+    here = view.waiting.get(cast(IntakeClass, intake), 0)
+    return f"intake {intake} holds {here} requests, those served before it {before}"
+
+
+def _model(connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes]) -> str:
+    """The model that it asks for; empty where it takes the yard's only one."""
+    intake, entry = _place(ledger)
+    if intake not in INTAKE_CLASSES:
+        return ""
+    found: Any = connection.xrange(keys.intake(intake), entry, entry)
+    request = parse_request(found[0][1]) if found else None
+    return request.model if isinstance(request, Request) else ""
+
+
+def _place(ledger: Mapping[str, bytes]) -> tuple[str, str]:
+    return waits_at(*(_text(ledger, name) for name in ("sid", "intake", "entry")))
+
+
+def _text(ledger: Mapping[str, bytes], name: str) -> str:
+    return ledger.get(name, b"").decode(errors="replace")
+
+
+def _words(ledger: Mapping[str, bytes], name: str, count: int) -> list[str]:
+    """So many words; the last is the rest of the text."""
+    words = _text(ledger, name).split(" ", count - 1)
+    return words + [""] * (count - len(words))
+
+
+def _number(ledger: Mapping[str, bytes], name: str) -> int | None:
+    raw = ledger.get(name, b"")
+    return whole(raw) if raw.isdigit() else None
+
+
+def _entry_ms(entry: str) -> int | None:
+    """The time in the id of a stream entry."""
+    raw = entry.partition("-")[0]
+    return whole(raw) if raw.isdigit() else None

@@ -1,0 +1,1 @@
+"""Connections to Redis and Valkey: URLs, discovery, pools, checks, error translation."""

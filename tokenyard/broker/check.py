@@ -1,0 +1,94 @@
+"""Whether a Redis can carry a yard: looked at once, at the door, and said in plain words."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import redis
+
+from tokenyard.broker.connection import refused_write
+from tokenyard.protocol.errors import BrokerUnsuitable
+from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import Scripts, probe
+
+OLDEST: Final = (7, 0)
+#: Writes to one key of the yard as every script of ours does, and takes it back.
+_PROBE: Final = "redis.call('SET', KEYS[1], '1', 'PX', 1000) return redis.call('DEL', KEYS[1])"
+
+
+def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
+    """What the operator of this server should know, one sentence each.
+
+    Raises `BrokerUnsuitable` where a yard could not live there at all; errors of redis-py pass, for
+    `tokenyard.broker.connection.translated`. Needs no more than INFO and the rights of a worker.
+    """
+    try:
+        info = connection.info("everything")
+    except redis.exceptions.NoPermissionError:
+        info = {}
+    _refuse_too_old(info)
+    _probe(connection, Keys(yard))
+    if not info:
+        return ["Redis does not let us read INFO, so its settings could not be checked."]
+    return list(_warnings(info))
+
+
+def write_error(connection: redis.Redis, keys: Keys) -> str:
+    """What a server is that takes no writes, and what to do; "" where it does, or we may not ask.
+
+    Errors of redis-py pass, for `tokenyard.broker.connection.translated`, where it does not answer.
+    """
+    try:
+        Scripts(connection, keys).call(probe(keys))
+    except redis.ResponseError as fault:
+        return refused_write(fault)[1]
+    return ""
+
+
+def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of Redis, or of the Redis that a Valkey is compatible with."""
+    return tuple(int(part) for part in re.findall(r"\d+", str(info.get("redis_version", "")))[:2])
+
+
+def _refuse_too_old(info: Mapping[str, Any]) -> None:
+    version = _version(info)
+    if version and version < OLDEST:
+        raise BrokerUnsuitable(
+            f"this is Redis {info['redis_version']}: Tokenyard needs {_dotted(OLDEST)} or newer"
+        )
+
+
+def _probe(connection: redis.Redis, keys: Keys) -> None:
+    key = keys.ledger("door", uuid.uuid4().hex)
+    try:
+        connection.eval(_PROBE, 1, key)
+    except redis.exceptions.MovedError as error:
+        raise BrokerUnsuitable(
+            f"this node of a Redis Cluster does not hold yard {keys.yard!r}: give the URL of"
+            f" {error.host}:{error.port}"
+        ) from error
+    except redis.exceptions.ReadOnlyError as error:
+        raise BrokerUnsuitable("this is a read-only replica: give the URL of its master") from error
+
+
+def _warnings(info: Mapping[str, Any]) -> Iterator[str]:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield (
+            f"maxmemory-policy is {policy}: when memory runs short, this Redis deletes requests"
+            " that it has accepted. Set maxmemory-policy noeviction."
+        )
+    if not info.get("aof_enabled"):
+        yield (
+            "appendonly is off: when this Redis restarts, accepted requests may be lost."
+            " Set appendonly yes."
+        )
+    elif info.get("aof_last_write_status", "ok") != "ok":
+        yield "Redis could not write its append-only file: look for a full disk."
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,46 @@
+"""`tokenyard batch`: files of requests in, files of answers out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from tokenyard.cli.shared.lazy import LazyGroup
+
+ABOUT: Final = """Batch jobs: a file of requests in, a file of answers out, one for each line.
+
+A line is one of the OpenAI batch API (custom_id, method, url, body) or a plain one (id, one of
+prompt, tokens and messages, and parameters). Names that end in .gz and .zst are compressed.
+`run` works here and now; `submit` hands the job to RQ, and `worker` runs what was submitted.
+
+\b
+Examples:
+  tokenyard batch run in.jsonl -o out.jsonl
+  tokenyard batch run in.jsonl.gz -o out.jsonl.gz --model adder --param temperature=0
+  tokenyard batch run in.jsonl --dry-run
+  tokenyard batch submit in.jsonl -o out.jsonl
+  tokenyard batch status batch_0f3a...
+"""
+#: Where each command lies.
+COMMANDS: Final = {
+    "run": "tokenyard.cli.batch.run:run",
+    "submit": "tokenyard.cli.batch.submit:submit",
+    "worker": "tokenyard.cli.batch.worker:worker",
+    "list": "tokenyard.cli.batch.jobs:list_jobs",
+    "status": "tokenyard.cli.batch.jobs:status",
+    "cancel": "tokenyard.cli.batch.jobs:cancel",
+    "resume": "tokenyard.cli.batch.jobs:resume",
+    "results": "tokenyard.cli.batch.jobs:results",
+    "logs": "tokenyard.cli.batch.jobs:logs",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    places=COMMANDS,
+    help=ABOUT,
+    short_help="Run files of requests, here or by RQ.",
+)
+def batch() -> None:
+    """The group; its commands do the work."""

@@ -1,0 +1,234 @@
+"""`tokenyard batch list`, `status`, `cancel`, `resume`, `results`, `logs`: jobs of RQ."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+from rich.table import Table
+
+from tokenyard.batch.files import UnreadableFile, open_text
+from tokenyard.batch.state import ENDED
+from tokenyard.cli.batch.options import need_rq, told_in_one_line
+from tokenyard.cli.shared.as_json import print_list
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.tables import Column, Listing, sheet
+from tokenyard.process.program import Exit, PlainCommand
+from tokenyard.protocol.texts import printable, span
+from tokenyard.protocol.wording import counted
+
+if TYPE_CHECKING:
+    from tokenyard.batch.jobs import BatchQueue
+
+_LOOK_EVERY_S: Final = 0.5
+_COLUMNS: Final = (
+    Column("Job", is_whole=True),
+    Column("Status", is_whole=True),
+    Column("Done", is_number=True),
+    Column("Errors", is_number=True),
+    Column("Age", is_number=True),
+    Column("RQ", is_whole=True, is_detail=True),
+    Column("Input", is_detail=True),
+    Column("Output", is_detail=True),
+)
+_job = click.argument("job_id", metavar="JOB")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@contextmanager
+def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
+    """The yard's queue of batch jobs; what is wrong with a job is said in one line."""
+    need_rq()
+    from tokenyard.batch.jobs import BatchQueue, UnknownJob
+
+    with told_in_one_line(ctx, Exit.FAILED), opened(ctx.obj) as (connection, keys):
+        try:
+            yield BatchQueue(connection, keys.yard)
+        except UnknownJob as fault:
+            say(f"Error: {fault}", err=True)
+            ctx.exit(Exit.FAILED)
+
+
+@click.command("list", cls=PlainCommand, short_help="List the jobs, the newest first.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
+@click.option("--verbose", is_flag=True, help="All columns, however narrow the terminal.")
+@_json
+@click.pass_context
+def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> None:
+    """List batch jobs, the newest first: those that wait, run, are scheduled, or are over.
+
+    Done are the lines that have an answer, of all; Errors are those among them that failed.
+    """
+    with _queue(ctx) as queue:
+        batches = queue.describe_all()
+    if as_json:
+        print_list(batches[:limit])
+        return
+    if batches:
+        plain_console().print(_table(batches[:limit], is_whole=verbose))
+    say(f"{len(batches[:limit])} of {counted(len(batches), 'batch job')}")
+
+
+@click.command(cls=PlainCommand, short_help="Show where a job stands.")
+@_job
+@click.option("--wait", is_flag=True, help="Wait until it is over.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001),
+    default=3600.0,
+    show_default=True,
+    help="Seconds to wait at most.",
+)
+@_json
+@click.pass_context
+def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json: bool) -> None:
+    """Show where a batch job stands, by the words of the OpenAI batch API.
+
+    The exit status is 0 for a job that has completed or is under way, 1 for one that has failed,
+    has expired, was cancelled or is not known, and 4 where --wait took too long.
+    """
+    give_up = time.monotonic() + timeout
+    with _queue(ctx) as queue:
+        batch = queue.describe(job_id)
+        while wait and batch["status"] not in ENDED and time.monotonic() < give_up:
+            time.sleep(_LOOK_EVERY_S)
+            batch = queue.describe(job_id)
+    if as_json:
+        say(msgspec.json.encode(batch))
+    else:
+        plain_console().print(_sheet(batch))
+    if wait and batch["status"] not in ENDED:
+        ctx.exit(Exit.TIMEOUT)
+    ctx.exit(Exit.FAILED if batch["status"] in ENDED - {"completed"} else Exit.OK)
+
+
+@click.command(cls=PlainCommand, short_help="Cancel a job.")
+@_job
+@_json
+@click.pass_context
+def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
+    """Cancel a batch job. What is done stays; each other line gets the error batch_cancelled.
+
+    A job that runs is `cancelling` for a moment. The exit status is 1 where it was over before.
+    """
+    with _queue(ctx) as queue:
+        now = queue.cancel(queue.find(job_id))
+    say(msgspec.json.encode({"id": job_id, "status": now}) if as_json else f"{job_id}: {now}")
+    ctx.exit(Exit.OK if now in {"cancelled", "cancelling"} else Exit.FAILED)
+
+
+@click.command(cls=PlainCommand, short_help="Go on with a job that has ended early.")
+@_job
+@click.option("--retry-errors", is_flag=True, help="Run lines again that have an error.")
+@_json
+@click.pass_context
+def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -> None:
+    """Let a job that failed, expired or was cancelled wait for a worker again.
+
+    Lines that are done stay as they are; with --retry-errors also a completed job can be resumed.
+    """
+    with _queue(ctx) as queue:
+        queue.resume(queue.find(job_id), retry_errors=retry_errors)
+        batch = queue.describe(job_id)
+    say(msgspec.json.encode(batch) if as_json else f"{job_id}: waits for a worker again")
+
+
+@click.command(cls=PlainCommand, short_help="Print the results of a job, or its errors.")
+@_job
+@click.option("--errors", is_flag=True, help="The errors instead.")
+@click.option("--path", "only_path", is_flag=True, help="Only say where they are.")
+@click.pass_context
+def results(ctx: click.Context, job_id: str, errors: bool, only_path: bool) -> None:
+    """Print what a batch job has written so far, decompressed.
+
+    The files must be visible here under the paths that the job has.
+    """
+    with _queue(ctx) as queue:
+        spec = queue.spec_of(job_id)
+        path = spec.errors_path if errors else spec.output_path
+        if only_path:
+            say(str(path))
+        else:
+            _print_file(path)
+
+
+@click.command(cls=PlainCommand, short_help="Print what happened to a job.")
+@_job
+@click.pass_context
+def logs(ctx: click.Context, job_id: str) -> None:
+    """Print the log of a batch job: starts, faults, and what came of it.
+
+    It lies beside the output, as OUTPUT.log.
+    """
+    with _queue(ctx) as queue:
+        _print_file(queue.spec_of(job_id).log_path)
+
+
+def _print_file(path: Path) -> None:
+    """A file to standard output; a torn end, which a running job may have, is left out."""
+    try:
+        with open_text(path) as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    except FileNotFoundError as fault:
+        raise UnreadableFile(f"{path}: not there (yet, or not on this host)") from fault
+    except OSError as fault:
+        raise UnreadableFile(f"{path}: {fault.strerror}") from fault
+    sys.stdout.buffer.flush()
+
+
+def _counts(batch: dict[str, Any]) -> str:
+    counts = batch["request_counts"]
+    return f"{counts['completed']} + {counts['failed']} errors of {counts['total']}"
+
+
+def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> Listing:
+    table = Listing(_COLUMNS, has_details=is_whole)
+    now_s = time.time()
+    for batch in batches:
+        counts, created_s = batch["request_counts"], batch["created_at"]
+        table.add(
+            printable(batch["id"]),
+            batch["status"],
+            f"{counts['completed'] + counts['failed']} of {counts['total']}",
+            str(counts["failed"]),
+            "-" if created_s is None else span(1000 * (now_s - created_s)),
+            str(batch["rq_status"]),
+            printable(Path(batch["input_file_id"]).name),
+            printable(Path(batch["output_file_id"]).name),
+        )
+    return table
+
+
+def _time(unix_s: int | None) -> str:
+    if unix_s is None:
+        return "-"
+    at = datetime.datetime.fromtimestamp(unix_s, datetime.UTC).astimezone()
+    return at.isoformat(sep=" ", timespec="seconds")
+
+
+def _sheet(batch: dict[str, Any]) -> Table:
+    shown = sheet()
+    shown.add_row("Job", batch["id"])
+    shown.add_row("Status", f"{batch['status']} (RQ: {batch['rq_status']})")
+    shown.add_row("Lines", _counts(batch))
+    if batch["lines_per_s"] and batch["status"] not in ENDED:
+        eta = f", {batch['eta_s']:.0f} s left" if batch["eta_s"] is not None else ""
+        shown.add_row("Pace", f"{batch['lines_per_s']} lines/s{eta}")
+    if batch["errors"]:
+        shown.add_row("Fault", batch["errors"]["data"][0]["message"])
+    shown.add_row("Input", batch["input_file_id"])
+    shown.add_row("Results", batch["output_file_id"])
+    shown.add_row("Errors", batch["error_file_id"])
+    for name in ("created", "in_progress", "completed", "failed", "expired", "cancelled"):
+        if batch[f"{name}_at"]:
+            shown.add_row(name.replace("_", " ").capitalize(), _time(batch[f"{name}_at"]))
+    return shown

@@ -1,0 +1,128 @@
+"""What `tokenyard batch run` and `batch submit` are told about a job."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from tokenyard.batch.files import UnreadableFile
+from tokenyard.batch.outputs import OutputInUse
+from tokenyard.batch.runner import BatchBroken
+from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
+from tokenyard.cli.shared.console import say
+from tokenyard.cli.shared.options import with_options
+from tokenyard.cli.shared.parameters import named_values
+from tokenyard.process.program import Exit, YardChoice
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.keys import PRIORITY_CLASSES
+
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd]?)")
+
+
+def duration(value: Any) -> float:
+    """A time like 90, 90s, 15m, 24h or 7d, in seconds."""
+    if isinstance(value, int | float):
+        return float(value)
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r}: give a time like 90s, 15m, 24h or 7d")
+    return float(found["count"]) * _UNITS[found["unit"]]
+
+
+def need_rq() -> None:
+    """Raises `SettingsError` where RQ is not installed. RQ is imported when a command runs."""
+    if importlib.util.find_spec("rq") is None:
+        raise SettingsError(["this command needs RQ; pip install 'tokenyard[batch]'"])
+
+
+@contextmanager
+def told_in_one_line(ctx: click.Context, missing: Exit = Exit.USAGE) -> Iterator[None]:
+    """What is wrong with the files is no fault of the yard, so the exit status is 1.
+
+    That of a file that is not there is ``missing``: as a rule, its name was given wrongly.
+    """
+    try:
+        yield
+    except (BatchBroken, OutputInUse, UnreadableFile) as fault:
+        choice: YardChoice = ctx.obj
+        if choice.debug:
+            raise
+        say(f"Error: {fault}", err=True)
+        is_missing = isinstance(fault.__cause__, FileNotFoundError)
+        ctx.exit(missing if is_missing else Exit.FAILED)
+
+
+#: Those of a job.
+spec_options: Final = with_options(
+    click.argument("input_path", metavar="INPUT", type=click.Path(path_type=Path)),
+    click.option(
+        "-o", "--output", type=click.Path(path_type=Path), help="Where results are written."
+    ),
+    click.option(
+        "--errors",
+        type=click.Path(path_type=Path),
+        help="Where errors are written.  [default: out.errors.jsonl for out.jsonl]",
+    ),
+    click.option("--model", default="", help="For lines that name none."),
+    click.option(
+        "--param",
+        "params",
+        multiple=True,
+        callback=named_values,
+        help="Sampling parameter for lines that do not have it: name=JSON.",
+    ),
+    click.option(
+        "--priority-class",
+        type=click.Choice(PRIORITY_CLASSES),
+        default="low",
+        show_default=True,
+        help="The intake in which the requests wait.",
+    ),
+    click.option(
+        "--max-in-flight",
+        "window",
+        type=click.IntRange(1),
+        help="Most requests under way.  [default: twice the workers' places, at least 1000]",
+    ),
+    click.option("--ordered", is_flag=True, help="Write answers in the order of the lines."),
+    click.option(
+        "--hedge/--no-hedge",
+        default=True,
+        show_default=True,
+        help="Send the last few requests twice where workers idle; not with --ordered.",
+    ),
+    click.option(
+        "--completion-window",
+        "completion_window_s",
+        type=duration,
+        metavar="TIME",
+        default=0.0,
+        help="Lines that have no answer after so long expire: 24h.  [default: no bound]",
+    ),
+    click.option(
+        "--result-ttl",
+        "result_ttl_s",
+        type=duration,
+        metavar="TIME",
+        default=DEFAULT_RESULT_TTL_S,
+        show_default=True,
+        help="So long the yard knows an answer that was not written because this was killed.",
+    ),
+)
+
+
+def spec_from(input_path: Path, output: Path | None, given: dict[str, Any]) -> BatchSpec:
+    """The job that the options describe."""
+    if output is None:
+        raise click.UsageError("give --output")
+    given["errors"] = str(given["errors"] or "")
+    given["window"] = given["window"] or 0
+    given["result_ttl_s"] = int(given["result_ttl_s"])
+    return BatchSpec(input=str(input_path), output=str(output), **given)

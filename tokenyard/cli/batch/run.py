@@ -1,0 +1,179 @@
+"""`tokenyard batch run`: run a file of requests here and now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Progress as Bar
+
+from tokenyard.batch.runner import Progress, Runner
+from tokenyard.batch.state import BatchState, new_id
+from tokenyard.cli.batch.options import spec_from, spec_options, told_in_one_line
+from tokenyard.cli.shared.connect import url_of
+from tokenyard.cli.shared.console import HarmlessConsole, say
+from tokenyard.cli.shared.interrupts import Interrupts
+from tokenyard.process.interrupted import Interrupted
+from tokenyard.process.program import Exit, PlainCommand, YardChoice
+from tokenyard.protocol.wording import counted
+
+ABOUT: Final = """Run a file of requests, and write one answer for each line.
+
+Kill it at any moment and run the same command again: it goes on where it stopped. What is done
+stands in the output files; OUTPUT.state says what the job is.
+
+\b
+Examples:
+  tokenyard batch run in.jsonl -o out.jsonl
+  tokenyard batch run in.jsonl -o out.jsonl --retry-errors     once more for what failed
+  tokenyard batch run in.jsonl --dry-run                       look at the file only
+
+\b
+Exit statuses:
+  0  each line has its answer, result or error      3  no broker or no coordinator
+  1  expired, or the files cannot be used
+  2  wrong usage
+"""
+_SAY_EVERY_S: Final = 10.0
+Tell = Callable[[Progress], None]
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Run a file of requests here and now.")
+@spec_options
+@click.option("--overwrite", is_flag=True, help="Begin anew where OUTPUT has lines already.")
+@click.option("--retry-errors", is_flag=True, help="Run lines again that have an error.")
+@click.option("--dry-run", is_flag=True, help="Only look: bad lines, tokens, an estimate.")
+@click.option(
+    "--tokenizer",
+    default="",
+    help="With --dry-run: folder or Hugging Face name.  [default: the yard's, if it is here]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the job as one JSON object.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    input_path: Path,
+    output: Path | None,
+    overwrite: bool,
+    retry_errors: bool,
+    dry_run: bool,
+    tokenizer: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Run the job, show how it goes, and print what came of it."""
+    choice: YardChoice = ctx.obj
+    if dry_run:
+        from tokenyard.cli.batch.dry_run import look_only
+
+        spec = spec_from(input_path, output or Path("-"), given)
+        with told_in_one_line(ctx):
+            is_sound = look_only(choice, spec, tokenizer, prints_json=as_json)
+        ctx.exit(Exit.OK if is_sound else Exit.FAILED)
+    spec = spec_from(input_path, output, given)
+    seen: list[Progress] = []
+    with (
+        told_in_one_line(ctx),
+        Interrupts(),
+        _shown(HarmlessConsole(stderr=True, highlight=False)) as tell,
+    ):
+
+        def follow(progress: Progress) -> None:
+            seen[:] = [progress]
+            tell(progress)
+
+        runner = Runner(url_of(choice), choice.yard, spec, on_progress=follow)
+        try:
+            retry = new_id() if retry_errors else ""
+            state = runner.run(overwrite=overwrite, retry=retry)
+        except Interrupted as signalled:
+            counts = seen[0].counts if seen else None
+            done = f" with {counts.done} of {counted(counts.total, 'line')} done" if counts else ""
+            say(f"Stopped{done}; the same command goes on from here.", err=True)
+            ctx.exit(signalled.status)
+    say(msgspec.json.encode(state.as_batch()) if as_json else summary(state))
+    ctx.exit(Exit.OK if state.status == "completed" else Exit.FAILED)
+
+
+def summary(state: BatchState) -> str:
+    """What came of a job, for people."""
+    counts, spec = state.counts, state.spec
+    results, errors = counted(counts.completed, "result"), counted(counts.failed, "error")
+    sum_of = f"{counted(counts.total, 'input line')} = {results} + {errors}"
+    lines = [f"{state.status}: {sum_of}", f"results: {spec.output}"]
+    return "\n".join([*lines, f"errors:  {spec.errors_path}"] if counts.failed else lines)
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Tell]:
+    """A bar in a terminal; elsewhere a line now and then."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task("validating", total=None, pace="")
+
+        def tell(progress: Progress) -> None:
+            counts = progress.counts
+            failed = f", {counted(counts.failed, 'error')}" if counts.failed else ""
+            bar.update(
+                task,
+                description=progress.status,
+                total=counts.total,
+                completed=counts.done,
+                pace=_pace(progress) + failed,
+            )
+
+        yield tell
+
+
+class _Lines:
+    """A line for each status, and one every ten seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = ""
+        self._said_at = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.status == self._status and now - self._said_at < _SAY_EVERY_S:
+            return
+        self._status, self._said_at = progress.status, now
+        counts = progress.counts
+        self._console.print(
+            f"{progress.status}: {counts.done} of {counted(counts.total, 'line')},"
+            f" {counted(counts.failed, 'error')}, {_pace(progress)}",
+            markup=False,
+        )
+
+
+def _pace(progress: Progress) -> str:
+    eta = f", {_clock(progress.eta_s)} left" if progress.eta_s is not None else ""
+    return f"{progress.per_s:.1f} lines/s{eta}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}"

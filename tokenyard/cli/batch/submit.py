@@ -1,0 +1,108 @@
+"""`tokenyard batch submit`: hand a file of requests to RQ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from tokenyard.batch.files import UnreadableFile
+from tokenyard.batch.state import DEFAULT_RETRIES
+from tokenyard.cli.batch.options import (
+    duration,
+    need_rq,
+    spec_from,
+    spec_options,
+    told_in_one_line,
+)
+from tokenyard.cli.shared.connect import url_of
+from tokenyard.cli.shared.console import say
+from tokenyard.process.program import PlainCommand, YardChoice
+
+ABOUT: Final = """Hand a file of requests to RQ, and print the id of the job.
+
+`tokenyard batch worker` runs it, on any host that sees the files under the same paths.
+
+\b
+Examples:
+  tokenyard batch submit in.jsonl -o out.jsonl
+  tokenyard batch submit b.jsonl -o b-out.jsonl --after batch_0f3a...
+  tokenyard batch submit in.jsonl -o out.jsonl --at 02:00 --completion-window 6h
+  tokenyard batch submit in.jsonl -o 'out-%Y-%m-%d.jsonl' --cron '0 2 * * *'
+  tokenyard batch submit in.jsonl -o out.jsonl --on-success https://example.org/done
+
+A command for --on-success or --on-failure runs on the worker's host, without a shell; it has the
+job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _ERRORS.
+"""
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Hand a file of requests to RQ.")
+@spec_options
+@click.option("--overwrite", is_flag=True, help="Begin anew where OUTPUT has lines already.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 1000),
+    default=DEFAULT_RETRIES,
+    show_default=True,
+    help="Tries after a failure, counted from the last progress on.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=duration,
+    metavar="TIME",
+    default=0.0,
+    help="Longest time of one try.  [default: no bound]",
+)
+@click.option("--after", multiple=True, metavar="JOB", help="Run when this job has completed.")
+@click.option("--at", metavar="TIME", help="Run then: 2026-11-22T02:00, 02:00 or +90m.")
+@click.option("--cron", default="", help="Run again and again: '0 2 * * *' is each night at two.")
+@click.option("--on-success", default="", metavar="URL|COMMAND", help="Told when it completed.")
+@click.option("--on-failure", default="", metavar="URL|COMMAND", help="Told when it did not.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as one JSON object.")
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    /,
+    input_path: Path,
+    output: Path | None,
+    overwrite: bool,
+    retries: int,
+    timeout_s: float,
+    after: tuple[str, ...],
+    at: str | None,
+    cron: str,
+    on_success: str,
+    on_failure: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Hand the job over and print its id."""
+    need_rq()
+    from tokenyard.batch.jobs import submit_batch
+    from tokenyard.batch.schedule import read_time
+
+    choice: YardChoice = ctx.obj
+    spec = spec_from(input_path, output, given)
+    with told_in_one_line(ctx):
+        if not cron and not spec.input_path.exists():
+            raise UnreadableFile(f"{spec.input}: there is no such file") from FileNotFoundError()
+        options = msgspec.to_builtins(spec)
+        job = submit_batch(
+            options.pop("input"),
+            options.pop("output"),
+            redis_url=url_of(choice),
+            yard=choice.yard,
+            overwrite=overwrite,
+            retries=retries,
+            timeout_s=int(timeout_s),
+            after=after,
+            at=read_time(at) if at else None,
+            cron=cron,
+            on_success=on_success,
+            on_failure=on_failure,
+            **options,
+        )
+    say(msgspec.json.encode(job.status()) if as_json else job.id)

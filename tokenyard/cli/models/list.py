@@ -1,0 +1,199 @@
+"""`tokenyard models list`: each model, where it may be loaded, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import click
+import msgspec
+
+from tokenyard.admin.pauses import Pause, all_pauses
+from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.names import known_models, living
+from tokenyard.cli.shared.signal_options import json_option
+from tokenyard.cli.shared.tables import Column, Listing
+from tokenyard.process.program import PlainCommand
+from tokenyard.protocol.control import ALL, Posture, Postures, model_scope
+from tokenyard.protocol.texts import printable
+from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
+
+ABOUT: Final = """List the models: where they may be loaded, who holds them, and their posture.
+
+\b
+Loadable  controllers that may load it, with the time that loading took last
+Workers   that hold it, and their states
+Weights   a checkpoint that stands in for the model's own, see `models reload`
+Epoch     that its results carry, see `tokenyard epoch`
+Posture   RUNNING, PAUSED or SUSPENDED, as ordered for all or for this model;
+          workers that do otherwise, for instance by their names, say so
+Fault     why it could not be loaded the last time, and where
+
+Weights, Epoch and Fault are shown where there are any. Under the list stands whose pauses there
+are, since when and why.
+
+\b
+Examples:
+  tokenyard models list
+  tokenyard models list --json | jq '.models[] | {name, epoch}'
+"""
+
+_COLUMNS: Final = (
+    Column("Model", is_whole=True),
+    Column("Posture", is_whole=True),
+    Column("Workers", is_whole=True),
+    Column("Loadable", is_whole=True),
+    Column("Weights"),
+    Column("Epoch", is_number=True),
+    Column("Fault"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A host that may load a model."""
+
+    controller: str
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A worker that holds a model."""
+
+    worker: str
+    info: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A model of the yard, at one moment."""
+
+    name: str
+    hosts: list[Offer]
+    workers: list[Holder]
+    posture: Posture  # of all and of this model
+    pauses: list[Pause]  # of all and of this model
+
+
+def model_views(view: YardView, postures: Postures) -> list[ModelView]:
+    """Every model that is known, by its name."""
+    return [
+        ModelView(
+            name=name,
+            hosts=[
+                Offer(host.name, info)
+                for host in view.hosts
+                for info in host.models
+                if info.name == name
+            ],
+            workers=[
+                Holder(one.worker, one.info)
+                for one in living(view)
+                if one.info and one.info.model == name
+            ],
+            posture=postures.of("", name),
+            pauses=[one for one in all_pauses(postures) if one.scope in {ALL, model_scope(name)}],
+        )
+        for name in known_models(view, postures.by_scope)
+    ]
+
+
+@click.command("list", cls=PlainCommand, help=ABOUT, short_help="List them, and who holds them.")
+@json_option
+@click.pass_context
+def list_models(ctx: click.Context, as_json: bool) -> None:
+    """Read the yard once and print its models."""
+    with opened(ctx.obj) as (connection, keys):
+        view = read_yard(connection, keys)
+    views = model_views(view, view.postures)
+    if as_json:
+        say(msgspec.json.encode({"models": [_fields(one) for one in views]}))
+    elif views:
+        plain_console().print(_table(views))
+        for pause in all_pauses(view.postures):
+            say(pause.text(view.at_ms))
+    else:
+        say("no models: no host is there")
+
+
+def _fields(view: ModelView) -> dict[str, object]:
+    return {
+        "name": view.name,
+        "hosts": [_offer(offer) for offer in view.hosts],
+        "workers": [_holder(holder) for holder in view.workers],
+        "conduct": view.posture.conduct,
+        "pauses": [msgspec.to_builtins(pause) for pause in view.pauses],
+        "epoch": view.posture.epoch,
+        "weights": view.posture.weights,
+        "profiling": view.posture.profiling,
+    }
+
+
+def _offer(offer: Offer) -> dict[str, object]:
+    info = offer.info
+    return {
+        "controller": offer.controller,
+        "ranks": info.ranks,
+        "pin": info.pin,
+        "adapters": info.adapters,
+        "load_s": info.load_s,
+        "fault": info.fault,
+        "faults": info.faults,
+    }
+
+
+def _holder(holder: Holder) -> dict[str, object]:
+    info = holder.info
+    return {
+        "worker": holder.worker,
+        "name": info.name,
+        "state": info.state,
+        "conduct": info.conduct,
+        "epoch": info.epoch,
+        "weights": info.weights,
+        "profiling": info.profiling,
+    }
+
+
+def _table(views: list[ModelView]) -> Listing:
+    table = Listing(_COLUMNS)
+    for view in views:
+        posture = view.posture
+        table.add(
+            printable(view.name),
+            posture.conduct,
+            "\n".join(_state(holder, posture) for holder in view.workers) or "-",
+            "\n".join(_told(offer) for offer in view.hosts) or "-",
+            printable(posture.weights) or "-",
+            "-" if posture.epoch is None else str(posture.epoch),
+            "\n".join(_faults(view)) or "-",
+        )
+    return table
+
+
+def _told(offer: Offer) -> str:
+    took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
+    return f"{offer.controller}{took}"
+
+
+def _state(holder: Holder, posture: Posture) -> str:
+    """Its state, and what it does otherwise than the model's posture says."""
+    info = holder.info
+    differs: list[str] = [info.conduct] if info.conduct != posture.conduct else []
+    differs += (
+        ["no epoch" if info.epoch is None else f"epoch {info.epoch}"]
+        if info.epoch != posture.epoch
+        else []
+    )
+    differs += [f"weights {info.weights or 'its own'}"] if info.weights != posture.weights else []
+    return ", ".join([f"{holder.worker} {info.state}", *differs])
+
+
+def _faults(view: ModelView) -> Iterator[str]:
+    for offer in view.hosts:
+        if offer.info.fault:
+            yield printable(f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}")

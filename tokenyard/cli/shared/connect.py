@@ -1,0 +1,29 @@
+"""How the commands that use a yard find its broker, and look into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.process.program import YardChoice
+from tokenyard.process.running import no_broker, running_url
+from tokenyard.protocol.keys import Keys
+
+
+@contextmanager
+def opened(choice: YardChoice) -> Iterator[tuple[redis.Redis, Keys]]:
+    """A connection to the yard, and its keys; raises `tokenyard.protocol.errors`."""
+    url = url_of(choice)
+    with translated(url), open_connection(url) as connection:
+        yield connection, Keys(choice.yard)
+
+
+def url_of(choice: YardChoice) -> str:
+    """The broker's URL, given or found; raises `BrokerUnavailable` where there is none."""
+    url = choice.redis_url or running_url(choice.yard)
+    if not url:
+        raise no_broker(choice.yard)
+    return url

@@ -1,0 +1,66 @@
+"""Names of models and workers that an operator gives: known to the yard, or refused with help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import click
+
+from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.protocol.control import ALL, Posture, model_scope, worker_scope
+from tokenyard.protocol.wording import did_you_mean
+
+_MOST_NAMED: Final = 10
+
+
+class UnknownName(click.ClickException):
+    """A name that the yard does not know."""
+
+
+def living(view: YardView) -> list[WorkerView]:
+    """The workers that can be told something: those with a lease and a readable entry."""
+    return [worker for worker in view.workers if worker.lease_ms and worker.info]
+
+
+def known_models(view: YardView, postures: Mapping[str, Posture]) -> list[str]:
+    """Models that a host may load, a worker holds, or a posture is kept for."""
+    names = {model.name for host in view.hosts for model in host.models}
+    names |= {worker.info.model for worker in living(view) if worker.info and worker.info.model}
+    return sorted(names | _scoped(postures, model_scope("")))
+
+
+def find_model(view: YardView, postures: Mapping[str, Posture], name: str) -> str:
+    """The model of this name; raises `UnknownName`."""
+    return _known("model", name, known_models(view, postures))
+
+
+def find_worker(view: YardView, postures: Mapping[str, Posture], name: str) -> str:
+    """The name of a worker, given with or without its incarnation; raises `UnknownName`."""
+    by_incarnation = {one.worker: one.info.name for one in living(view) if one.info}
+    names = set(by_incarnation.values()) | _scoped(postures, worker_scope(""))
+    return _known("worker", by_incarnation.get(name, name), sorted(names))
+
+
+def find_scope(view: YardView, postures: Mapping[str, Posture], model: str, worker: str) -> str:
+    """The scope that ``--model`` or ``--worker`` names, else that of all."""
+    if model:
+        return model_scope(find_model(view, postures, model))
+    if worker:
+        return worker_scope(find_worker(view, postures, worker))
+    return ALL
+
+
+def _scoped(postures: Mapping[str, Posture], prefix: str) -> set[str]:
+    return {scope.removeprefix(prefix) for scope in postures if scope.startswith(prefix)}
+
+
+def _known(kind: str, name: str, names: Iterable[str]) -> str:
+    known = list(names)
+    if name in known:
+        return name
+    hint = did_you_mean(name, known) or "."
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    listed = ", ".join(known[:_MOST_NAMED]) + more
+    those = f"Known {kind}s: {listed}" if known else f"The yard knows no {kind}"
+    raise UnknownName(f"there is no {kind} {name!r}{hint} {those}")

@@ -1,0 +1,77 @@
+"""Looking at a yard again and again, also while its broker is away, and until a key is pressed."""
+
+from __future__ import annotations
+
+import itertools
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tokenyard.admin.history import Look, read_look
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.protocol.keys import Keys
+
+#: A broker that is away should not freeze the picture for longer.
+_ANSWER_S: Final = 3.0
+_CONNECT_S: Final = 2.0
+
+
+def watch(
+    url: str, yard: str, pause: Callable[[], bool], count: int = 0
+) -> Iterator[Look | BrokerUnavailable]:
+    """Looks at a yard, or why there is none now; the first one must succeed.
+
+    ``pause`` waits between two looks and says whether to go on; ``count`` is of the looks, 0 for
+    no bound. Raises what `translated` raises.
+    """
+    with open_connection(
+        url, timeout_s=_ANSWER_S, connect_timeout_s=_CONNECT_S, retries=1
+    ) as connection:
+        for number in itertools.count(1):
+            seen: Look | BrokerUnavailable
+            try:
+                with translated(url):
+                    seen = read_look(connection, Keys(yard))
+            except BrokerUnavailable as fault:
+                if number == 1:
+                    raise
+                seen = fault
+            yield seen
+            if number == count or not pause():
+                return
+
+
+class Keyboard:
+    """Keys as they are pressed; nothing where standard input is no terminal."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stdin.isatty():
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> str:
+        """The key that is pressed within so many seconds, or ""."""
+        if self._before is None:
+            time.sleep(seconds)
+            return ""
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return sys.stdin.read(1) if ready else ""

@@ -1,0 +1,330 @@
+"""`tokenyard up`: a whole yard on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Final, get_args
+
+import click
+import msgspec
+from click.core import ParameterSource
+from rich.console import Console
+
+from tokenyard.broker.connection import public_url
+from tokenyard.cli.shared.console import HarmlessConsole, say
+from tokenyard.cli.shared.interrupts import Interrupts
+from tokenyard.cli.shared.paths import example_model
+from tokenyard.cli.shared.progress import spinner
+from tokenyard.cli.up.announcing import Announcer
+from tokenyard.cli.up.child import LogLine
+from tokenyard.cli.up.device_options import SLOTS_DEFAULT, count_workers, device_options
+from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
+from tokenyard.process.program import PlainCommand, YardChoice
+from tokenyard.process.running import default_data_dir
+from tokenyard.process.servers import EMBEDDED
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings, default_name
+from tokenyard.protocol.wording import counted
+
+_DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(WorkerSettings)}
+ABOUT: Final = """Run a whole yard on this machine: broker, coordinator and workers.
+
+Without --redis-url it starts a broker of its own (the embedded Valkey, or what --server says) on a
+loopback port, which keeps its data in --data-dir, so that what was accepted survives a restart. The
+port is 6379 where that is free, and stays the same for this folder. While it runs, the other
+commands and `Client()` find the yard without a URL. From a checkout it serves the example model
+`adder`. It stops everything on Ctrl-C or SIGTERM: running requests may finish
+first, a second Ctrl-C stops at once. It also ends when all of its workers have been ended by
+`tokenyard drain` or `stop`.
+
+\b
+Examples:
+  tokenyard up
+  tokenyard up --model ./my-model --slots 1
+  tokenyard up --models models.toml --slots 2 --spares 1     several models, loaded on demand
+  tokenyard up --server auto          with the valkey-server or redis-server of this machine
+  tokenyard --redis-url redis://localhost:6379 up
+  tokenyard up --engine simulated     answers are made up; needs no model and no vLLM
+
+Then, in another terminal: tokenyard submit "12+34="
+
+Variables set the rest, and what is not given: TOKENYARD_WORKER_<OPTION> and
+TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordinator --help`.
+"""
+
+
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Run a whole yard on this machine.")
+@click.option(
+    "--slots",
+    "--workers",
+    "workers",
+    envvar="TOKENYARD_WORKER_SLOTS",
+    type=click.IntRange(1, 64),
+    show_default=SLOTS_DEFAULT,
+    help="Devices (on a CPU: shares of its cores), each with one worker that is awake.",
+)
+@click.option(
+    "--spares",
+    envvar="TOKENYARD_WORKER_SPARES",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Warm processes beside those, to stand in for one that dies.",
+)
+@click.option(
+    "--sleepers",
+    envvar="TOKENYARD_WORKER_SLEEPERS",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Engines that may sleep on each device beside the one that is awake.",
+)
+@click.option(
+    "--engine",
+    envvar="TOKENYARD_WORKER_ENGINE",
+    type=click.Choice(get_args(EngineName)),
+    default="vllm",
+    show_default=True,
+    help="What generates tokens; `simulated` makes them up.",
+)
+@device_options
+@click.option(
+    "--model",
+    envvar="TOKENYARD_WORKER_MODEL",
+    help="Model folder or Hugging Face name.  [default: the adder of a checkout]",
+)
+@click.option(
+    "--models",
+    envvar="TOKENYARD_WORKER_MODELS",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File that lists the models that may be loaded (docs/models.md).",
+)
+@click.option(
+    "--name",
+    envvar="TOKENYARD_WORKER_NAME",
+    help="Prefix of the workers' names; a record that is to be replayed needs one.  [default: host"
+    " and pid]",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the embedded broker keeps its data, and all parts their logs."
+    "  [default: ~/.local/share/tokenyard/yard-<yard>]",
+)
+@click.option(
+    "--server",
+    metavar="auto|embedded|PROGRAM",
+    default=EMBEDDED,
+    show_default=True,
+    help="What the broker is: the embedded Valkey; the valkey-server or redis-server (7.0 or newer)"
+    " of this machine, where there is one; or a program by its path.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port of the broker; 0 is any free one.  [default: the one that it had before; at first"
+    " 6379 if it is free]",
+)
+@click.option(
+    "--grace-s",
+    envvar="TOKENYARD_WORKER_GRACE_S",
+    type=click.FloatRange(0),
+    default=_DEFAULTS["grace_s"],
+    show_default=True,
+    help="When stopped, running requests may finish for so long.",
+)
+@click.option(
+    "--start-timeout-s",
+    envvar="TOKENYARD_WORKER_START_TIMEOUT_S",
+    type=click.FloatRange(1),
+    default=_DEFAULTS["start_timeout_s"],
+    show_default=True,
+    help="Longest wait for the workers' engines.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="When ready, print one JSON object: url, pids."
+)
+@click.pass_obj
+def up(
+    choice: YardChoice,
+    workers: int | None,
+    spares: int,
+    sleepers: int,
+    engine: EngineName,
+    device: DeviceName,
+    devices: tuple[str, ...],
+    model: str | None,
+    models: Path | None,
+    name: str | None,
+    data_dir: Path | None,
+    server: str,
+    port: int | None,
+    grace_s: float,
+    start_timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Start, wait until it answers, watch, stop."""
+    model, models = _given_first(model, models)
+    if model and models:
+        raise click.UsageError("give either --model or --models")
+    example = engine == "vllm" and not model and not models
+    if engine == "vllm" and not models:
+        model = _existing(model or str(example_model("adder")))
+    slots, used = count_workers(engine, device, devices, workers)
+    plan = LocalPlan(
+        yard=choice.yard,
+        redis_url=choice.redis_url,
+        data_dir=data_dir or default_data_dir(choice.yard),
+        port=port,
+        server=server,
+        workers=slots,
+        engine=engine,
+        device=device,
+        devices=devices,
+        model=model or "",
+        models=models.resolve() if models else None,
+        spares=spares,
+        sleepers=sleepers,
+        grace_s=grace_s,
+        start_timeout_s=start_timeout_s,
+        name=name or default_name("worker"),
+        enforce_eager=example,
+        debug=choice.debug,
+    )
+    # With --json, standard output belongs to the program that reads it.
+    console = HarmlessConsole(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
+    Foreground(plan, console, used, as_json=as_json).run()
+
+
+def _given_first(model: str | None, models: Path | None) -> tuple[str | None, Path | None]:
+    """Either of them alone, where that is an option and the other a variable."""
+    source = click.get_current_context().get_parameter_source
+    if source("model") is not source("models"):
+        if source("model") is ParameterSource.COMMANDLINE:
+            return model, None
+        if source("models") is ParameterSource.COMMANDLINE:
+            return None, models
+    return model, models
+
+
+up.reads = ("coordinator", "worker")
+
+
+def _existing(model: str) -> str:
+    """The model as the workers, which may be started elsewhere, will find it."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if model.startswith((".", "/", "~")):
+        raise click.UsageError(f"there is no model folder {model}")
+    return model
+
+
+class Foreground:
+    """One run of `tokenyard up` in a terminal."""
+
+    def __init__(self, plan: LocalPlan, console: Console, used: str, *, as_json: bool) -> None:
+        """``used`` are the devices of its engines, in words; "" for none."""
+        self._plan = plan
+        self._used = used
+        self._console = console
+        self._as_json = as_json
+        self._yard = LocalYard(plan, self._log)
+        self._announcer = Announcer(plan.data_dir, plan.yard)
+        self._is_up = False
+        self._is_found = False  # by commands that are given no URL
+
+    def run(self) -> None:
+        """Until interrupted, or drained; raises `YardFailed` when a part ends for good."""
+        with Interrupts() as interrupts:
+            try:
+                self._start()
+                self._is_up = True
+                self._announce()
+                self._yard.run()
+            except KeyboardInterrupt:
+                grace = (
+                    f": running requests may finish for {self._plan.grace_s:g} s;"
+                    " Ctrl-C again stops at once."
+                )
+                self._console.print("Stopping" + (grace if self._is_up else "."))
+            finally:
+                interrupts.hold()
+                # What has not come up has nothing that should finish.
+                self._yard.stop(lambda: interrupts.is_hurried or not self._is_up)
+                self._announcer.withdraw()
+            self._console.print("Stopped.")
+
+    def _start(self) -> None:
+        plan = self._plan
+        self._announcer.claim()
+        what = str(plan.models or plan.model or "no model")
+        where = f" on {self._used}" if self._used else ""
+        self._console.print(
+            f"Starting {counted(plan.workers, 'worker')}{where}, engine {plan.engine}, {what}."
+        )
+        if plan.engine == "simulated":
+            self._console.print("Engine simulated: its answers are made up.")
+        with spinner(self._console, plan.processes) as tell:
+            for warning in self._yard.start():
+                self._warn(warning)
+            self._introduce_broker()
+            self._yard.wait_ready(tell)
+
+    def _introduce_broker(self) -> None:
+        """Say what it is and where, to people and to other commands."""
+        yard = self._yard
+        if yard.server:
+            self._console.print(f"The broker is {yard.server} at {public_url(yard.url)}.")
+        if yard.lost_port:
+            self._warn(
+                f"port {yard.lost_port}, which this yard had before, is taken: URLs have changed"
+            )
+        unfound = self._announcer.publish(yard.url)
+        self._is_found = not unfound
+        if unfound:
+            self._warn(unfound)
+
+    def _warn(self, warning: str) -> None:
+        self._console.print(f"Warning: {warning}", style="yellow")
+
+    def _log(self, name: str, line: LogLine) -> None:
+        style = "yellow" if line.is_serious else "dim"
+        self._console.print(f"{name}: {line.text}", style=style)
+
+    def _announce(self) -> None:
+        url = self._yard.url
+        if self._as_json:
+            ready = {"url": url, "yard": self._plan.yard, "pids": self._yard.pids}
+            ready |= {"server": self._yard.server}
+            say(msgspec.json.encode(ready | {"data_dir": str(self._plan.data_dir)}))
+        else:
+            self._console.print(how_to_try(self._plan, url, is_found=self._is_found))
+
+
+def how_to_try(plan: LocalPlan, url: str, *, is_found: bool) -> str:
+    """What a newcomer needs to know of a yard that is up."""
+    keys = Keys(plan.yard)
+    options = "" if plan.yard == "main" else f" --yard {plan.yard}"
+    if not is_found:
+        options += f" --redis-url {public_url(url)}"
+    redis_cli = f"redis-cli -u {public_url(url)}"
+    params = """'{"max_tokens":8,"temperature":0}'"""
+    question = 'submit "12+34="' if plan.models is None else 'submit --model NAME "12+34="'
+    model = "" if plan.models is None else " model NAME"
+    return f"""
+The yard {plan.yard!r} is up at {public_url(url)}
+Logs are in {plan.data_dir / "logs"}
+
+Try it in another terminal:
+
+  tokenyard{options} {question}
+
+or with nothing but redis-cli:
+
+  {redis_cli} XADD '{keys.intake("normal")}' '*' id q1{model} prompt '12+34=' params {params}
+  {redis_cli} XREAD BLOCK 5000 STREAMS '{keys.reply("anon", "q1")}' 0
+
+Ctrl-C stops everything.
+"""

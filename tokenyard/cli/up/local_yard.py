@@ -1,0 +1,285 @@
+"""A whole yard on this machine: broker, coordinator, and a controller with its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import click
+import redis
+
+from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
+from tokenyard.broker.check import check_broker
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.cli.up.child import Child, LogLine
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.process.program import Exit
+from tokenyard.process.servers import EMBEDDED, choose_server
+from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import DeviceName, EngineName, default_name
+from tokenyard.protocol.wording import counted
+from tokenyard.scripts import Scripts
+
+#: The coordinator has nothing to finish.
+_COORDINATOR_STOP_S: Final = 10.0
+#: What a controller needs beside the time that requests get to finish.
+_CONTROLLER_STOP_S: Final = 15.0
+_WORKER: Final = "worker"
+#: Variables that a plan has taken in: one left over would stand beside the other, which was given.
+_DECIDED: Final = ("TOKENYARD_WORKER_MODEL", "TOKENYARD_WORKER_MODELS")
+_POLL_S: Final = 0.1
+
+
+class YardFailed(click.ClickException):
+    """A part of the yard has ended and will not come back."""
+
+
+class WorkersFailed(YardFailed):
+    """The workers cannot start; the message is the controller's own."""
+
+    exit_code = Exit.START_FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlan:
+    """What is to run here."""
+
+    yard: str
+    redis_url: str  # "" for an embedded broker
+    data_dir: Path  # of the embedded broker; log files in any case
+    port: int | None = 0  # of the embedded broker; 0: a free one, None: the one of before, or 6379
+    server: str = EMBEDDED  # what the broker is, by `choose_server`
+    workers: int  # devices, each with one awake process
+    engine: EngineName
+    model: str
+    models: Path | None = None  # a models file in place of one model
+    spares: int = 0
+    sleepers: int = 0
+    # Prefix of the workers' names, by which ours are told from others'.
+    name: str = field(default_factory=lambda: default_name("worker"))
+    grace_s: float = 30.0  # running requests may finish for so long
+    start_timeout_s: float = 600.0
+    # Tiny models: compiling takes longer than it saves. The environment may say otherwise.
+    enforce_eager: bool = False
+    device: DeviceName = "auto"  # what engines use
+    devices: tuple[str, ...] = ()  # GPUs, one for each worker
+    debug: bool = False
+
+    @property
+    def processes(self) -> int:
+        """Worker processes that must be up before the yard is: those that hold, or may load."""
+        if self.models is None:
+            return self.workers
+        return self.workers * (1 + self.sleepers) + self.spares
+
+
+class LocalYard:
+    """Starts the parts of a yard in order, watches them, and stops them in reverse.
+
+    ``say`` gets what the parts log: the part's name and the line.
+    """
+
+    def __init__(self, plan: LocalPlan, say: Callable[[str, LogLine], None]) -> None:
+        self._plan = plan
+        self._say = say
+        self._keys = Keys(plan.yard)
+        self._broker: EmbeddedBroker | None = None
+        self._children: list[Child] = []
+        self._connection: redis.Redis | None = None
+        self._before: set[str] = set()  # workers that were there before ours
+        self._is_drained = False  # our controller has ended in order: it has no workers any more
+        self.url = plan.redis_url
+
+    @property
+    def server(self) -> str:
+        """Which server of ours the broker is, ``Valkey 9.1.2``; "" where it is not ours."""
+        return self._broker.title if self._broker else ""
+
+    @property
+    def lost_port(self) -> int:
+        """The port that the broker had before and that is taken now; else 0."""
+        return self._broker.lost_port if self._broker else 0
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Processes by part."""
+        broker = {"broker": self._broker.pid} if self._broker else {}
+        return broker | {child.name: child.pid for child in self._children}
+
+    def start(self) -> list[str]:
+        """Start everything; what the operator of the broker should know, if anything.
+
+        Raises `tokenyard.protocol.errors.TokenyardError` where the broker cannot be used.
+        """
+        logs = self._plan.data_dir / "logs"
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.url:
+            self._broker = EmbeddedBroker(
+                self._plan.data_dir, port=self._plan.port, server=choose_server(self._plan.server)
+            )
+            self.url = self._broker.start()
+        self._connection = open_connection(self.url)
+        with translated(self.url):
+            warnings = check_broker(self._connection, self._plan.yard)
+        # An earlier run may have had the same name, and left workers whose leases go on.
+        self._before = {worker.worker for worker in self.view().workers}
+        for child in self._programs(logs):
+            self._children.append(child)
+            child.start()
+        return warnings
+
+    def _programs(self, logs: Path) -> Iterator[Child]:
+        plan = self._plan
+        # The URL may hold a password, which the list of processes would show.
+        env = {**os.environ, "TOKENYARD_REDIS_URL": self.url, "TOKENYARD_YARD": plan.yard}
+        for name in _DECIDED:
+            env.pop(name, None)
+        if plan.enforce_eager:
+            env.setdefault("TOKENYARD_WORKER_ENFORCE_EAGER", "true")
+        # -P: a module `tokenyard` where the user happens to be is not ours. And not `-m worker`:
+        # his own `worker` on PYTHONPATH would run, where ours says what is wrong.
+        program = [sys.executable, "-P", "-m", "tokenyard"]
+        debug = ["--debug"] if plan.debug else []
+        coordinator = [*program, "coordinator", *debug]
+        controller = [*program, "worker", *debug, *_worker_arguments(plan)]
+        yield Child("coordinator", coordinator, logs / "coordinator.log", env, _COORDINATOR_STOP_S)
+        stop_s = plan.grace_s + _CONTROLLER_STOP_S
+        yield Child(_WORKER, controller, logs / "worker.log", env, stop_s)
+
+    def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
+        """Wait until a coordinator leads and all our workers are ready, or warm.
+
+        ``tell`` gets, at each look, whether one leads and how many are ready.
+
+        Raises `YardFailed` after ``start_timeout_s`` or when a part ends for good.
+        """
+        until = time.monotonic() + self._plan.start_timeout_s
+        while True:
+            self.watch()
+            view = self.view()
+            ready = sum(self._is_up(worker) for worker in view.workers)
+            tell(view.leader is not None, ready)
+            if self._is_drained:
+                raise YardFailed("its workers have been drained or stopped before they were ready")
+            if view.leader and ready >= self._plan.processes:
+                return
+            if time.monotonic() > until:
+                raise YardFailed(
+                    f"after {self._plan.start_timeout_s:g} s, {ready} of"
+                    f" {counted(self._plan.processes, 'worker')} came up; the end of the log:\n"
+                    + self._children[-1].last_words()
+                )
+            time.sleep(_POLL_S)
+
+    def _is_up(self, worker: WorkerView) -> bool:
+        """Whether it may serve, or load whatever is asked for."""
+        may_load = self._plan.models is not None and worker.state == "warm"
+        return self._is_ours(worker) and (worker.is_ready or may_load)
+
+    def _is_ours(self, worker: WorkerView) -> bool:
+        is_named = worker.info is not None and worker.info.controller == self._plan.name
+        return is_named and worker.worker not in self._before
+
+    def view(self) -> YardView:
+        """The yard now."""
+        if self._connection is None:
+            raise RuntimeError("not started")
+        with translated(self.url):
+            return read_yard(self._connection, self._keys)
+
+    def run(self) -> None:
+        """Watch until interrupted, or until all our workers have been drained or stopped.
+
+        Raises `YardFailed` when a part ends for good otherwise.
+        """
+        while not self._is_drained:
+            self.watch()
+            time.sleep(_POLL_S)
+
+    def watch(self) -> None:
+        """Look once: pass on what was logged, start again what has died."""
+        for child in self._children:
+            for line in child.listen():
+                self._say(child.name, line)
+            if child.status is not None:
+                self._revive(child)
+        if self._broker and not self._broker.is_running:
+            raise YardFailed(f"the broker has ended; see {self._broker.log}")
+
+    def _revive(self, child: Child) -> None:
+        status, pid = child.status, child.pid
+        if child.name == _WORKER and status == Exit.OK:
+            if not self._is_drained:
+                self._say(child.name, LogLine("INFO", "its workers have ended in order"))
+            self._is_drained = True
+            return
+        if status == Exit.START_FAILED and (told := child.error()):
+            raise WorkersFailed(told)
+        self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
+        if child.name == _WORKER:
+            self._retire_ours()
+        if not child.restart():
+            raise YardFailed(
+                f"the {child.name} has ended for good (status {status}); the end of"
+                f" {child.log}:\n{child.last_words()}"
+            )
+
+    def _retire_ours(self) -> None:
+        """The controller is dead, and its workers with it: their requests move on at once.
+
+        Otherwise they would wait until the leases have run out.
+        """
+        if self._connection is None:
+            return
+        scripts = Scripts(self._connection, self._keys)
+        with contextlib.suppress(redis.RedisError, BrokerUnavailable):
+            for worker in self.view().workers:
+                if self._is_ours(worker) and worker.lease_ms:
+                    scripts.retire(worker.worker, "lost")
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Stop workers, coordinator and broker, in this order, or in a hurry the first two at once.
+
+        Idempotent.
+        """
+        is_told = False
+
+        def hurried() -> bool:
+            nonlocal is_told
+            if hurry() and not is_told:
+                is_told = True
+                for child in self._children[:-1]:
+                    child.terminate()
+            return is_told
+
+        while self._children:
+            self._children[-1].stop(hurried)
+            self._children.pop()
+        if self._connection is not None:
+            self._connection.close()
+        if self._broker is not None:
+            self._broker.stop()
+
+
+def _worker_arguments(plan: LocalPlan) -> list[str]:
+    given: Mapping[str, str] = {
+        "name": plan.name,
+        "model": plan.model,
+        "models": str(plan.models or ""),
+        "spares": str(plan.spares),
+        "sleepers": str(plan.sleepers),
+        "engine": plan.engine,
+        "device": plan.device,
+        "devices": ",".join(plan.devices),
+        "slots": str(plan.workers),
+        "grace-s": str(plan.grace_s),
+        "start-timeout-s": str(plan.start_timeout_s),
+    }
+    return [f"--{name}={value}" for name, value in given.items() if value]

@@ -1,0 +1,144 @@
+"""What a client learns when it meets a yard, and the errors when nobody is there.
+
+The leader writes the hash ``info`` (`protocol`, `models`, `default_model`,
+`max_num_queued_reqs`, `max_request_bytes`, `coordinator`) and holds the key ``leader``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.broker.connection import public_url
+from tokenyard.broker.url import user_of
+from tokenyard.client.operations import Ask, Pause, Steps
+from tokenyard.protocol.errors import (
+    BrokerNotWritable,
+    NoCoordinator,
+    ProtocolMismatch,
+    TokenyardError,
+)
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.receipts import mark_of
+from tokenyard.protocol.streams import whole
+from tokenyard.protocol.wire import WIRE_VERSION
+from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
+from tokenyard.scripts import probe
+
+_POLL_S: Final = 0.1
+_names_decoder = msgspec.json.Decoder(list[str])
+
+
+class YardInfo(Struct, frozen=True, kw_only=True):
+    """What a yard says of itself."""
+
+    yard: str
+    protocol: int
+    coordinator: str  # the one that leads
+    models: list[str]
+    default_model: str
+    max_num_queued_reqs: int  # requests that may wait; 0: no bound
+    max_request_bytes: int  # 0: no bound
+    workers: dict[str, WorkerInfo]  # those that hold a lease now
+    clock_offset_s: float = 0.0  # the server's clock less ours
+    #: Whether this client's user is a guest: it speaks by its inbox, and is not shown the workers.
+    is_guest: bool = False
+
+
+def shake_hands(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
+    """Wait at most ``timeout_s`` for a leader, then read what the yard says of itself.
+
+    The yard's guests are known by the user in ``url``; they may not look at the workers.
+
+    Raises `NoCoordinator`, `BrokerNotWritable` where nobody can lead, or `ProtocolMismatch`.
+    """
+    give_up = time.monotonic() + timeout_s
+    while True:
+        sent = time.time()
+        leader, about, clock = yield Ask([("GET", keys.leader), ("HGETALL", keys.info), ("TIME",)])
+        now = (sent + time.time()) / 2
+        if leader and b"protocol" in about:
+            is_guest = mark_of(keys.yard, user_of(url)) in _names(about.get(b"guests", b"[]"))
+            roster: list[Any] = [{}, []]
+            if not is_guest:
+                roster = yield Ask(
+                    [("HGETALL", keys.workers), ("ZRANGEBYSCORE", keys.leases, "(0", "+inf")]
+                )
+            return _read(keys.yard, [leader, about, *roster, clock], now, is_guest=is_guest)
+        left_s = give_up - time.monotonic()
+        if left_s <= 0:
+            yield from _expect_writable(keys)
+            raise NoCoordinator(_nobody(keys.yard, url, timeout_s))
+        yield Pause(min(_POLL_S, left_s))
+
+
+def _expect_writable(keys: Keys) -> Steps[None]:
+    """Raises `BrokerNotWritable` where the server takes no writes, so that nobody can lead."""
+    try:
+        yield probe(keys)
+    except BrokerNotWritable:
+        raise
+    except TokenyardError:
+        return  # a user who may not ask; the yard is as it looks
+
+
+def _read(yard: str, answers: list[Any], now: float, *, is_guest: bool) -> YardInfo:
+    """The answers as a whole."""
+    leader, info, roster, leases, (seconds, micros) = answers
+    protocol = _number(info, b"protocol")
+    if protocol != WIRE_VERSION:
+        raise ProtocolMismatch(
+            f"yard {yard!r} speaks version {protocol} of the protocol, this client version "
+            f"{WIRE_VERSION}: use a client of the yard's release"
+        )
+    held = set(leases)
+    workers = {
+        worker.decode(errors="replace"): read
+        for worker, packed in roster.items()
+        if worker in held and (read := _worker(packed)) is not None
+    }
+    return YardInfo(
+        yard=yard,
+        protocol=protocol,
+        coordinator=leader.decode(errors="replace").partition(":")[2],
+        models=_names(info.get(b"models", b"[]")),
+        default_model=info.get(b"default_model", b"").decode(errors="replace"),
+        max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
+        max_request_bytes=_number(info, b"max_request_bytes"),
+        workers=workers,
+        clock_offset_s=int(seconds) + int(micros) / 1e6 - now,
+        is_guest=is_guest,
+    )
+
+
+def _number(info: Mapping[bytes, bytes], name: bytes) -> int:
+    return max(0, whole(info.get(name)))
+
+
+def _names(raw: bytes) -> list[str]:
+    try:
+        return _names_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+
+
+def _worker(packed: bytes) -> WorkerInfo | None:
+    """A worker's entry; None where a newer worker writes what we cannot read."""
+    try:
+        return decode_worker(packed)
+    except msgspec.DecodeError:
+        return None
+
+
+def _nobody(yard: str, url: str, timeout_s: float) -> str:
+    shown = public_url(url)
+    command = shlex.join(["tokenyard", "--redis-url", shown, "--yard", yard, "coordinator"])
+    return (
+        f"no coordinator leads yard {yard!r} at {shown} (waited {timeout_s:g} s); "
+        f"start one with: {command}"
+    )

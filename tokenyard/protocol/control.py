@@ -1,0 +1,288 @@
+"""Control signals: what operators tell a yard, and the posture that each leaves behind.
+
+A posture is kept for each scope, so that a worker that joins later, or comes back, finds itself
+in the right one. What a worker does is made up of the postures of all scopes that it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+import msgspec
+from msgspec import Struct
+
+#: Megatron Core's control signals, and one for new weights. DRAIN and STOP end worker processes
+#: and leave no posture behind, see `tokenyard.admin.signals`.
+Signal = Literal[
+    "PAUSE",
+    "UNPAUSE",
+    "SUSPEND",
+    "RESUME",
+    "SET_GENERATION_EPOCH",
+    "START_PROFILE",
+    "STOP_PROFILE",
+    "RELOAD_WEIGHTS",
+    "DRAIN",
+    "STOP",
+]
+SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
+
+#: vLLM's words for what becomes of running requests. ``abort``: they go back to the queue at once
+#: and continue at their next token. ``wait``: they finish. ``keep``: they stay where they are, and
+#: the engine does not step.
+PauseMode = Literal["abort", "wait", "keep"]
+PAUSE_MODES: Final[tuple[PauseMode, ...]] = get_args(PauseMode)
+
+#: A paused worker is given nothing and runs nothing; a suspended one has let go of its device.
+Conduct = Literal["RUNNING", "PAUSED", "SUSPENDED"]
+CONDUCTS: Final[tuple[Conduct, ...]] = get_args(Conduct)
+
+ALL: Final = "all"
+_MODEL, _WORKER = "model:", "worker:"
+
+
+def model_scope(model: str) -> str:
+    """The workers that hold a model, now or later."""
+    return f"{_MODEL}{model}"
+
+
+def worker_scope(name: str) -> str:
+    """The worker of this name, in whatever incarnation."""
+    return f"{_WORKER}{name}"
+
+
+def said(scope: str) -> str:
+    """A scope as people read it."""
+    kind, _, name = scope.partition(":")
+    return f"{kind} {name}" if name else "all workers"
+
+
+def is_scope(text: str) -> bool:
+    """Whether ``text`` names a scope."""
+    return text == ALL or (text.startswith((_MODEL, _WORKER)) and not text.endswith(":"))
+
+
+class Trial(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What comes back where a reload fails, or who gave it is not heard of any more."""
+
+    until_ms: int  # unix time by the server's clock; then the leader ends it
+    weights: str = ""
+    conduct: Conduct = "RUNNING"
+
+
+class Posture(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the workers of a scope shall conduct themselves."""
+
+    conduct: Conduct = "RUNNING"
+    mode: PauseMode = "abort"  # while not RUNNING: what became of running requests
+    epoch: int | None = None  # stamped on results; None: none was set
+    profiling: bool = False
+    weights: str = ""  # path of a checkpoint that stands in for the model's own; "": its own
+    # Of the order that took it to where it is, while not RUNNING.
+    by: str = ""  # the operator, as user@host
+    why: str = ""  # in words
+    since_ms: int = 0  # unix time by the server's clock; 0: not known
+    trial: Trial | None = None  # while a reload is under way
+
+
+class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A signal with what belongs to it, as the control stream carries it."""
+
+    signal: Signal
+    scope: str = ALL
+    mode: PauseMode = "abort"  # PAUSE
+    epoch: int | None = None  # SET_GENERATION_EPOCH
+    weights: str = ""  # RELOAD_WEIGHTS
+    why: str = ""  # in words
+    by: str = ""  # the operator, as user@host
+    trial: Trial | None = None  # of a reload: PAUSE, RELOAD_WEIGHTS, SET_GENERATION_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where a signal may be given, where it changes nothing, and where it leads."""
+
+    allowed: frozenset[Conduct]
+    idempotent: frozenset[Conduct] = frozenset()
+    leads_to: Conduct | None = None  # None: conduct stays
+    hint: str = ""  # what to do first, where it is not allowed
+
+
+_ANY: Final = frozenset(CONDUCTS)
+
+#: The transition table: docs/states.md, "A posture", is its public form.
+TRANSITIONS: Final[Mapping[Signal, Rule]] = {
+    "PAUSE": Rule(frozenset({"RUNNING"}), frozenset({"PAUSED", "SUSPENDED"}), "PAUSED"),
+    "UNPAUSE": Rule(
+        frozenset({"PAUSED"}), frozenset({"RUNNING"}), "RUNNING", hint="RESUME it first"
+    ),
+    "SUSPEND": Rule(
+        frozenset({"PAUSED"}), frozenset({"SUSPENDED"}), "SUSPENDED", hint="PAUSE it first"
+    ),
+    "RESUME": Rule(frozenset({"SUSPENDED"}), frozenset({"PAUSED", "RUNNING"}), "PAUSED"),
+    "SET_GENERATION_EPOCH": Rule(_ANY),
+    "START_PROFILE": Rule(frozenset({"RUNNING", "PAUSED"}), hint="RESUME it first"),
+    "STOP_PROFILE": Rule(_ANY),
+    "RELOAD_WEIGHTS": Rule(frozenset({"PAUSED"}), hint="PAUSE it first"),
+    "DRAIN": Rule(_ANY),
+    "STOP": Rule(_ANY),
+}
+
+
+class Invalid(Exception):
+    """A signal that is not allowed in the posture that its scope has; the message says why."""
+
+
+def after(posture: Posture, order: Order, now_ms: int = 0) -> Posture:
+    """The posture that an order leaves behind; the same one where it is redundant.
+
+    ``now_ms`` is unix time by the server's clock, 0 where it does not matter.
+
+    Raises:
+        Invalid: it is not allowed now, or lacks what belongs to it.
+    """
+    rule = TRANSITIONS[order.signal]
+    if posture.conduct in rule.idempotent:
+        return posture
+    if posture.conduct not in rule.allowed:
+        hint = f": {rule.hint}" if rule.hint else ""
+        raise Invalid(f"{order.signal}: {order.scope} is {posture.conduct}{hint}")
+    changed = msgspec.structs.replace(posture, conduct=rule.leads_to or posture.conduct)
+    match order.signal:
+        case "PAUSE":
+            return _held(
+                msgspec.structs.replace(changed, mode=order.mode, trial=order.trial), order, now_ms
+            )
+        case "SUSPEND":
+            return _held(changed, order, now_ms)
+        case "UNPAUSE":
+            return _running(changed)
+        case "SET_GENERATION_EPOCH":
+            trial = order.trial or changed.trial
+            return msgspec.structs.replace(changed, epoch=_epoch(order), trial=trial)
+        case "START_PROFILE" | "STOP_PROFILE":
+            return msgspec.structs.replace(changed, profiling=order.signal == "START_PROFILE")
+        case "RELOAD_WEIGHTS":
+            return msgspec.structs.replace(changed, weights=_weights(order), trial=order.trial)
+        case _:
+            return changed
+
+
+def _held(posture: Posture, order: Order, now_ms: int) -> Posture:
+    """With who has ordered it, when, and why; a suspend without a reason has that of the pause."""
+    return msgspec.structs.replace(
+        posture, by=order.by, why=order.why or posture.why, since_ms=now_ms
+    )
+
+
+def _running(posture: Posture) -> Posture:
+    """Running again, so that nobody holds it any more."""
+    return msgspec.structs.replace(
+        posture, conduct="RUNNING", mode=Posture().mode, by="", why="", since_ms=0, trial=None
+    )
+
+
+def restored(posture: Posture) -> Posture:
+    """The posture before the reload that is under way; without one, the same.
+
+    What an operator has suspended meanwhile stays so.
+    """
+    if posture.trial is None:
+        return posture
+    conduct = posture.trial.conduct if posture.conduct == "PAUSED" else posture.conduct
+    before = msgspec.structs.replace(
+        posture, conduct=conduct, weights=posture.trial.weights, trial=None
+    )
+    return _running(before) if conduct == "RUNNING" else before
+
+
+def undo_reload(scope: str, posture: Posture, why: str) -> tuple[Order, Posture]:
+    """The order that ends a reload which is under way, and the posture that it leaves behind."""
+    before = restored(posture)
+    return Order(signal="RELOAD_WEIGHTS", scope=scope, weights=before.weights, why=why), before
+
+
+def _epoch(order: Order) -> int:
+    if order.epoch is None or order.epoch < 0:
+        raise Invalid(f"{order.signal}: give the epoch, a whole number from 0")
+    return order.epoch
+
+
+def _weights(order: Order) -> str:
+    if not order.scope.startswith(_MODEL):
+        raise Invalid(f"{order.signal}: weights are a model's; the scope must be model:<name>")
+    return order.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Postures:
+    """The postures of all scopes, as they were at one moment."""
+
+    by_scope: Mapping[str, Posture] = field(default_factory=dict)
+    changed: str = "0-0"  # id of the control entry that changed one last
+
+    def of(self, worker: str, model: str) -> Posture:
+        """The posture of a worker by its name, with this model ("" for none).
+
+        Conduct is that of the strictest scope, with its mode; the most forceful mode where
+        several are as strict. Epoch and weights are those of the narrowest scope that has any.
+        """
+        scopes = (ALL, model_scope(model), worker_scope(worker))
+        found = [self.by_scope[scope] for scope in scopes if scope in self.by_scope]
+        strictest = max(found, key=_strictness, default=Posture())
+        epochs = [one.epoch for one in found if one.epoch is not None]
+        weights = [one.weights for one in found if one.weights]
+        return Posture(
+            conduct=strictest.conduct,
+            mode=strictest.mode,
+            epoch=epochs[-1] if epochs else None,
+            profiling=any(one.profiling for one in found),
+            weights=weights[-1] if weights else "",
+        )
+
+    def is_running(self, worker: str, model: str) -> bool:
+        """Whether that worker may be given requests, or that model."""
+        return self.of(worker, model).conduct == "RUNNING"
+
+
+def _strictness(posture: Posture) -> tuple[int, int]:
+    return CONDUCTS.index(posture.conduct), -PAUSE_MODES.index(posture.mode)
+
+
+_posture_decoder = msgspec.json.Decoder(Posture)
+_order_decoder = msgspec.json.Decoder(Order)
+#: Field of the hash `posture` that is no scope.
+CHANGED: Final = "changed"
+
+
+def encode_posture(posture: Posture) -> bytes:
+    """A posture as JSON; that which every scope has at first is empty."""
+    return b"" if posture == Posture() else msgspec.json.encode(posture)
+
+
+def decode_postures(fields: Mapping[bytes, bytes]) -> Postures:
+    """What the hash `posture` says; what cannot be read there is as if it were not."""
+    found = {}
+    for scope, packed in fields.items():
+        if scope.decode(errors="replace") == CHANGED:
+            continue
+        try:
+            found[scope.decode()] = _posture_decoder.decode(packed)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return Postures(found, fields.get(CHANGED.encode(), b"0-0").decode(errors="replace"))
+
+
+def order_fields(order: Order) -> dict[str, bytes]:
+    """An order as the fields of its entry."""
+    return {"signal": msgspec.json.encode(order)}
+
+
+def parse_order(fields: Mapping[bytes, bytes]) -> Order | None:
+    """The order of an entry; None where there is none that we can read."""
+    try:
+        return _order_decoder.decode(fields.get(b"signal", b""))
+    except msgspec.MsgspecError:
+        return None

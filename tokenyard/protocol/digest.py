@@ -1,0 +1,111 @@
+"""Whether two requests under one id are the same request: a digest of what decides the answer.
+
+The ledger keeps it as ``digest``. Clients make it of what their user gave, before a tokenizer turns
+text into tokens, and hand it to `submit`; for a plain XADD the coordinator makes it of the entry.
+Both come to the same, so an id may be submitted in one way and again in the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.parse import parse_chat, parse_content, parse_params, unfold
+from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
+
+#: The fields of `Request` that decide the answer; all others may differ when an id comes again.
+DEFINING: Final = frozenset({"tokens", "prompt", "messages", "chat", "model", "params", "stated"})
+#: The digest of an entry that cannot be read, which is the same as no other but another of these.
+UNREADABLE: Final = "unreadable"
+
+_BYTES: Final = 8
+_PROMPTS: Final = frozenset({b"tokens", b"prompt", b"messages"})
+#: Longest fields whose reading is kept.
+_LONGEST_KEPT: Final = 4096
+
+_KINDS: Final = {"tokens": b"\0tokens\0", "prompt": b"\0prompt\0", "messages": b"\0messages\0"}
+
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def _encode(value: Any) -> bytes:
+    """JSON that does not depend on the order of keys."""
+    return _sorted(msgspec.to_builtins(value, str_keys=True))
+
+
+class Recipe:
+    """The digest of requests that have model and parameters in common, but for their prompts."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self, model: str, params: SamplingParams, stated: Iterable[str]) -> None:
+        said = _encode([model, params, sorted(stated)])
+        self._begun = blake2b(said, digest_size=_BYTES)
+
+    def digest(self, kind: str, content: bytes, chat: ChatOptions = PLAIN_CHAT) -> str:
+        """The digest with a prompt: the name of its field, and its value in canonical form."""
+        whole = self._begun.copy()
+        whole.update(_KINDS[kind])
+        whole.update(content)
+        if chat is not PLAIN_CHAT and chat != PLAIN_CHAT:
+            whole.update(b"\0" + _encode(chat))
+        return whole.hexdigest()
+
+
+def request_digest(request: Request) -> str:
+    """The digest of a request whose text nobody has turned into tokens."""
+    recipe = Recipe(request.model, request.params, request.stated)
+    if request.tokens is not None:
+        return recipe.digest("tokens", request.tokens)
+    if request.prompt is not None:
+        return recipe.digest("prompt", request.prompt.encode())
+    return recipe.digest("messages", canonical_messages(request.messages), request.chat)
+
+
+def canonical_messages(messages: Sequence[Mapping[str, Any]] | None) -> bytes:
+    """Chat messages as they count for a digest."""
+    return _encode(messages)
+
+
+def entry_digest(fields: Mapping[bytes, bytes]) -> str:
+    """The digest of an intake entry that anybody may have written; never raises."""
+    try:
+        kind, content = parse_content(fields if _PROMPTS & fields.keys() else unfold(fields))
+        chat = PLAIN_CHAT
+        if kind == "messages":
+            content = canonical_messages(msgspec.json.decode(content))
+            chat = parse_chat(unfold(fields), kind)
+        return _recipe(fields).digest(kind, content, chat)
+    except (InvalidRequest, msgspec.MsgspecError, UnicodeError, RecursionError):
+        return UNREADABLE
+
+
+def _recipe(fields: Mapping[bytes, bytes]) -> Recipe:
+    get = fields.get
+    shared, model, params = get(b"shared", b""), get(b"model", b""), get(b"params", b"")
+    is_long = len(shared) + len(model) + len(params) > _LONGEST_KEPT
+    return (_read if is_long else _read_once)(shared, model, params)
+
+
+def _read(shared: bytes, model: bytes, params: bytes) -> Recipe:
+    own = {b"shared": shared, b"model": model, b"params": params}
+    fields = unfold({name: value for name, value in own.items() if value})
+    read, given = parse_params(fields)
+    return Recipe(fields.get(b"model", b"").decode(), read, defaults_among(read, given))
+
+
+_read_once = functools.lru_cache(maxsize=256)(_read)
+
+
+def defaults_among(params: SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
+    """What was given although it is the default of the wire, which would not travel otherwise."""
+    return tuple(name for name in given if getattr(params, name) == getattr(_SILENT, name))
+
+
+#: The parameters of who says nothing.
+_SILENT: Final = SamplingParams()

@@ -1,0 +1,178 @@
+"""Every Redis key of a yard, and what lies there.
+
+All keys of one yard share one hash tag, so a yard lives on one node of a Redis Cluster and a
+script may touch all of it. docs/protocol.md, section "Keys", is the public form of this file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal, get_args
+
+PriorityClass = Literal["high", "normal", "low"]
+#: ``retry`` is written by the system alone and served first.
+IntakeClass = Literal["retry", "high", "normal", "low"]
+PRIORITY_CLASSES: Final[tuple[PriorityClass, ...]] = get_args(PriorityClass)
+INTAKE_CLASSES: Final[tuple[IntakeClass, ...]] = get_args(IntakeClass)
+
+#: Consumer group of the intake streams, and its one consumer: whoever leads.
+GROUP: Final = "coordinator"
+CONSUMER: Final = "leader"
+
+#: What a line of a batch job ends as.
+LINE_STATES: Final = ("completed", "failed")
+#: Fields of `tally` in which is counted what neither coordinator nor worker sees: what `submit`
+#: refuses, what is cancelled, lines of batch jobs. The leader takes the counts over when its
+#: metrics are read.
+COUNTED: Final = (
+    "count:QUEUE_FULL",
+    "count:DEADLINE_EXCEEDED",
+    "count:ID_REUSED",
+    *(f"count:cancelled:{name}" for name in PRIORITY_CLASSES),
+    *(f"count:lines:{name}" for name in LINE_STATES),
+)
+
+#: Yards, clients and workers are named within these bounds, so that keys cannot be forged.
+NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` may name a yard, a client or a worker."""
+    return NAME.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Names of the keys of one yard."""
+
+    yard: str
+    _prefix: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not is_name(self.yard):
+            raise ValueError(f"yard {self.yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+        object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
+
+    def intake(self, name: IntakeClass) -> str:
+        """Stream of requests waiting, read through the group `GROUP`."""
+        return f"{self._prefix}intake:{name}"
+
+    def lane(self, worker: str) -> str:
+        """Stream of what one worker incarnation has to do; its length is the worker's load."""
+        return f"{self._prefix}lane:{worker}"
+
+    def ledger(self, client: str, request_id: str) -> str:
+        """Hash with the state of one request, and its result once there is one."""
+        return f"{self._prefix}request:{client}/{request_id}"
+
+    def tokens(self, client: str, request_id: str) -> str:
+        """String: the published tokens of a request that is still running, packed int32."""
+        return f"{self._prefix}tokens:{client}/{request_id}"
+
+    def choices(self, client: str, request_id: str) -> str:
+        """String: whose each of those tokens is, a byte each; only of streams with ``n`` above 1.
+
+        No client is named like this, so it is no other request's ``tokens``.
+        """
+        return f"{self._prefix}tokens:{client}#/{request_id}"
+
+    def reply(self, client: str, request_id: str) -> str:
+        """Stream of replies to one request, one entry each, plain fields."""
+        return f"{self._prefix}reply:{client}/{request_id}"
+
+    def replies(self, client: str) -> str:
+        """Stream of replies to all requests of one client that ask for it, in frames."""
+        return f"{self._prefix}replies:{client}"
+
+    @cached_property
+    def workers(self) -> str:
+        """Hash, the roster: worker to JSON."""
+        return f"{self._prefix}workers"
+
+    @cached_property
+    def hosts(self) -> str:
+        """Hash: controller to JSON, what each host may load."""
+        return f"{self._prefix}hosts"
+
+    @cached_property
+    def control(self) -> str:
+        """Stream of commands and signals to controllers, bounded."""
+        return f"{self._prefix}control"
+
+    def acks(self, command: str) -> str:
+        """Hash: worker to JSON, what came of one command; expires."""
+        return f"{self._prefix}acks:{command}"
+
+    @cached_property
+    def posture(self) -> str:
+        """Hash: scope to JSON, what operators have told its workers; see `control`."""
+        return f"{self._prefix}posture"
+
+    @cached_property
+    def leases(self) -> str:
+        """Sorted set: worker to lease expiry in server ms; 0 lost, -1 left, -2 crashed."""
+        return f"{self._prefix}leases"
+
+    @cached_property
+    def leader(self) -> str:
+        """String ``<epoch>:<coordinator>``; expires with the leader's lease."""
+        return f"{self._prefix}leader"
+
+    @cached_property
+    def events(self) -> str:
+        """Stream of wake-ups for the coordinator, bounded."""
+        return f"{self._prefix}events"
+
+    @cached_property
+    def freed(self) -> str:
+        """Stream of places that became free on lanes, bounded; whoever waits for one is woken."""
+        return f"{self._prefix}freed"
+
+    @cached_property
+    def dead(self) -> str:
+        """Stream of dead letters, bounded."""
+        return f"{self._prefix}dead"
+
+    @cached_property
+    def quarantine(self) -> str:
+        """Hash: worker to what is on trial on its lane; see `routing.suspicion.Mark`."""
+        return f"{self._prefix}quarantine"
+
+    @cached_property
+    def departed(self) -> str:
+        """Hash: worker to why it is gone, until its lane is rescued."""
+        return f"{self._prefix}departed"
+
+    @cached_property
+    def clients(self) -> str:
+        """Sorted set: client to lease expiry in ms, of those that want to be watched."""
+        return f"{self._prefix}clients"
+
+    def attached(self, client: str) -> str:
+        """Set: ids of the requests to cancel when that client's lease ends."""
+        return f"{self._prefix}attached:{client}"
+
+    def wishes(self, client: str) -> str:
+        """Set: ids of its requests that a client without the right to cancel wants cancelled."""
+        return f"{self._prefix}wishes:{client}"
+
+    @cached_property
+    def wishers(self) -> str:
+        """Stream of clients that have wishes, bounded; it wakes the leader."""
+        return f"{self._prefix}wishers"
+
+    def inbox(self, guest: str) -> str:
+        """Stream of what one guest asks for; the leader empties it."""
+        return f"{self._prefix}inbox:{guest}"
+
+    @cached_property
+    def info(self) -> str:
+        """Hash: what a client learns at the handshake, and the counters of names."""
+        return f"{self._prefix}info"
+
+    @cached_property
+    def tally(self) -> str:
+        """Hash of counters that clients write, too: tokens that wait, and `COUNTED`."""
+        return f"{self._prefix}tally"

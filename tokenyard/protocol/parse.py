@@ -1,0 +1,434 @@
+"""Reading entries that anybody may have written, without ever raising (guarantee G7)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from tokenyard.protocol.chat import check_messages, check_objects, check_template_kwargs
+from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.sampling import why_unknown
+from tokenyard.protocol.wire import (
+    DEFAULT_CLIENT,
+    DEFAULT_RESULT_TTL_S,
+    MAX_FIELDS,
+    MAX_ID_BYTES,
+    MAX_RESULT_TTL_S,
+    MAX_TOKEN_ID,
+    OWN_FIELDS,
+    PLAIN_CHAT,
+    SYSTEM_FIELDS,
+    WIRE_VERSION,
+    Assignment,
+    ChatOptions,
+    Refused,
+    Request,
+    SamplingParams,
+    Unanswerable,
+    pack_tokens,
+)
+
+#: A server id, "<priority class>/<intake entry>".
+_SID = re.compile(rb"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
+_LONGEST_COUNT: Final = 10  # digits
+_EPOCH = re.compile(rb"[0-9]{1,19}")
+#: The place of a fault in what msgspec says of it.
+_PATH = re.compile(r"`\$([^`]*)`")
+
+#: What msgspec says of a name that it does not know.
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
+
+#: What is not taken from the field ``shared``.
+_NOT_SHARED: Final = SYSTEM_FIELDS | {b"shared"}
+#: Longest field ``shared`` whose reading is kept.
+_LONGEST_MOULD: Final = 4096
+#: An entry with no other fields than these can be read by way of its mould.
+_CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"shared"}
+
+#: What only a chat has.
+_CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+_texts_decoder = msgspec.json.Decoder(dict[str, str])
+_params_decoder = msgspec.json.Decoder(SamplingParams)
+_objects_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
+
+
+def parse_name(raw: bytes) -> str | None:
+    """The name of a client; None for what is none."""
+    text = raw.decode(errors="replace")
+    return text if is_name(text) else None
+
+
+def parse_id(raw: bytes) -> str | None:
+    """The id of a request; None for what is none."""
+    try:
+        return raw.decode() if 0 < len(raw) <= MAX_ID_BYTES else None
+    except UnicodeDecodeError:
+        return None
+
+
+def parse_request(
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
+) -> Request | Refused | Unanswerable:
+    """Read an entry that anybody may have written; never raises.
+
+    An entry whose id and client are sound is a `Request`, or `Refused` with the reason; any
+    other is `Unanswerable`. ``defaults`` are sampling parameters, as JSON would have them, for
+    a request that says nothing of them.
+    """
+    if b"shared" in fields:
+        request = None if defaults else _cast(fields)
+        if request is not None:
+            return request
+        try:
+            fields = unfold(fields)
+        except InvalidRequest as fault:
+            return _refuse_unread(fields, str(fault))
+    return _parse_request(fields, defaults)
+
+
+def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The fields of an entry together with those in its field ``shared``; its own come first.
+
+    Raises `InvalidRequest` where that field cannot be read. What only the system writes is not
+    taken from there, nor is another ``shared``.
+    """
+    if b"shared" not in fields:
+        return fields
+    texts: dict[str, str] = _json(fields, "shared", _texts_decoder, {})
+    common = {name.encode(): text.encode() for name, text in texts.items()}
+    for name in _NOT_SHARED & common.keys():
+        del common[name]
+    own = {name: value for name, value in fields.items() if name != b"shared"}
+    return {**common, **own}
+
+
+def _cast(fields: Mapping[bytes, bytes]) -> Request | None:
+    """A request of token ids or text from its mould; None where a longer look is needed.
+
+    Nearly all requests of one client differ in id and prompt alone, so the rest is read once.
+    """
+    shared, raw_id = fields[b"shared"], fields.get(b"id", b"")
+    packed, text = fields.get(b"tokens"), fields.get(b"prompt")
+    if len(shared) > _LONGEST_MOULD or not _CAST_FIELDS.issuperset(fields):
+        return None
+    mould = _mould(shared)
+    if mould is None or not 0 < len(raw_id) <= MAX_ID_BYTES or (packed is None) == (text is None):
+        return None
+    try:
+        if text:
+            return msgspec.structs.replace(mould, id=raw_id.decode(), prompt=text.decode())
+        if packed and packed[:1] != b"[" and len(packed) % 4 == 0 and packed[3::4].isascii():
+            return msgspec.structs.replace(mould, id=raw_id.decode(), tokens=packed, prompt=None)
+    except UnicodeDecodeError:
+        pass
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _mould(shared: bytes) -> Request | None:
+    """The request without its id and prompt; None where it is not as it should be."""
+    try:
+        fields = unfold({b"shared": shared})
+    except InvalidRequest:
+        return None
+    if any(name.encode() in fields for name in OWN_FIELDS):
+        return None
+    request = _parse_request({**fields, b"id": b"?", b"prompt": b"?"}, _NOTHING)
+    return request if isinstance(request, Request) else None
+
+
+def _refuse_unread(fields: Mapping[bytes, bytes], fault: str) -> Refused | Unanswerable:
+    """What becomes of an entry whose field ``shared`` cannot be read.
+
+    Who asks may stand there, unless the entry says it by itself.
+    """
+    if b"client" not in fields:
+        return Unanswerable(fault)
+    reply_to = ""
+    try:
+        request_id, client = _parse_address(fields)
+    except InvalidRequest as other:
+        return Unanswerable(str(other))
+    with contextlib.suppress(InvalidRequest):
+        reply_to = _parse_reply_to(fields, client)
+    return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, fault)
+
+
+def _parse_request(
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]
+) -> Request | Refused | Unanswerable:
+    try:
+        request_id, client = _parse_address(fields)
+    except InvalidRequest as fault:
+        return Unanswerable(str(fault))
+    reply_to = ""
+    try:
+        reply_to = _parse_reply_to(fields, client)
+        return _parse_body(fields, request_id, client, reply_to, defaults)
+    except InvalidRequest as fault:
+        return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(fault))
+
+
+def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
+    raw = fields.get(b"id", b"")
+    if not 0 < len(raw) <= MAX_ID_BYTES:
+        raise InvalidRequest("id", f"give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
+    client = _text(fields, "client") if b"client" in fields else DEFAULT_CLIENT
+    if not is_name(client):
+        raise InvalidRequest("client", "use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+    return _text(fields, "id"), client
+
+
+def _parse_reply_to(fields: Mapping[bytes, bytes], client: str) -> str:
+    reply_to = _text(fields, "reply_to")
+    if reply_to not in ("", f"replies:{client}"):
+        raise InvalidRequest("reply_to", f"leave it out or give replies:{client}")
+    return reply_to
+
+
+def _parse_body(
+    fields: Mapping[bytes, bytes],
+    request_id: str,
+    client: str,
+    reply_to: str,
+    defaults: Mapping[str, Any],
+) -> Request:
+    if len(fields) > MAX_FIELDS and len(fields.keys() - SYSTEM_FIELDS) > MAX_FIELDS:
+        raise InvalidRequest("entry", f"has more than {MAX_FIELDS} fields")
+    version = _integer(fields, "v", WIRE_VERSION, 1, 2**31)
+    if version != WIRE_VERSION:
+        raise InvalidRequest("v", f"this yard speaks version {WIRE_VERSION}, not {version}")
+    given = [name for name in ("tokens", "prompt", "messages") if name.encode() in fields]
+    if len(given) != 1:
+        raise InvalidRequest(
+            "prompt", f"give exactly one of tokens, prompt, messages, not {given or 'none'}"
+        )
+    return Request(
+        id=request_id,
+        client=client,
+        tokens=_tokens(fields) if given == ["tokens"] else None,
+        prompt=_prompt(fields) if given == ["prompt"] else None,
+        messages=parse_messages(fields[b"messages"]) if given == ["messages"] else None,
+        model=_text(fields, "model"),
+        params=_params(fields, defaults),
+        stream=_flag(fields, "stream"),
+        reply_to=reply_to,
+        priority=_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
+        deadline_ms=_integer(fields, "deadline", 0, 0, 2**53) or None,
+        result_ttl_s=_integer(fields, "result_ttl", DEFAULT_RESULT_TTL_S, 1, MAX_RESULT_TTL_S),
+        tenant=_text(fields, "tenant"),
+        session=_text(fields, "session"),
+        metadata=_json(fields, "metadata", _object_decoder, {}),
+        chat=parse_chat(fields, given[0]),
+    )
+
+
+def parse_assignment(
+    entry: str, fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
+) -> Assignment | None:
+    """Read a lane entry; None where nobody could be answered for it, so that it is no assignment.
+
+    A request that the coordinator passed and this version cannot read has its `Assignment.fault`.
+    ``defaults`` are the model's sampling parameters, as in `parse_request`.
+    """
+    request = parse_request(fields, defaults)
+    sid, published = fields.get(b"sid", b""), fields.get(b"published", b"")
+    attempt = _count(fields.get(b"attempt", b""))
+    crashes, faults = _count(fields.get(b"crashes")), _count(fields.get(b"faults"))
+    epoch = fields.get(b"epoch")
+    if attempt is None or crashes is None or faults is None:
+        return None
+    if not _SID.fullmatch(sid) or len(published) % 4:
+        return None
+    fault = ""
+    if not isinstance(request, Request):
+        if isinstance(request, Unanswerable):
+            return None
+        fault = request.message
+        request = Request(id=request.id, client=request.client, reply_to=request.reply_to)
+    return Assignment(
+        request=request,
+        entry=entry,
+        sid=sid.decode(),
+        attempt=attempt,
+        crashes=crashes,
+        published=published,
+        faults=faults,
+        fault=fault,
+        first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
+        choices=fields.get(b"choices", b""),
+    )
+
+
+def _count(text: bytes | None) -> int | None:
+    """A count, 0 where nothing is said; None where that is no count."""
+    if text is None:
+        return 0
+    return int(text) if text.isdigit() and len(text) < _LONGEST_COUNT else None
+
+
+def _text(fields: Mapping[bytes, bytes], name: str) -> str:
+    try:
+        return fields.get(name.encode(), b"").decode()
+    except UnicodeDecodeError as fault:
+        raise InvalidRequest(name, f"is not UTF-8 at byte {fault.start}") from None
+
+
+def _integer(fields: Mapping[bytes, bytes], name: str, default: int, low: int, high: int) -> int:
+    raw = fields.get(name.encode())
+    if raw is None:
+        return default
+    try:
+        value = int(raw)
+    except ValueError:
+        raise InvalidRequest(name, "is not a whole number") from None
+    if not low <= value <= high:
+        raise InvalidRequest(name, f"must be from {low} to {high}")
+    return value
+
+
+def _flag(fields: Mapping[bytes, bytes], name: str, *, default: bool = False) -> bool:
+    raw = fields.get(name.encode(), b"%d" % default)
+    if raw not in (b"0", b"1"):
+        raise InvalidRequest(name, "must be 0 or 1")
+    return raw == b"1"
+
+
+def _json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) -> Any:
+    raw = fields.get(name.encode())
+    if raw is None:
+        return default
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as fault:
+        message, _, place = str(fault).partition(" - at ")
+        path = _PATH.search(place)
+        unknown = _UNKNOWN_FIELD.fullmatch(message)
+        if unknown and name == "params" and not path:
+            raise InvalidRequest(f"params.{unknown[1]}", why_unknown(unknown[1])) from None
+        raise InvalidRequest(name + (path[1] if path else ""), message) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise InvalidRequest(name, f"is not the JSON expected: {fault}") from None
+
+
+def _params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> SamplingParams:
+    if defaults:
+        given = _json(fields, "params", _members_decoder, {})
+        fields = {b"params": msgspec.json.encode({**defaults, **given})}
+    params: SamplingParams = _json(fields, "params", _params_decoder, SamplingParams())
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequest("params.min_tokens", "must not exceed max_tokens")
+    return params
+
+
+def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams, list[str]]:
+    """The sampling parameters of an entry, and the names of those that it gives.
+
+    Raises `InvalidRequest`.
+    """
+    return _params(fields, _NOTHING), list(_json(fields, "params", _members_decoder, {}))
+
+
+def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
+    """The field that holds the prompt of an entry, and its value, tokens packed.
+
+    Raises `InvalidRequest`.
+    """
+    for name in ("tokens", "prompt", "messages"):
+        value = fields.get(name.encode())
+        if value is not None:
+            return name, _tokens(fields) if name == "tokens" else value
+    raise InvalidRequest("prompt", "is missing")
+
+
+def parse_messages(raw: bytes) -> list[dict[str, Any]]:
+    """Read the JSON of chat messages; raises `InvalidRequest`."""
+    messages: list[dict[str, Any]] = _json({b"messages": raw}, "messages", _objects_decoder, [])
+    check_messages(messages)
+    return messages
+
+
+def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
+    """Options of a chat as a program writes them; raises `InvalidRequest`.
+
+    Their values are looked at where the request is read.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(given, str_keys=True), ChatOptions)
+    except msgspec.ValidationError as fault:
+        message, _, path = str(fault).partition(" - at ")
+        raise InvalidRequest(path.strip("`").removeprefix("$."), message) from None
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise InvalidRequest(min(given), f"cannot be written as JSON: {fault}") from None
+
+
+def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:
+    """What a chat template is given beside the messages; raises `InvalidRequest`.
+
+    ``prompt`` is the field that holds the prompt.
+    """
+    if _CHAT_FIELDS.isdisjoint(fields):
+        return PLAIN_CHAT
+    if prompt != "messages":
+        [name, *_] = sorted(name.decode() for name in _CHAT_FIELDS & fields.keys())
+        raise InvalidRequest(name, f"goes with messages, not with {prompt}")
+    chat = ChatOptions(
+        tools=_objects(fields, "tools"),
+        documents=_objects(fields, "documents"),
+        chat_template_kwargs=_json(fields, "chat_template_kwargs", _object_decoder, {}),
+        add_generation_prompt=_flag(fields, "add_generation_prompt", default=True),
+        continue_final_message=_flag(fields, "continue_final_message"),
+    )
+    check_template_kwargs(chat.chat_template_kwargs)
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise InvalidRequest("continue_final_message", "needs add_generation_prompt to be false")
+    return chat
+
+
+def _objects(fields: Mapping[bytes, bytes], name: str) -> list[dict[str, Any]] | None:
+    objects: list[dict[str, Any]] | None = _json(fields, name, _objects_decoder, None)
+    if objects is not None:
+        check_objects(name, objects)
+    return objects
+
+
+def _prompt(fields: Mapping[bytes, bytes]) -> str:
+    prompt = _text(fields, "prompt")
+    if not prompt:
+        raise InvalidRequest("prompt", "is empty")
+    return prompt
+
+
+def _tokens(fields: Mapping[bytes, bytes]) -> bytes:
+    """Packed ids, or a JSON array of them.
+
+    The two cannot be mistaken: the last byte of packed ids is the top byte of an int32, and
+    ``]`` there would mean an id above 1.5 billion.
+    """
+    raw = fields[b"tokens"]
+    if raw[:1] == b"[" and raw[-1:] == b"]":
+        packed = pack_tokens(_json(fields, "tokens", _ids_decoder, []))
+    else:
+        packed = raw
+    if not packed:
+        raise InvalidRequest("tokens", "is empty")
+    if len(packed) % 4:
+        raise InvalidRequest("tokens", "packed ids are int32: the length must divide by four")
+    # The top byte of a negative id is 0x80 or more; this is how bytes are compared fastest.
+    if not packed[3::4].isascii():
+        raise InvalidRequest("tokens", "token ids must not be negative")
+    return packed

@@ -1,0 +1,250 @@
+"""What crosses a process boundary on the way out: deltas and results.
+
+A `Reply` is the travelling form, flat; `Delta` and `Result` are what a user holds. The rules of
+growth are those of `tokenyard.protocol.wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, Literal, cast, get_args
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.wire import Refused, Request, unpack_tokens
+
+Status = Literal["completed", "failed", "cancelled", "expired"]
+TERMINAL: Final[frozenset[str]] = frozenset(get_args(Status))
+
+
+class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """A delta or the result of a request as it travels: a flat mapping.
+
+    Structured values (``usage``, ``error``, ``provenance``, ``timing``, ``logprobs``,
+    ``choices``) are JSON texts. The same mapping is a msgpack map in the ledger and in frames,
+    and the fields of an entry of ``reply:<client>/<id>``.
+    """
+
+    id: str
+    event: Literal["delta", "result", "receipt"]
+    seq: int  # tokens of this request that were published before this reply
+    tokens: bytes  # packed: those of a delta, all of them in a result
+    text: str | None = None
+    index: int = 0  # of the choice that a delta belongs to, where n > 1
+    logprobs: str | None = None
+    status: Status | None = None
+    finish_reason: str | None = None
+    stop_reason: str | None = None  # JSON: the stop string or token id
+    usage: str | None = None
+    error: str | None = None
+    provenance: str | None = None
+    timing: str | None = None
+    choices: str | None = None  # JSON array of `Choice`, where n > 1
+    prompt_logprobs: str | None = None
+    receipt: str | None = None  # JSON, a `tokenyard.protocol.receipts.Receipt`: to guests only
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """OpenAI's ``usage``: tokens in and out, over all attempts.
+
+    And how many of the prompt the last attempt's engine had in its prefix cache (OpenAI's
+    ``prompt_tokens_details.cached_tokens``); None where it does not say.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int | None = None
+
+
+class ErrorInfo(Struct, frozen=True):
+    """Why a request did not complete."""
+
+    code: str
+    message: str
+
+
+class Provenance(Struct, frozen=True, omit_defaults=True):
+    """What produced a result (guarantee G8)."""
+
+    model: str
+    revision: str
+    engine: str
+    engine_version: str
+    worker: str
+    attempt: int
+    seed: int | None = None
+    epoch: int | None = None  # of generation, when it ended; None: none was set
+    first_epoch: int | None = None  # when it began, where that was another
+
+
+class Timing(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Where the time went, in milliseconds. Engine times are those of the last attempt."""
+
+    queue_ms: int  # accepted to assigned
+    engine_ms: float | None = None  # given to the engine to finished
+    first_token_ms: float | None = None  # given to the engine to first token
+
+
+class Choice(Struct, frozen=True, omit_defaults=True):
+    """One of ``n`` continuations of a prompt."""
+
+    index: int
+    tokens: list[int]
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[str, Any]] | None = None
+
+
+class Delta(Struct, frozen=True):
+    """A piece of a streamed reply.
+
+    ``seq`` counts the tokens of the request that came before it; ``index`` is the choice it
+    continues; ``logprobs`` has one entry for each token, where asked.
+    """
+
+    id: str
+    seq: int
+    tokens: list[int]
+    text: str | None = None
+    index: int = 0
+    logprobs: list[dict[str, Any]] | None = None
+
+
+class Result(Struct, frozen=True, kw_only=True, gc=False):
+    """The one final answer for a request; its own fields are those of choice 0."""
+
+    id: str
+    status: Status
+    tokens: list[int]
+    seq: int = 0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    usage: Usage | None = None
+    error: ErrorInfo | None = None
+    provenance: Provenance | None = None
+    timing: Timing | None = None
+    logprobs: list[dict[str, Any]] | None = None
+    prompt_logprobs: list[Any] | None = None
+    choices: list[Choice] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request completed."""
+        return self.status == "completed"
+
+
+_reply_decoder = msgspec.msgpack.Decoder(Reply)
+_frame_decoder = msgspec.msgpack.Decoder(list[Reply])
+_encode_msgpack = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+_STRUCTURED: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
+    "stop_reason": msgspec.json.Decoder(int | str | None),
+    "usage": msgspec.json.Decoder(Usage),
+    "error": msgspec.json.Decoder(ErrorInfo),
+    "provenance": msgspec.json.Decoder(Provenance),
+    "timing": msgspec.json.Decoder(Timing),
+    "logprobs": msgspec.json.Decoder(list[dict[str, Any]]),
+    "prompt_logprobs": msgspec.json.Decoder(list[Any]),
+    "choices": msgspec.json.Decoder(list[Choice]),
+}
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """A reply as the msgpack map that the scripts take."""
+    return _encode_msgpack(reply)
+
+
+def decode_reply(packed: bytes) -> Reply:
+    """Inverse of `encode_reply`."""
+    return _reply_decoder.decode(packed)
+
+
+def decode_replies(fields: Mapping[bytes, bytes]) -> Sequence[Reply]:
+    """The replies in one stream entry, whether a frame or flat."""
+    frame = fields.get(b"frame")
+    if frame is not None:
+        return _frame_decoder.decode(frame)
+    plain: dict[str, Any] = {name.decode(): value for name, value in fields.items()}
+    plain = {name: value if name == "tokens" else value.decode() for name, value in plain.items()}
+    return [msgspec.convert(plain, Reply, strict=False)]
+
+
+def json_text(value: object) -> str:
+    """A structured value of a `Reply` as JSON."""
+    return _encode_json(value).decode()
+
+
+def to_delta(reply: Reply) -> Delta:
+    """A delta with its token ids unpacked."""
+    logprobs = _STRUCTURED["logprobs"].decode(reply.logprobs) if reply.logprobs else None
+    return Delta(
+        reply.id, reply.seq, unpack_tokens(reply.tokens), reply.text, reply.index, logprobs
+    )
+
+
+def to_result(reply: Reply) -> Result:
+    """A result with everything in it decoded."""
+    return Result(
+        id=reply.id,
+        status=reply.status or "failed",
+        tokens=unpack_tokens(reply.tokens),
+        seq=reply.seq,
+        text=reply.text,
+        finish_reason=reply.finish_reason,
+        stop_reason=_opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
+        usage=_usage(reply.usage) if reply.usage else None,
+        error=_opened("error", reply.error) if reply.error else None,
+        provenance=_provenance(reply.provenance) if reply.provenance else None,
+        timing=_opened("timing", reply.timing) if reply.timing else None,
+        logprobs=_opened("logprobs", reply.logprobs) if reply.logprobs else None,
+        prompt_logprobs=_opened("prompt_logprobs", reply.prompt_logprobs)
+        if reply.prompt_logprobs
+        else None,
+        choices=_opened("choices", reply.choices) if reply.choices else None,
+    )
+
+
+def _opened(name: str, text: str) -> Any:
+    return _STRUCTURED[name].decode(text)
+
+
+@lru_cache(maxsize=1024)
+def _usage(text: str) -> Usage:
+    """Many results say the same; what they share is frozen."""
+    return cast(Usage, _opened("usage", text))
+
+
+@lru_cache(maxsize=1024)
+def _provenance(text: str) -> Provenance:
+    return cast(Provenance, _opened("provenance", text))
+
+
+def refusal(
+    request: Request | Refused,
+    code: Code,
+    message: str,
+    *,
+    published: bytes = b"",
+) -> Reply:
+    """The result of a request that ends without an engine; the code says its status."""
+    return Reply(
+        id=request.id,
+        event="result",
+        seq=len(published) // 4,
+        tokens=published,
+        status=status_of(code),
+        error=json_text(ErrorInfo(code, message)),
+    )
+
+
+def status_of(code: Code) -> Status:
+    """The status of a request that did not complete for this reason."""
+    if code is Code.CANCELLED:
+        return "cancelled"
+    return "expired" if code is Code.DEADLINE_EXCEEDED else "failed"

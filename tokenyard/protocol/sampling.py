@@ -1,0 +1,76 @@
+"""What becomes of each sampling parameter of vLLM: one table.
+
+A name is either taken, and then a field of `tokenyard.protocol.wire.SamplingParams`, or refused
+with the reason. A test compares the table with the installed ``vllm.SamplingParams``, so that a new
+one of theirs must be decided on; docs/parity.md is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tokenyard.protocol.wording import did_you_mean
+
+_PLAIN: Final = "as in vLLM"
+_TEXT: Final = "as in vLLM, where replies carry text"
+_DEVICE: Final = "as in vLLM, which refuses it where its model runner cannot"
+
+#: What is taken, and how.
+TAKEN: Final[Mapping[str, str]] = {
+    "n": "as in vLLM, up to 64",
+    "presence_penalty": _PLAIN,
+    "frequency_penalty": _PLAIN,
+    "repetition_penalty": _PLAIN,
+    "temperature": _PLAIN,
+    "watermarking": "as in vLLM, where the engine has a watermark configured",
+    "top_p": _PLAIN,
+    "top_k": _PLAIN,
+    "min_p": _PLAIN,
+    "seed": "as in vLLM; -1 is none",
+    "stop": _TEXT,
+    "stop_token_ids": _PLAIN,
+    "ignore_eos": _PLAIN,
+    "max_tokens": _PLAIN,
+    "min_tokens": _PLAIN,
+    "logprobs": "as in vLLM, up to the model's `max_logprobs`; -1 is the whole vocabulary",
+    "prompt_logprobs": "as `logprobs`",
+    "prompt_logprob_token_ids": _DEVICE + "; the scores stand in `prompt_logprobs` of the result",
+    "prompt_logprob_start": "with `prompt_logprob_token_ids`",
+    "logprob_token_ids": (
+        "with vLLM's V2 model runner; the older one mixes up the logprobs of requests that run"
+        " beside it, so it is refused there"
+    ),
+    "flat_logprobs": "taken, without effect: replies have one form of logprobs",
+    "detokenize": "left out: where the prompt was text",
+    "skip_special_tokens": _TEXT,
+    "spaces_between_special_tokens": _TEXT,
+    "include_stop_str_in_output": _TEXT,
+    "stream_interval": "tokens in a delta, with `stream`; the first and the last come at once",
+    "structured_outputs": _PLAIN,
+    "logit_bias": _PLAIN,
+    "allowed_token_ids": _PLAIN,
+    "extra_args": "as in vLLM (`vllm_xargs` of its server), for plugins",
+    "bad_words": _PLAIN,
+    "skip_reading_prefix_cache": _PLAIN,
+    "thinking_token_budget": "as in vLLM, where the model has a reasoning parser",
+    "repetition_detection": "as in vLLM: an object of `max_pattern_size`, `min_pattern_size`,"
+    " `min_count`",
+    "trace_decode_token_ids": "as in vLLM, where the engine replays traces",
+}
+
+#: What is not, and why not.
+REFUSED: Final[Mapping[str, str]] = {
+    "output_kind": "the request's field `stream` says whether there are deltas",
+    "skip_clone": "internal to the process of the engine",
+    "output_text_buffer_length": "internal: vLLM derives it from `stop`",
+    "routed_experts_prompt_start": "replies do not carry routed experts",
+}
+
+
+def why_unknown(name: str) -> str:
+    """Why a name is not taken, for the message to whoever has given it."""
+    reason = REFUSED.get(name)
+    if reason:
+        return f"is not taken: {reason}"
+    return f"there is no such parameter{did_you_mean(name, TAKEN)}"

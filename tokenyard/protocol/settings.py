@@ -1,0 +1,321 @@
+"""Configuration of the long-lived processes: frozen, read once at the door.
+
+The command lines fill these from options and ``TOKENYARD_*`` variables; nothing else reads the
+environment. Every fault is reported at once. Units stand in the names.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.keys import is_name
+
+PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
+EngineName = Literal["vllm", "simulated"]
+StartFailureAction = Literal["exit", "retry"]
+DeviceName = Literal["auto", "cuda", "cpu"]
+
+#: Results of guests are kept so long at least: an id must be known while its entry may come again.
+LEAST_GUEST_TTL_S: Final = 60
+
+
+def default_name(role: str) -> str:
+    """A name for a process that no other on this or another host is likely to have."""
+    host = socket.gethostname().split(".")[0]
+    return f"{role}-{host}-{os.getpid()}"
+
+
+def _check(faults: Iterator[str]) -> None:
+    found = list(faults)
+    if found:
+        raise SettingsError(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """What a coordinator needs to know."""
+
+    redis_url: str
+    yard: str = "main"
+    name: str = field(default_factory=lambda: default_name("coordinator"))
+    #: Nothing is dispatched before this many workers have joined.
+    expect_workers: int = 0
+    #: How a worker is chosen; docs/routing.md compares them.
+    policy: PolicyName = "round_robin"
+    #: Workers in the order of their names, requests in the order of arrival, nothing else counts.
+    deterministic: bool = False
+    #: Where each decision is recorded, one JSON object a line.
+    record: Path | None = None
+    #: A recorded schedule to follow.
+    replay: Path | None = None
+    #: A worker that it names and that is absent is waited for so long; then the policy decides.
+    replay_wait_s: float = 30.0
+    #: The leader's lease: so long a yard stands still when its leader is killed.
+    lease_ms: int = 5_000
+    #: Longest blocking read. Must stay below the socket's time-out.
+    block_ms: int = 1_000
+    #: Most requests waiting in all intakes together (vLLM's name).
+    max_num_queued_reqs: int = 100_000
+    #: Most prompt tokens of the requests waiting, as far as they came by `submit` (vLLM's name).
+    max_num_queued_tokens: int = 50_000_000
+    #: Requests of class normal and below may take this share of both bounds, and so may low ones:
+    #: the rest is room for higher classes alone.
+    max_normal_share: float = 0.9
+    max_low_share: float = 0.8
+    #: Waiting requests that the leader keeps in memory, about. Among these it serves models,
+    #: classes and clients in turn; the rest of a longer queue comes when they are served.
+    max_held: int = 100_000
+    #: Most bytes of one request.
+    max_request_bytes: int = 4 * 1024 * 1024
+    #: Most entries handed over in one script call.
+    max_batch: int = 256
+    #: Workers that may be lost with a request, for whatever reason, before it must run alone.
+    max_crashes: int = 3
+    #: Workers that may crash while a request runs alone before it is given up. One crash may be
+    #: a coincidence.
+    max_crashed_alone: int = 2
+    #: Workers that may be killed from outside while a request runs alone before it is given up.
+    max_lost_alone: int = 3
+    #: Times that an engine may fail to serve a request before it is given up.
+    max_faults: int = 3
+    #: Most of a model's workers that try suspects of a crash at once; one at least.
+    max_trial_share: float = 0.5
+    #: A stream on trial that has published so many more tokens is innocent.
+    trial_tokens: int = 8
+    #: Any other request on trial that has run for so long is, until the next crash.
+    trial_s: float = 5.0
+    #: Workers keep the models that they hold: none is loaded because requests wait for it.
+    static: bool = False
+    #: A model waits no longer for a worker that serves another one; the models file may say more.
+    #: 0: as long as follows from what swaps cost on each host, and from the share below.
+    max_model_wait_s: float = 0.0
+    #: Most of a device's time that swaps of models may take, where their cost decides.
+    max_swap_share: float = 0.1
+    #: Users of the server that are not trusted: each writes into its own inbox, and nowhere else.
+    guests: tuple[str, ...] = ()
+    #: Most memory in bytes that the inbox of a guest may take before it is deleted unread.
+    guest_inbox_bytes: int = 64 * 1024 * 1024
+    #: Part of ``max_num_queued_reqs`` that guests may fill, all of them together.
+    guest_queue_share: float = 0.5
+    #: Longest time that results of guests are kept.
+    guest_result_ttl_s: int = 3600
+    #: A guest that oversteps is not heard for so long: its inbox is deleted unread.
+    guest_cut_off_s: float = 10.0
+    #: A request whose lane entry somebody has deleted ends as lost, unless its worker, which may
+    #: have read it before, ends it within so long.
+    lost_entry_wait_s: float = 60.0
+    reply_maxlen: int = 10_000
+    dead_maxlen: int = 10_000
+    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
+    liveness_timeout_s: float = 60.0
+    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
+    otlp_endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        for label, name in (("yard", self.yard), ("name", self.name)):
+            if not is_name(name):
+                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        yield from self._faults_of_guests()
+        if self.expect_workers < 0:
+            yield "expect_workers: must not be negative"
+        yield from self._faults_of_schedules()
+        if self.lease_ms < 500:
+            yield "lease_ms: must be at least 500"
+        if self.max_model_wait_s < 0:
+            yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
+        yield from self._faults_of_shares()
+        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
+        limits = (
+            "max_crashes",
+            "max_crashed_alone",
+            "max_lost_alone",
+            "max_faults",
+            "trial_tokens",
+        )
+        for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
+            if getattr(self, name) < 1:
+                yield f"{name}: must be at least 1"
+        yield from _faults_of_watching(self)
+
+    def _faults_of_shares(self) -> Iterator[str]:
+        if self.lost_entry_wait_s < 0:
+            yield "lost_entry_wait_s: must not be negative"
+        if not 0 < self.max_swap_share <= 1:
+            yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
+        if not 0 < self.max_low_share <= self.max_normal_share <= 1:
+            yield "max_low_share, max_normal_share: must be above 0, at most 1, and low's no larger"
+        if not 0 < self.max_trial_share <= 1:
+            yield "max_trial_share: must be above 0 and at most 1, such as 0.5 for half of them"
+        if self.trial_s <= 0:
+            yield "trial_s: must be positive"
+
+    def _faults_of_guests(self) -> Iterator[str]:
+        for guest in self.guests:
+            if not is_name(guest):
+                yield f"guests {guest!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        if self.guest_inbox_bytes < self.max_request_bytes:
+            yield "guest_inbox_bytes: must be at least max_request_bytes"
+        if not 0 < self.guest_queue_share <= 1:
+            yield "guest_queue_share: must be above 0 and at most 1"
+        if self.guest_result_ttl_s < LEAST_GUEST_TTL_S:
+            yield f"guest_result_ttl_s: must be at least {LEAST_GUEST_TTL_S}"
+        if self.guest_cut_off_s < 0:
+            yield "guest_cut_off_s: must not be negative"
+
+    def _faults_of_schedules(self) -> Iterator[str]:
+        if self.deterministic and not self.expect_workers:
+            yield "deterministic: needs expect_workers, so that the set of workers is known"
+        if self.deterministic and self.policy != "round_robin":
+            yield f"deterministic: deals requests out in turn; leave policy {self.policy} out"
+        if self.replay and not self.replay.is_file():
+            yield f"replay: no file at {self.replay}"
+        if self.replay_wait_s < 0:
+            yield "replay_wait_s: must not be negative"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a controller and its worker processes need to know."""
+
+    #: Empty where there is no yard: models then come from the program (`worker.local.api`).
+    redis_url: str
+    yard: str = "main"
+    #: Prefix of the names of this host's workers.
+    name: str = field(default_factory=lambda: default_name("worker"))
+    engine: EngineName = "vllm"
+    #: Folder or Hugging Face name of the model.
+    model: str = ""
+    #: The name that requests use for it; the last part of ``model`` where empty.
+    model_name: str = ""
+    revision: str = ""
+    #: File that lists the models that may be loaded (docs/models.md); then `model` stays empty.
+    models: Path | None = None
+    #: Devices of this host; each has one worker process that is awake.
+    slots: int = 1
+    #: Warm processes beside those, to stand in for one that dies.
+    spares: int = 0
+    #: Engines that may sleep on each device beside the one that is awake.
+    sleepers: int = 0
+    #: What engines use; ``auto`` asks vLLM and torch.
+    device: DeviceName = "auto"
+    #: GPUs by index or UUID, MIG instances by UUID, one for each slot; on a CPU empty.
+    devices: tuple[str, ...] = ()
+    dtype: str = "auto"
+    #: Tokens, prompt and output together; 0: what the model allows.
+    max_model_len: int = 0
+    #: Requests that an engine runs at once (vLLM's name).
+    max_num_seqs: int = 256
+    #: No graph capture and no compilation: starts sooner; for tiny models and for the CPU.
+    enforce_eager: bool = False
+    #: Further arguments of the engine, by vLLM's own names, as JSON.
+    engine_args: str = "{}"
+    #: The workers' leases; renewed three times as often.
+    lease_ms: int = 30_000
+    block_ms: int = 1_000
+    #: Longest time for a process to warm up, and for a model to be loaded or unloaded.
+    start_timeout_s: float = 600.0
+    #: Before a model gives way, its running requests may finish for so long; the rest goes back.
+    drain_timeout_s: float = 600.0
+    #: Part of its warm memory by which a process may grow steadily in six unloads; above it, a new
+    #: one.
+    leak_tolerance: float = 0.02
+    #: The same in MiB: the larger one counts.
+    leak_floor_mib: float = 64.0
+    #: A busy engine that makes no step for so long is killed.
+    hang_timeout_s: float = 60.0
+    #: On SIGTERM running requests may finish for so long; what is left is handed back.
+    grace_s: float = 30.0
+    #: First and longest pause before a dead process is started again.
+    backoff_s: float = 0.5
+    max_backoff_s: float = 30.0
+    #: Failures of the same kind before any process of this host was of use: that is enough.
+    max_start_failures: int = 3
+    #: What then: end with status 5, or say so once and go on trying with `max_backoff_s`.
+    on_start_failure: StartFailureAction = "exit"
+    reply_maxlen: int = 10_000
+    #: Simulated engine only: prefill tokens/s, seconds for a decode step (0: no limit).
+    simulated_prefill_rate: float = 0.0
+    simulated_step_s: float = 0.0
+    #: Simulated engine only: tokens that its prefix cache holds (0: it has none).
+    simulated_cache_tokens: int = 0
+    #: Simulated engine only: seconds that loading a model takes.
+    simulated_load_s: float = 0.0
+    #: Simulated engine only: name and hit count of a point at which the process kills itself.
+    crash_point: str = ""
+    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
+    liveness_timeout_s: float = 60.0
+    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
+    otlp_endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self._faults())
+
+    @property
+    def serves(self) -> str:
+        """Name under which requests ask for the model."""
+        if self.model_name:
+            return self.model_name
+        return Path(self.model).name if self.model else "simulated"
+
+    def _faults(self) -> Iterator[str]:
+        for label, name in (("yard", self.yard), ("name", self.name)):
+            if not is_name(name):
+                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+        yield from self._faults_of_models()
+        try:
+            msgspec.json.decode(self.engine_args, type=dict)
+        except msgspec.MsgspecError as fault:
+            yield f"engine_args: must be a JSON object: {fault}"
+        counts = ("slots", "max_num_seqs", "block_ms", "reply_maxlen", "max_start_failures")
+        for name in counts:
+            if getattr(self, name) < 1:
+                yield f"{name}: must be at least 1"
+        if self.lease_ms < 1_000:
+            yield "lease_ms: must be at least 1000"
+        waits = ("start_timeout_s", "drain_timeout_s", "hang_timeout_s", "backoff_s")
+        for name in (*waits, "max_backoff_s"):
+            if getattr(self, name) <= 0:
+                yield f"{name}: must be positive"
+        amounts = ("grace_s", "leak_tolerance", "leak_floor_mib", "simulated_load_s")
+        for name in (*amounts, "spares", "sleepers"):
+            if getattr(self, name) < 0:
+                yield f"{name}: must not be negative"
+        yield from _faults_of_watching(self)
+
+    def _faults_of_models(self) -> Iterator[str]:
+        if self.models and (self.model or self.model_name):
+            yield "models: the file names the models; give either it or one model"
+        if self.models and not self.models.is_file():
+            yield f"models: no file at {self.models}"
+        if self.redis_url and self.engine == "vllm" and not self.model and not self.models:
+            yield "model: the vllm engine needs one (a folder or a Hugging Face name), or a file"
+        if self.devices and len(self.devices) != self.slots:
+            yield f"devices: {len(self.devices)} given for {self.slots} slots"
+        if self.devices and self.device == "cpu":
+            yield "devices: are GPUs; leave them out with device cpu"
+
+
+def _faults_of_watching(settings: CoordinatorSettings | WorkerSettings) -> Iterator[str]:
+    if not 0 <= settings.metrics_port < 2**16:
+        yield "metrics_port: must be from 1 to 65535, or 0 for none"
+    if settings.liveness_timeout_s <= 0:
+        yield "liveness_timeout_s: must be positive"
+    if settings.otlp_endpoint and not settings.otlp_endpoint.startswith(("http://", "https://")):
+        yield "otlp_endpoint: must be an http:// or https:// URL"

@@ -1,0 +1,391 @@
+"""What crosses a process boundary on the way in: requests and assignments.
+
+docs/protocol.md is the public form of this file, `tokenyard.protocol.parse` reads it, and
+`tokenyard.protocol.replies` is the way out. The wire only grows: new fields come last and have
+defaults, readers skip fields that they do not know, and `WIRE_VERSION` changes only when an old
+reader would misunderstand (then the old reading stays for one release).
+
+A request is a Redis stream entry: a mapping of field names to bytes. Token ids travel packed, as
+little-endian int32.
+
+Structs with ``gc=False`` are frozen and hold nothing that knows them, so they are part of no cycle,
+and the collector need not look at thousands of them again and again.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tokenyard.protocol.errors import Code
+
+WIRE_VERSION: Final = 1
+MAX_ID_BYTES: Final = 200
+MAX_FIELDS: Final = 100
+MAX_TOKEN_ID: Final = 2**31 - 1
+DEFAULT_CLIENT: Final = "anon"
+DEFAULT_RESULT_TTL_S: Final = 3600
+MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
+
+ReplyKind = Literal["flat", "frame"]
+
+_SEQUENCES: Final = (list, tuple)
+
+#: Bytes of text that make a token, about, where nobody has counted.
+BYTES_PER_TOKEN: Final = 4
+#: Tokens that an answer is taken for whose length nobody has bounded.
+UNBOUNDED_ANSWER: Final = 512
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Token ids as little-endian int32, four bytes each.
+
+    Raises `OverflowError` for an id outside int32 and `TypeError` for one that is no integer.
+    """
+    if isinstance(tokens, _SEQUENCES):
+        try:
+            return _packer(len(tokens))(*tokens)  # a third of the time of an array
+        except struct.error:
+            pass  # the array has the better words
+    packed = array("i", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+@functools.lru_cache(maxsize=4096)
+def _packer(count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}i").pack
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Inverse of `pack_tokens`; raises `ValueError` where the length is no multiple of four."""
+    if len(packed) == 4:  # nearly all deltas: a quarter of the time of an array
+        return [int.from_bytes(packed, "little", signed=True)]
+    tokens = array("i")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+#: As a count, or -1 for all there are.
+CountOrAll = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+# Engines hold counts and token ids in 32 bits.
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+#: As a token id, or -1 where a row of them is shorter than others.
+TokenIdOrNone = Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)]
+
+
+class StructuredOutputs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """vLLM's ``StructuredOutputsParams``: exactly one constraint on the text."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class RepetitionDetection(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """vLLM's ``RepetitionDetectionParams``: what ends an answer that repeats itself."""
+
+    max_pattern_size: Count = 0
+    min_pattern_size: Count = 0
+    min_count: Count = 0
+
+
+class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to sample, by the names, bounds and defaults of ``vllm.SamplingParams``.
+
+    `tokenyard.protocol.sampling` says which of these are taken.
+    """
+
+    n: Annotated[int, Meta(ge=1, le=64)] = 1
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = 16
+    min_tokens: Count = 0
+    logprobs: CountOrAll | None = None
+    prompt_logprobs: CountOrAll | None = None
+    detokenize: bool | UnsetType = UNSET
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    watermarking: bool | None = None
+    prompt_logprob_token_ids: list[list[TokenIdOrNone]] | None = None
+    prompt_logprob_start: Count | None = None
+    logprob_token_ids: list[TokenId] | None = None
+    flat_logprobs: bool = False
+    stream_interval: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    extra_args: dict[str, Any] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: CountOrAll | None = None
+    repetition_detection: RepetitionDetection | None = None
+    trace_decode_token_ids: list[TokenId] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed == -1:  # as in vLLM: none
+            msgspec.structs.force_setattr(self, "seed", None)
+
+
+class ChatOptions(Struct, frozen=True, kw_only=True, gc=False):
+    """What a chat template is given beside the messages, by the names of ``vllm.LLM.chat``."""
+
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    add_generation_prompt: bool = True  # begin the model's turn
+    continue_final_message: bool = False  # leave the last message open
+
+
+PLAIN_CHAT: Final = ChatOptions()
+
+
+class Request(Struct, frozen=True, kw_only=True, gc=False):
+    """What a client asks; it never changes. Exactly one of the three prompts is given."""
+
+    id: str
+    client: str = DEFAULT_CLIENT
+    tokens: bytes | None = None  # packed
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    model: str = ""  # the yard's only model where empty
+    params: SamplingParams = SamplingParams()
+    stream: bool = False
+    reply_to: str = ""
+    priority: int = 0  # lower is sooner; passed on to the engine
+    deadline_ms: int | None = None  # unix time
+    result_ttl_s: int = DEFAULT_RESULT_TTL_S
+    tenant: str = ""
+    session: str = ""
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    #: Parameters to be written though they are the defaults of the wire, so that those of a model
+    #: do not take their place. Not a field of its own.
+    stated: tuple[str, ...] = ()
+    chat: ChatOptions = PLAIN_CHAT  # with messages only
+
+    @property
+    def wants_text(self) -> bool:
+        """Whether replies carry text: where asked, else where the prompt was text."""
+        if self.params.detokenize is not UNSET:
+            return self.params.detokenize
+        return self.tokens is None
+
+    @property
+    def kind(self) -> ReplyKind:
+        """Form of its replies: packed frames on the client's stream, or plain entries."""
+        return "frame" if self.reply_to else "flat"
+
+    @property
+    def work(self) -> int:
+        """Tokens in and out, at most; a prompt that is text is estimated.
+
+        Coordinator and worker both work it out, and must come to the same: what is given out
+        here is given back there.
+        """
+        answer = self.params.max_tokens or UNBOUNDED_ANSWER
+        return self._prompt_tokens() + self.params.n * answer
+
+    def _prompt_tokens(self) -> int:
+        if self.tokens is not None:
+            return len(self.tokens) // 4
+        text = self.prompt.encode() if self.prompt is not None else _encode_json(self.messages)
+        return -(-len(text) // BYTES_PER_TOKEN)
+
+
+class Refused(Struct, frozen=True):
+    """A request that is answered without being run."""
+
+    id: str
+    client: str
+    reply_to: str
+    code: Code
+    message: str
+    result_ttl_s: int = DEFAULT_RESULT_TTL_S
+    is_dead: bool = False  # kept among the dead letters, too
+
+    @property
+    def kind(self) -> ReplyKind:
+        """Form of its reply, as in `Request`."""
+        return "frame" if self.reply_to else "flat"
+
+
+class Unanswerable(Struct, frozen=True):
+    """An entry that cannot be answered, since it names nobody to answer."""
+
+    reason: str
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """A request on a lane. (worker, attempt) is the fencing token."""
+
+    request: Request
+    entry: str  # of the lane
+    sid: str  # server-side id: "<priority class>/<intake entry>"
+    attempt: int
+    crashes: int = 0  # workers that died with it
+    published: bytes = b""  # packed tokens that its readers have seen
+    faults: int = 0  # times that an engine could not serve it
+    fault: str = ""  # why this version cannot read the request, if it cannot
+    first_epoch: int | None = None  # of generation, in which the first published token was made
+    choices: bytes = b""  # whose each of the published tokens is, a byte each; of n > 1 only
+
+    def published_of(self, index: int) -> list[int]:
+        """The tokens of one choice that its readers have seen."""
+        tokens = unpack_tokens(self.published)
+        if self.request.params.n == 1:
+            return tokens
+        return [token for token, whose in zip(tokens, self.choices, strict=True) if whose == index]
+
+    @property
+    def accepted_ms(self) -> int:
+        """Unix time of acceptance by the server's clock; every attempt has the same."""
+        return int(self.sid.rpartition("/")[2].partition("-")[0])
+
+    @property
+    def waited_ms(self) -> int:
+        """Time from acceptance to assignment, both by the server's clock."""
+        return max(0, int(self.entry.partition("-")[0]) - self.accepted_ms)
+
+
+#: Fields that only the system writes, beside those of the request; a client's own are dropped.
+SYSTEM_FIELDS: Final = frozenset(
+    {
+        b"sid",
+        b"attempt",
+        b"crashes",
+        b"suspected",
+        b"crashed_alone",
+        b"lost_alone",
+        b"faults",
+        b"reason",
+        b"not_before",
+        b"published",
+        b"epoch",
+        b"trial",
+        b"relapsed",
+        b"choices",
+    }
+)
+
+#: The fields of an entry that no other has: the rest may stand in ``shared``.
+OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
+
+#: Its other fields that a client may write.
+COMMON_FIELDS: Final = frozenset(
+    {
+        *("client", "model", "params", "stream", "reply_to", "priority", "deadline", "result_ttl"),
+        *("tenant", "session", "metadata", "v", *ChatOptions.__struct_fields__),
+    }
+)
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def request_fields(request: Request) -> dict[str, bytes | str | int]:
+    """A request as the fields of its intake entry; defaults stay away."""
+    fields: dict[str, bytes | str | int] = {"id": request.id, "v": WIRE_VERSION}
+    if request.tokens is not None:
+        fields["tokens"] = request.tokens
+    if request.prompt is not None:
+        fields["prompt"] = request.prompt
+    if request.messages is not None:
+        fields["messages"] = _encode_json(request.messages)
+    params = _encode_json(request.params)
+    if request.stated:
+        stated = {name: getattr(request.params, name) for name in request.stated}
+        params = _encode_json({**msgspec.to_builtins(request.params, str_keys=True), **stated})
+    if params != b"{}":
+        fields["params"] = params
+    if request.stream:
+        fields["stream"] = 1
+    if request.metadata:
+        fields["metadata"] = _encode_json(request.metadata)
+    if request.chat is not PLAIN_CHAT:
+        fields.update(chat_fields(request.chat))
+    plain: dict[str, str | int] = {
+        "client": request.client if request.client != DEFAULT_CLIENT else "",
+        "model": request.model,
+        "reply_to": request.reply_to,
+        "priority": request.priority,
+        "deadline": request.deadline_ms or 0,
+        "result_ttl": request.result_ttl_s if request.result_ttl_s != DEFAULT_RESULT_TTL_S else 0,
+        "tenant": request.tenant,
+        "session": request.session,
+    }
+    fields.update((name, value) for name, value in plain.items() if value)
+    return fields
+
+
+def chat_fields(chat: ChatOptions) -> dict[str, bytes | int]:
+    """The options of a chat template as fields of an entry; defaults stay away."""
+    fields: dict[str, bytes | int] = {}
+    if chat.tools is not None:
+        fields["tools"] = _encode_json(chat.tools)
+    if chat.documents is not None:
+        fields["documents"] = _encode_json(chat.documents)
+    if chat.chat_template_kwargs:
+        fields["chat_template_kwargs"] = _encode_json(chat.chat_template_kwargs)
+    if not chat.add_generation_prompt:
+        fields["add_generation_prompt"] = 0
+    if chat.continue_final_message:
+        fields["continue_final_message"] = 1
+    return fields
+
+
+class Mould(Struct, frozen=True):
+    """What requests have in common, as `tokenyard.scripts.submit` writes it."""
+
+    client: str
+    field: str  # the one that holds the prompt
+    shared: str  # JSON object of all other fields but the id, and their texts
+    size: int  # bytes of an entry with it, but for its id and prompt
+    deadline_ms: int = 0
+
+
+def mould_of(request: Request) -> Mould:
+    """What may be said once for all requests that differ in id and prompt alone."""
+    fields = request_fields(request)
+    [field] = OWN_FIELDS & fields.keys() - {"id"}
+    texts = {
+        name: value.decode() if isinstance(value, bytes) else str(value)
+        for name, value in fields.items()
+        if name not in OWN_FIELDS
+    }
+    shared = _encode_json(texts)
+    size = len("id") + len(field) + len("shared") + len(shared)
+    return Mould(request.client, field, shared.decode(), size, request.deadline_ms or 0)
+
+
+def prompt_value(request: Request) -> bytes | str:
+    """The prompt of a request, of whatever kind, as the value of its field."""
+    if request.tokens is not None:
+        return request.tokens
+    return request.prompt if request.prompt is not None else _encode_json(request.messages)

@@ -1,0 +1,224 @@
+"""A worker process that serves with vLLM: warm before its first model, and between two."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+import traceback
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.engines import DeviceLost, DeviceUnusable, Engine, Group, Memory
+from worker.engines.cpu_features import check_cpu, request_amx
+from worker.engines.device_faults import is_device_lost, is_out_of_memory, was_disturbed
+from worker.engines.device_turns import Turns
+from worker.engines.stopwatch import Stopwatch
+from worker.engines.vllm.environment import engine_modules
+from worker.engines.vllm.warm_base import (
+    freeze,
+    give_back,
+    held_back,
+    let_go,
+    uncollected,
+    unmonitored,
+)
+from worker.models import ModelSpec
+
+if TYPE_CHECKING:
+    from worker.engines.vllm.engine import VllmEngine
+    from worker.executor import GroupExecutor
+
+log = logging.getLogger("tokenyard.worker.engines")
+
+
+class VllmBackend:
+    """See `worker.engines.Backend`. vLLM is imported by `warm_up`, not before."""
+
+    def __init__(
+        self,
+        *,
+        device: int = 0,
+        cores: Sequence[int] = (),
+        threads: int = 0,
+        is_alone: bool = False,
+        turns: Turns | None = None,
+        log_stats: bool = False,
+    ) -> None:
+        """``cores`` are what it computes with, as many as they are or with so many ``threads``.
+
+        Without cores it computes on the GPU ``device``, as vLLM counts them, which it may have to
+        share by ``turns``; one that ``is_alone`` sees no other and cannot be part of a group. With
+        ``log_stats`` its engines count what they do.
+        """
+        self._turns = turns or Turns()
+        self._is_alone = is_alone
+        self._log_stats = log_stats
+        self._device = device
+        self._is_on_cpu = bool(cores)
+        self._cores = cores
+        self._threads = threads
+        self._has_kernels = False  # a first model has been loaded
+
+    def warm_up(self) -> dict[str, float]:
+        """Pay everything that needs no model, once; see `worker.engines.Backend.warm_up`."""
+        if self._is_on_cpu:
+            check_cpu()
+        stopwatch = Stopwatch()
+        with stopwatch.phase("import"), uncollected():
+            for module in engine_modules(cpu=self._is_on_cpu):
+                importlib.import_module(module)
+        with self._turns.beside():
+            with stopwatch.phase("device"):
+                self._take_device()
+            with stopwatch.phase("heap"):
+                freeze()
+            with stopwatch.phase("first model"):
+                self._run_made_up_model()
+        with stopwatch.phase("heap"):
+            freeze()
+            give_back()
+        return stopwatch.phases_s
+
+    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
+        """Make an engine; see `worker.engines.Backend.load`."""
+        return self._load(spec, group, weights, log_stats=self._log_stats)
+
+    def attend(self, group: Group) -> None:
+        """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
+        from worker.executor import attend
+
+        with held_back(has_kernels=self._has_kernels):
+            attend(group)
+            let_go()
+
+    def memory(self) -> Memory:
+        """What this process holds now.
+
+        While an engine sleeps on a GPU, what vLLM's sleep mode has let go of still counts here.
+        """
+        import psutil  # vLLM brings both
+        import torch
+
+        device = None if self._is_on_cpu else torch.cuda.memory_reserved(self._device)
+        return Memory(host=psutil.Process().memory_info().rss, device=device)
+
+    def _load(
+        self,
+        spec: ModelSpec,
+        group: Group | None = None,
+        weights: str = "",
+        *,
+        log_stats: bool = False,
+    ) -> VllmEngine:
+        if group and self._is_alone:
+            raise ValueError(
+                f"this model takes {group.size} devices, but MIG instances cannot form a group"
+            )
+        # Ranks of a group wait for each other, so none of them may wait for anybody else.
+        turns = Turns() if group else self._turns
+        with held_back(has_kernels=self._has_kernels), turns.alone():
+            made = partial(self._make, spec, group, weights, turns, log_stats=log_stats)
+            try:
+                engine = made()
+            except Exception as fault:
+                if group or not was_disturbed(fault):
+                    raise
+                log.warning("%s: another process came between: once more (%s)", spec.name, fault)
+                engine = None
+            engine = engine or made()
+        self._has_kernels = True
+        return engine
+
+    def _make(
+        self, spec: ModelSpec, group: Group | None, weights: str, turns: Turns, *, log_stats: bool
+    ) -> VllmEngine:
+        from worker.engines.vllm.engine import VllmEngine
+
+        executor = _executor_for(group) if group else None
+        try:
+            return VllmEngine(
+                spec,
+                device=self._device,
+                executor=executor,
+                weights=weights,
+                turns=turns,
+                log_stats=log_stats,
+            )
+        except BaseException as fault:
+            if executor is not None:
+                executor.release()
+            _forget_frames(fault)  # they hold all that has been made of the engine
+            self._clean_up_behind(fault, spec)
+            raise
+
+    def _clean_up_behind(self, fault: BaseException, spec: ModelSpec) -> None:
+        """Be as warm as before; raises `DeviceLost` where that cannot be."""
+        # What vLLM's sleep mode takes memory with refuses all memory once it had too little.
+        is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(fault)
+        said = f"{type(fault).__name__}: {fault}"
+        if is_stuck or is_device_lost(fault):
+            raise DeviceLost(said) from fault
+        try:
+            let_go()
+        except Exception as more:
+            if is_device_lost(more):
+                raise DeviceLost(f"{said} (and then {more})") from more
+            raise
+
+    def _take_device(self) -> None:
+        """Choose it, and touch what takes a while the first time."""
+        if self._is_on_cpu:
+            from worker.engines.cpu_threads import use_cores
+
+            request_amx()
+            use_cores(self._cores, self._threads)
+            return
+        import torch
+
+        if torch.cuda._is_in_bad_fork():  # noqa: SLF001  # has no public name
+            raise DeviceUnusable(
+                "a module that is imported before worker processes are forked has used CUDA: one of"
+                f" {', '.join(engine_modules(cpu=False))}, or a plugin of vLLM (VLLM_PLUGINS)"
+            )
+        torch.cuda.set_device(self._device)
+        some = torch.ones((16, 16), device="cuda")
+        torch.matmul(some, some)  # context, allocator and cuBLAS
+        torch.cuda.synchronize()
+
+    def _run_made_up_model(self) -> None:
+        """Process groups, kernels, sampler: what the first model finds missing, this one finds."""
+        from worker.engines.vllm.made_up_model import requests, write_model
+
+        try:
+            with (
+                unmonitored(),
+                tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
+                closing(self._load(write_model(Path(folder)))) as engine,
+            ):
+                for request in requests():
+                    engine.add(request)
+                while engine.has_unfinished:
+                    engine.step()
+        except Exception as fault:
+            if is_device_lost(fault):
+                raise
+            reason = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+            log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
+            log.debug("the warm-up:", exc_info=True)
+
+
+def _executor_for(group: Group) -> type[GroupExecutor]:
+    from worker.executor import executor_for
+
+    return executor_for(group)
+
+
+def _forget_frames(fault: BaseException | None) -> None:
+    """Let go of what the functions that a fault has ended still hold."""
+    while fault is not None:
+        traceback.clear_frames(fault.__traceback__)
+        fault = fault.__cause__ or fault.__context__

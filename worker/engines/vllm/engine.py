@@ -1,0 +1,507 @@
+"""vLLM in this process and this thread: `vllm.LLMEngine`, by its public API.
+
+Set the environment (`worker.engines.vllm.environment`) before importing this file: vLLM reads
+part of it while it is imported. `VllmBackend` makes engines. Works with vLLM 0.26 to 0.32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import vllm
+from vllm import LLMEngine
+
+from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.wire import Assignment, SamplingParams, unpack_tokens
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
+from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
+from worker.engines.checkpoints import check_fit
+from worker.engines.device_turns import Turns
+from worker.engines.logprobs import most, wanted
+from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
+from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
+from worker.engines.stopwatch import Stopwatch
+from worker.engines.vllm.answers import (
+    Answer,
+    Asked,
+    Continued,
+    Diverged,
+    Repeated,
+    Streamed,
+    Whole,
+)
+from worker.engines.vllm.arguments import cache_tokens, engine_config, folder_of, lora_requests
+from worker.engines.vllm.branches import Branch, Branches, asked_of
+from worker.engines.vllm.chat import ChatPrompts
+from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
+from worker.engines.vllm.params import ParamsMaker, build_params, refusal
+from worker.engines.vllm.sleep import LEVELS, choose_sleep
+from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
+from worker.engines.vllm.weights import add_adapters, exchange_weights, remove_adapters
+from worker.models import ModelSpec
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.executor.abstract import Executor
+
+logger = logging.getLogger("tokenyard.worker")
+
+_End = tuple[str, int | str | None]  # finish and stop reason
+_WARM_UP: Final = "tokenyard-warm-up"
+
+
+class VllmEngine:
+    """One model, held by one `vllm.LLMEngine`.
+
+    Logprobs travel in the form of `worker.engines.logprobs`; how a stream goes on after a crash,
+    and where that is inexact, stands in `worker.engines.resume`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        device: int = 0,
+        executor: type[Executor] | None = None,
+        weights: str = "",
+        turns: Turns | None = None,
+        log_stats: bool = False,
+    ) -> None:
+        """Load the model and run it once; see `engine_config` for the arguments.
+
+        It falls asleep, wakes and goes by ``turns`` with the other processes of the device, and
+        must be made in one. With ``log_stats`` vLLM counts what it does, for
+        `worker.engines.vllm.stats`.
+        Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
+        And `Unsupported` for weights that do not fit.
+        """
+        if weights:
+            check_fit(spec.path, weights)
+        self._stopwatch = Stopwatch()
+        self._turns = turns or Turns()
+        self._spec = spec
+        self._sleep = choose_sleep(spec)
+        self._asleep = 0  # the level
+        self._weights = weights
+        self._answers: dict[str, Answer] = {}
+        self._branches: dict[str, list[str]] = {}  # by lane entry, of several choices
+        self._ready: list[EngineEvent] = []  # answers that need no step
+        self._params = ParamsMaker()
+        with self._stopwatch.phase("config"):
+            config = engine_config(spec, device, executor, weights)
+            self._adapters = lora_requests(spec)
+        with self._stopwatch.phase(EXECUTOR):
+            self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
+                config, disable_log_stats=not log_stats
+            )
+        model = config.model_config
+        self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
+        self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
+        self._encode: Encode | None = self._tokenizer and text_encoder(self._tokenizer)
+        if self._tokenizer is not None:
+            remember_end_token(self._tokenizer)
+        self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
+        self._max_model_len: int = model.max_model_len
+        self._chat: ChatPrompts | None = None
+        if self._tokenizer is not None:
+            self._chat = ChatPrompts(self._engine.renderer, self._max_model_len)
+        self._vocab_size: int = model.get_vocab_size()
+        self._cache_tokens = cache_tokens(config)
+        self._end_tokens = _end_tokens(model, self._tokenizer)
+        if self._adapters:
+            with self._stopwatch.phase("adapters"):
+                add_adapters(self._engine, self._adapters)
+        with self._stopwatch.phase("warm-up"):
+            self._warm_up(self._engine)
+        self._phases_s = with_inner_phases(self._stopwatch.phases_s, self._engine.model_executor)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it serves."""
+        return EngineInfo(
+            engine="vllm",
+            engine_version=vllm.__version__,
+            model=self._spec.name,
+            revision=self._spec.revision,
+            max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
+            slots=self._spec.max_num_seqs,
+            tokenizer="" if self._tokenizer is None else self._spec.path,
+            adapters=tuple(self._adapters),
+            phases_s=dict(self._phases_s),
+            weights=self._weights,
+            cache_tokens=self._cache_tokens,
+        )
+
+    def add(self, assignment: Assignment) -> None:
+        """Take a request in; see `worker.engines.Engine.add`."""
+        request, params = assignment.request, assignment.request.params
+        check_resumable(assignment)
+        check_params(params, self._vocab_size)
+        self._check_runner(params)
+        self._check_text(params, request.wants_text)
+        prompt = self._prompt_tokens(assignment)
+        check_prompt(prompt_field(request), prompt, self._vocab_size, self._max_model_len)
+        asked = _asked(assignment, prompt)
+        way = choose_way(
+            params,
+            published=asked.has_published,
+            can_show_text=not self._reads_text(asked) or self._can_continue_text(params),
+        )
+        if way is Way.BEHIND:
+            self._go_on(asked)
+        else:
+            self._start(asked, way)
+
+    def abort(self, keys: Iterable[str]) -> None:
+        """Forget requests, by lane entry; unknown ones are ignored."""
+        gone = set(keys)
+        ids = [one for key in gone for one in (key, *self._branches.pop(key, ()))]
+        known = [one for one in ids if self._answers.pop(one, None) is not None]
+        self._ready = [event for event in self._ready if event.key not in gone]
+        if known and self._engine is not None:
+            self._engine.abort_request(known)
+
+    def take_out(self, key: str) -> Finished | None:
+        """Stop a request and give what it has made; see `worker.engines.Engine.take_out`."""
+        branches = self._branches.get(key, ())
+        running = [self._answers[one] for one in (key, *branches) if one in self._answers]
+        if not running:
+            return None
+        answer = running[0]
+        self.abort([key])
+        return answer.so_far()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._answers or self._ready)
+
+    def step(self) -> list[EngineEvent]:
+        """Generate once for all running requests; an exception means that the engine is lost."""
+        events, self._ready = self._ready, []
+        if self._engine is None or not self._answers:
+            return events
+        for output in self._engine.step():
+            answer = self._answers.get(output.request_id)
+            if answer is None:
+                continue
+            try:
+                answer.take(cast("RequestOutput", output), events)  # it generates, never pools
+            except Diverged as fault:
+                self._go_on_behind(answer, fault)
+                continue
+            if answer.is_finished:
+                del self._answers[output.request_id]
+                if not output.finished:
+                    self._engine.abort_request([output.request_id])
+                if isinstance(answer, Branch) and answer.branches.is_over:
+                    self.abort([answer.asked.key])
+        return events
+
+    def sleep(self, level: int) -> None:
+        """Let go of the device's memory; see `worker.engines.Engine.sleep`."""
+        engine = self._open()
+        if level not in LEVELS:
+            raise Unsupported(f"there is no sleep level {level}, only {LEVELS}")
+        if self._sleep is None:
+            raise Unsupported("this model was loaded with sleep_level 0; unload it instead")
+        if self.has_unfinished:
+            raise RuntimeError("requests are unfinished; finish or abort them before the sleep")
+        if self._asleep:
+            raise Unsupported(f"the engine sleeps already, at level {self._asleep}")
+        if level == max(LEVELS):
+            remove_adapters(engine, self._adapters)
+        engine.reset_prefix_cache()
+        with self._turns.alone():
+            self._sleep.begin(engine, level)
+        self._asleep = level
+
+    def wake(self) -> None:
+        """Come back from sleep; a fault means that the engine is lost."""
+        engine = self._open()
+        if self._sleep is None or not self._asleep:
+            return
+        with self._turns.beside():
+            self._sleep.end(engine, self._asleep)
+        if self._asleep == max(LEVELS):
+            add_adapters(engine, self._adapters)
+        engine.reset_prefix_cache()
+        self._asleep = 0
+
+    def reset(self) -> None:
+        """Forget the prefix cache."""
+        self._open().reset_prefix_cache()
+
+    def reload(self, path: str) -> None:
+        """Take other weights in place; a fault but `Unsupported` means that the engine is lost."""
+        engine = self._open()
+        if self._asleep:
+            raise Unsupported(f"the engine sleeps, at level {self._asleep}; wake it first")
+        if path:
+            check_fit(self._spec.path, path)
+        exchange_weights(engine, self._folder(path), self._folder(self._weights), self._adapters)
+        self._weights = path
+
+    def profile(self, *, start: bool) -> None:
+        """Start or stop vLLM's profiler; raises `Unsupported` where the model's file names none."""
+        engine: Any = self._open()  # some of this has no types
+        if not engine.vllm_config.profiler_config.profiler:
+            raise Unsupported(
+                "this model has no profiler; set engine_args.profiler_config = "
+                '{profiler = "torch", torch_profiler_dir = "/an/absolute/folder"} and reload it'
+            )
+        if start:
+            engine.start_profile()
+        else:
+            engine.stop_profile()
+
+    def close(self) -> None:
+        """Let go of the device; idempotent."""
+        engine, self._engine = self._engine, None
+        self._answers.clear()
+        self._ready.clear()
+        if engine is None:
+            return
+        with held_back(has_kernels=True), self._turns.beside():
+            if self._sleep is not None and self._asleep:
+                self._sleep.prepare_end(engine)
+            keep_allocators()
+            engine.engine_core.shutdown()
+            del engine
+            let_go()
+
+    def _prompt_tokens(self, assignment: Assignment) -> list[int]:
+        """The prompt as token ids; raises `InvalidRequest` where it cannot be tokenized."""
+        request = assignment.request
+        if request.tokens is not None:
+            return unpack_tokens(request.tokens)
+        if self._encode is None or self._chat is None:
+            field = prompt_field(request)
+            raise InvalidRequest(field, "this model has no tokenizer; give tokens")
+        if request.prompt is not None:
+            return encode_text(
+                "prompt", request.prompt, self._tokenizer, self._encode, self._max_model_len
+            )
+        return self._chat.tokens(request, assignment.accepted_ms)
+
+    def _start(self, asked: Asked, way: Way) -> None:
+        """Run a request from its first token."""
+        params, request = asked.params, asked.assignment.request
+        # What was made until a deadline is shown, so it must be known at every step.
+        streams = request.stream or request.deadline_ms is not None or way is Way.AGAIN
+        changes: dict[str, Any] = {}
+        if streams and params.seed is None and params.temperature > 0 and has_history(params):
+            # Should this worker die, another can only repeat what has a seed.
+            changes["seed"] = derive_seed(asked.assignment.sid, request.id)
+        answer: Answer = Whole(asked)
+        if streams:
+            answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
+        self._submit(answer, asked.prompt, streams, self._detokenizes(asked), changes)
+
+    def _go_on(self, asked: Asked) -> None:
+        """Run a request behind its published tokens, each choice behind its own."""
+        if asked.several:
+            self._go_on_with_all(asked)
+            return
+        answer = self._continued(asked)
+        ended = self._ended(asked)
+        if ended is not None:
+            self._ready.append(answer.ended(*ended))
+        else:
+            self._continue(answer, answer, asked.key)
+
+    def _go_on_with_all(self, asked: Asked) -> None:
+        branches = Branches(asked)
+        made = [
+            Branch(branches, index, self._continued(asked_of(asked, index)))
+            for index in range(asked.params.n)
+        ]
+        self._branches[asked.key] = [one.request_id for one in made]
+        for branch in made:
+            answer = branch.answer
+            ended: _End | None = self._ended(branch.asked)
+            if answer.stopped is not None:
+                ended = "stop", answer.stopped
+            if ended is not None:
+                self._ready += branch.end(answer.ended(*ended))
+            else:
+                self._continue(branch, answer, branch.request_id)
+        if branches.is_over:
+            del self._branches[asked.key]
+
+    def _continued(self, asked: Asked) -> Continued:
+        text = None
+        if self._fast_tokenizer is not None and self._reads_text(asked):
+            text = TextStream(self._fast_tokenizer, asked.prompt, asked.params)
+        return Continued(asked, text)
+
+    def _continue(self, answer: Answer, one: Continued, request_id: str) -> None:
+        """Run one choice behind its published tokens, which are not the whole of it."""
+        asked = one.asked
+        params, published = asked.params, asked.published
+        changes: dict[str, Any] = {
+            "stop": None,  # the answer's own text looks for them
+            "min_tokens": max(0, params.min_tokens - len(published)),
+        }
+        if params.max_tokens is not None:
+            changes["max_tokens"] = params.max_tokens - len(published)
+        asks = wanted(params)
+        if asks is not None:
+            changes["prompt_logprobs"] = most(asks.top, params.prompt_logprobs or 0)
+        if params.seed is not None:
+            changes["seed"] = derive_seed(params.seed, len(published))
+        decodes = asks is not None and self._detokenizes(asked)
+        self._submit(answer, asked.prompt + published, True, decodes, changes, request_id)
+
+    def _submit(
+        self,
+        answer: Answer,
+        tokens: list[int],
+        streams: bool,
+        detokenize: bool,
+        changes: dict[str, Any],
+        request_id: str = "",
+    ) -> None:
+        """Hand a request to vLLM; raises `InvalidRequest` where vLLM refuses it.
+
+        vLLM knows it by its lane entry, or by ``request_id``.
+        """
+        engine = self._open()
+        if self._asleep:
+            raise RuntimeError("the engine sleeps; wake it first")
+        asked = answer.asked
+        params = self._params.make(asked.params, streams, detokenize, changes)
+        request_id = request_id or asked.key
+        try:
+            engine.add_request(
+                request_id,
+                {"type": "token", "prompt_token_ids": tokens},
+                params,
+                lora_request=self._adapters.get(asked.assignment.request.model),
+                priority=asked.assignment.request.priority,
+            )
+        except Exception as fault:  # as in build_params: no common root in all versions
+            engine.abort_request([request_id])  # it may be half in
+            self.abort([asked.key])  # and so may its other choices
+            raise refusal(fault, asked.params) from fault
+        self._answers[request_id] = answer
+
+    def _go_on_behind(self, answer: Answer, fault: Diverged) -> None:
+        """The repeated run differs: what is published stands, so go on from there."""
+        asked = answer.asked
+        if asked.several and isinstance(answer, Repeated):
+            # Some choices may have gone on already when another differs.
+            asked = replace(asked, published=answer.shown[0], several=answer.shown)
+        self.abort([asked.key])
+        logger.warning("request %s: %s; going on behind it", asked.assignment.sid, fault)
+        text_is_lost = self._reads_text(asked) and not self._can_continue_text(asked.params)
+        if asked.params.structured_outputs is not None or text_is_lost:
+            self._ready.append(
+                Faulted(
+                    asked.key,
+                    Code.INFERENCE_ERROR,
+                    f"cannot be taken up after a crash: {fault}",
+                )
+            )
+            return
+        self._go_on(asked)
+
+    def _ended(self, asked: Asked) -> _End | None:
+        """Finish and stop reason where the published tokens are the whole answer."""
+        params, count = asked.params, len(asked.published)
+        if not count:
+            return None
+        last = asked.published[-1]
+        if count > params.min_tokens or not params.min_tokens:
+            if last in (params.stop_token_ids or ()):
+                return "stop", last
+            if last in self._end_tokens and not params.ignore_eos:
+                return "stop", self._end_tokens[last]
+        room = self._max_model_len - len(asked.prompt)
+        if count >= min(room, params.max_tokens or room):
+            return "length", None
+        return None
+
+    def _check_text(self, params: SamplingParams, wants_text: bool) -> None:
+        """Refuse what needs a tokenizer where the model has none."""
+        if self._tokenizer is not None:
+            return
+        for name in ("stop", "bad_words", "structured_outputs"):
+            if getattr(params, name):
+                raise refusal(ValueError(f"{name} needs a tokenizer; this model has none"), params)
+        if wants_text:
+            raise refusal(ValueError("detokenize needs a tokenizer; this model has none"), params)
+
+    def _check_runner(self, params: SamplingParams) -> None:
+        """Refuse what would harm the requests beside it.
+
+        In the first model runner a request that names token ids takes the logprobs of all others
+        in the same step, which then are those of token 0.
+        """
+        if params.logprob_token_ids and not self._has_second_runner:
+            raise InvalidRequest(
+                "params.logprob_token_ids",
+                "needs vLLM's V2 model runner (VLLM_USE_V2_MODEL_RUNNER=1), which this worker's"
+                " engine has not; ask for logprobs instead",
+            )
+
+    def _reads_text(self, asked: Asked) -> bool:
+        return asked.assignment.request.wants_text or bool(asked.params.stop)
+
+    def _can_continue_text(self, params: SamplingParams) -> bool:
+        """`TextStream` needs a fast tokenizer, and knows nothing of vLLM's spacing rule."""
+        spaced = params.spaces_between_special_tokens or params.skip_special_tokens
+        return self._fast_tokenizer is not None and spaced
+
+    def _detokenizes(self, asked: Asked) -> bool:
+        """Whether vLLM is to turn tokens to text: for replies, stop strings or logprobs."""
+        params = asked.params
+        if self._tokenizer is None or params.detokenize is False:
+            return False
+        asks = wanted(params) is not None or params.prompt_logprobs is not None
+        return self._reads_text(asked) or asks
+
+    def _warm_up(self, engine: LLMEngine) -> None:
+        """One greedy and one sampled request, so that the first real one finds all loaded."""
+        for number, temperature in enumerate((0.0, 1.0)):
+            params = build_params(
+                SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True),
+                streams=False,
+                detokenize=False,
+            )
+            tokens = [min(1, self._vocab_size - 1)]
+            engine.add_request(
+                f"{_WARM_UP}-{number}", {"type": "token", "prompt_token_ids": tokens}, params
+            )
+        while engine.has_unfinished_requests():
+            engine.step()
+
+    def _folder(self, weights: str) -> str:
+        return weights or folder_of(self._spec.path, self._spec.revision)
+
+    def _open(self) -> LLMEngine:
+        if self._engine is None:
+            raise RuntimeError("the engine is closed")
+        return self._engine
+
+
+def _asked(assignment: Assignment, prompt: list[int]) -> Asked:
+    count = assignment.request.params.n
+    if count == 1 or not assignment.published:
+        return Asked(assignment, prompt, unpack_tokens(assignment.published))
+    several = tuple(assignment.published_of(index) for index in range(count))
+    return Asked(assignment, prompt, several[0], several)
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:
+    """Tokens that end an answer, and the stop reason that vLLM gives for each."""
+    configured = model.try_get_generation_config().get("eos_token_id")
+    more = [configured] if isinstance(configured, int) else configured or []
+    ends: dict[int, int | None] = {token: token for token in more}
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends[tokenizer.eos_token_id] = None
+    return ends

@@ -1,0 +1,131 @@
+"""A model that nobody needs, run once before the first one that somebody does.
+
+It is small, but complete: files of weights, a tokenizer, and requests that use what real ones use.
+What a process loads and keeps for its first model, it so has before it counts as warm.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams
+from worker.models import ModelSpec
+
+_WIDTH: Final = 128
+_INNER: Final = 256
+_SPECIAL: Final = ("<pad>", "<s>", "</s>", "<unk>")
+_WORDS: Final = (*_SPECIAL, *string.ascii_lowercase)
+_CONFIG: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "float32",
+    "hidden_size": _WIDTH,
+    "intermediate_size": _INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": len(_WORDS),
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_TOKENIZER: Final[dict[str, Any]] = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {
+            "id": number,
+            "content": word,
+            "special": True,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        }
+        for number, word in enumerate(_SPECIAL)
+    ],
+    "normalizer": None,
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"Regex": r"[\s\S]"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    "post_processor": None,
+    "decoder": {"type": "Fuse"},
+    "model": {
+        "type": "WordLevel",
+        "vocab": {word: number for number, word in enumerate(_WORDS)},
+        "unk_token": "<unk>",
+    },
+}
+_TOKENIZER_CONFIG: Final = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "chat_template": "{{ messages[-1]['content'] }}",
+}
+_BATCH: Final = 64
+
+
+def write_model(folder: Path) -> ModelSpec:
+    """Write its files to a folder; how to load it."""
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
+    (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER_CONFIG))
+    save_file(dict(_weights()), folder / "model.safetensors", {"format": "pt"})
+    return ModelSpec(
+        name="made-up",
+        path=str(folder),
+        max_num_seqs=_BATCH,
+        enforce_eager=True,
+        kv_cache_gib=1 / 32,
+        sleep_level=0,
+    )
+
+
+def requests() -> list[Assignment]:
+    """A batch of every kind: text and messages, greedy and sampled, streamed and whole."""
+    kinds = (
+        SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0),
+        SamplingParams(max_tokens=4, ignore_eos=True, logprobs=1),
+        SamplingParams(max_tokens=4, ignore_eos=True, top_p=0.9, top_k=5, seed=1),
+        SamplingParams(max_tokens=4, ignore_eos=True, stop=["zz"], presence_penalty=0.5),
+    )
+    return [_assignment(number, kinds[number % len(kinds)]) for number in range(_BATCH)]
+
+
+def _assignment(number: int, params: SamplingParams) -> Assignment:
+    prompt = {"prompt": "abc"} if number % 3 else {"messages": [{"role": "user", "content": "a"}]}
+    request = Request(id=f"made-up-{number}", **prompt, params=params, stream=number % 2 == 0)
+    return Assignment(request=request, entry=f"{number}-0", sid="normal/0-0", attempt=1)
+
+
+def _weights() -> Iterator[tuple[str, torch.Tensor]]:
+    """A Llama of one layer; every weight is the same, for nobody reads what it says."""
+    vocabulary = len(_WORDS)
+    shapes = {
+        "model.embed_tokens": (vocabulary, _WIDTH),
+        "model.layers.0.input_layernorm": (_WIDTH,),
+        "model.layers.0.self_attn.q_proj": (_WIDTH, _WIDTH),
+        "model.layers.0.self_attn.k_proj": (_WIDTH, _WIDTH),
+        "model.layers.0.self_attn.v_proj": (_WIDTH, _WIDTH),
+        "model.layers.0.self_attn.o_proj": (_WIDTH, _WIDTH),
+        "model.layers.0.post_attention_layernorm": (_WIDTH,),
+        "model.layers.0.mlp.gate_proj": (_INNER, _WIDTH),
+        "model.layers.0.mlp.up_proj": (_INNER, _WIDTH),
+        "model.layers.0.mlp.down_proj": (_WIDTH, _INNER),
+        "model.norm": (_WIDTH,),
+        "lm_head": (vocabulary, _WIDTH),
+    }
+    for name, shape in shapes.items():
+        yield f"{name}.weight", torch.full(shape, 0.01)

@@ -1,0 +1,200 @@
+"""What each device should do next to come to the model that it should hold: a pure decision.
+
+It looks at the processes of a host and at the goals of its devices, and says the next steps. It is
+asked again whenever something has changed, so no step needs to know of the one after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from worker.host.leak import Verdict
+from worker.host.process_handle import Pooled, State
+from worker.models import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Goal:
+    """A model that devices should hold, together where they are several; the leader's first."""
+
+    spec: ModelSpec
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let what runs finish; what is held then gives way."""
+
+    member: Pooled
+
+
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """Let go of the model, or of the device only."""
+
+    member: Pooled
+    sleeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakeUp:
+    """Load a model, or wake it where the first member sleeps with it; several form a group."""
+
+    members: tuple[Pooled, ...]  # by rank
+    goal: Goal
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Start the process anew: models have left something behind in it, or it was told to."""
+
+    member: Pooled
+
+
+Step = Release | GiveWay | TakeUp | Replace
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an operator has set."""
+
+    sleepers: int = 0
+
+
+def next_steps(
+    members: Sequence[Pooled],
+    goals: Mapping[int, Goal | None],
+    rules: Rules,
+    suspended: Collection[int] = (),
+) -> list[Step]:
+    """The next steps on all devices; those that are ``suspended`` are let go of for a while."""
+    host = _Host(members, goals, rules, suspended)
+    steps: list[Step] = []
+    for device in goals:
+        steps += host.clear(device)
+    for goal in dict.fromkeys(goal for goal in goals.values() if goal):
+        steps += host.take_up(goal)
+    steps += host.end_closed()
+    return steps or host.replace_leaking()
+
+
+class _Host:
+    """The processes of a host, by device."""
+
+    def __init__(
+        self,
+        members: Sequence[Pooled],
+        goals: Mapping[int, Goal | None],
+        rules: Rules,
+        suspended: Collection[int],
+    ) -> None:
+        self._goals = goals
+        self._rules = rules
+        self._suspended = suspended
+        self._on: dict[int, list[Pooled]] = {device: [] for device in goals}
+        for member in members:
+            self._on[member.device].append(member)
+
+    def clear(self, device: int) -> Iterable[Step]:
+        """Release what the device holds and should not."""
+        goal = self._goals[device]
+        for holder in self._holders(device):
+            if goal and fits(holder, goal) and not self._must_go(holder):
+                continue
+            if holder.state is State.READY:
+                yield Release(holder)
+            elif holder.state is State.DRAINED or holder.is_overdue:
+                yield self._end(holder, goal)
+
+    def _must_go(self, holder: Pooled) -> bool:
+        return holder.device in self._suspended or self._must_end(holder)
+
+    def _must_end(self, holder: Pooled) -> bool:
+        """Whether it, or another one of its group, is to end."""
+        everybody = (one for members in self._on.values() for one in members)
+        doomed = [one for one in everybody if one.is_doomed]
+        return any(one is holder or one.is_mate_of(holder) for one in doomed)
+
+    def _end(self, holder: Pooled, goal: Goal | None) -> Step:
+        if holder.is_doomed:
+            return Replace(holder)
+        return GiveWay(holder, sleeps=self._may_sleep(holder, goal))
+
+    def take_up(self, goal: Goal) -> Iterable[Step]:
+        """Bring a goal about, once its devices are free."""
+        if any(self._holders(device) or device in self._suspended for device in goal.devices):
+            return
+        members = {device: self._choose(device, goal) for device in goal.devices}
+        chosen = [member for member in members.values() if member is not None]
+        if len(chosen) == len(members):
+            yield TakeUp(tuple(chosen), goal)
+        for device, member in members.items():
+            if member is None:
+                yield from self._rouse(device)
+
+    def _rouse(self, device: int) -> Iterable[Step]:
+        """Where all processes of a device sleep, the one that has slept longest makes room."""
+        members = self._on[device]
+        if members and all(member.state is State.ASLEEP for member in members):
+            yield GiveWay(min(members, key=lambda one: one.since), sleeps=False)
+
+    def end_closed(self) -> Iterable[Step]:
+        """Processes that none is to follow, and that nobody needs."""
+        for members in self._on.values():
+            for member in members:
+                if member.is_last and member.process is not None and not member.is_awake:
+                    yield Replace(member)
+
+    def replace_leaking(self) -> list[Step]:
+        """Processes with a leak that nobody needs at this moment."""
+        return [
+            Replace(member)
+            for members in self._on.values()
+            for member in members
+            if member.leak is not Verdict.SOUND or (member.is_doomed and not member.is_awake)
+        ]
+
+    def _holders(self, device: int) -> list[Pooled]:
+        return [member for member in self._on[device] if member.is_awake]
+
+    def _choose(self, device: int, goal: Goal) -> Pooled | None:
+        """The process of a device that is to hold the goal's model; none that a model clings to."""
+        others = [member for member in self._on[device] if not member.is_doomed]
+        for member in others:
+            if member.state is State.ASLEEP and member.spec is goal.spec and _is_alone(goal):
+                return member
+        warm = [member for member in others if member.state is State.WARM]
+        sound = [member for member in warm if member.leak is Verdict.SOUND]
+        usable = sound or [member for member in warm if member.leak is not Verdict.GROSS]
+        return usable[0] if usable else None
+
+    def _may_sleep(self, holder: Pooled, goal: Goal | None) -> bool:
+        """Whether a model that gives way may sleep: there is room, and somebody to take over."""
+        spec = holder.spec
+        if holder.sleep_level:
+            return True
+        if goal and spec is goal.spec and holder.device in self._suspended:
+            return not holder.group
+        if spec is None or not spec.sleep_level or holder.group or goal is None:
+            return False
+        others = [member for member in self._on[holder.device] if member is not holder]
+        asleep = [one for one in others if one.state is State.ASLEEP and one.spec is not goal.spec]
+        heirs = [
+            one
+            for one in others
+            if one.state in (State.WARM, State.WARMING)
+            or (one.state is State.ASLEEP and one.spec is goal.spec)
+        ]
+        return bool(heirs) and len(asleep) < self._rules.sleepers
+
+
+def fits(holder: Pooled, goal: Goal) -> bool:
+    """Whether it holds what its device should hold, or is about to."""
+    devices = holder.group.devices if holder.group else (holder.device,)
+    is_leaving = holder.state in (State.DRAINING, State.DRAINED, State.UNLOADING)
+    return holder.spec is goal.spec and devices == goal.devices and not is_leaving
+
+
+def _is_alone(goal: Goal) -> bool:
+    return len(goal.devices) == 1

@@ -1,0 +1,121 @@
+"""What this host may load, and what became of it the last time: its entry in the yard."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo
+from worker.models import ModelSpec, read_models
+
+
+def read_catalog(settings: WorkerSettings) -> dict[str, ModelSpec]:
+    """The models of the file, or the one model of the settings.
+
+    Raises `tokenyard.protocol.errors.SettingsError`.
+    """
+    if settings.models:
+        return read_models(settings.models)
+    _check_path(settings)
+    spec = ModelSpec(
+        name=settings.serves,
+        path=settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len or None,
+        max_num_seqs=settings.max_num_seqs,
+        enforce_eager=settings.enforce_eager,
+        engine_args=msgspec.json.decode(settings.engine_args, type=dict),
+    )
+    return {spec.name: spec}
+
+
+def _check_path(settings: WorkerSettings) -> None:
+    """A path that leads nowhere is told at once, and not when the processes are warm.
+
+    Unless trying again is wanted: what is to be mounted there may come later.
+    """
+    is_path = settings.model.startswith(("/", "./", "../", "~"))
+    if settings.engine != "vllm" or settings.on_start_failure == "retry" or not is_path:
+        return
+    if not Path(settings.model).expanduser().exists():
+        raise SettingsError([f"model: there is no {settings.model} on this host"])
+
+
+class HostEntry:
+    """Keeps the host's entry up to date."""
+
+    def __init__(self, settings: WorkerSettings, catalog: Mapping[str, ModelSpec]) -> None:
+        self._settings = settings
+        self._models = {name: _model_info(spec) for name, spec in catalog.items()}
+        self._faulty: dict[str, str] = {}  # the weights with which a model could not be loaded
+        self._came_s: dict[str, float] = {}  # what it took last to load a model, or to wake it
+        self._gone_s: dict[str, float] = {}  # to unload it, or to have it fall asleep
+
+    @property
+    def info(self) -> HostInfo:
+        """The entry as it is now."""
+        return HostInfo(
+            name=self._settings.name,
+            host=socket.gethostname(),
+            devices=self._settings.slots,
+            models=list(self._models.values()),
+        )
+
+    def loaded(self, name: str, load_s: float) -> None:
+        """A model has been loaded, and how long it took."""
+        self._faulty.pop(name, None)
+        model = self._models[name]
+        self._models[name] = msgspec.structs.replace(
+            model, load_s=load_s or model.load_s, fault="", faulted_ms=0, faults=0
+        )
+        if load_s:
+            self.came(name, load_s)
+
+    def forgive(self, weights_of: Callable[[str], str]) -> set[str]:
+        """Forget the faults of models that are to have other weights now; their names."""
+        found = {name for name, weights in self._faulty.items() if weights_of(name) != weights}
+        for name in found:
+            del self._faulty[name]
+            self._models[name] = msgspec.structs.replace(
+                self._models[name], fault="", faulted_ms=0, faults=0
+            )
+        return found
+
+    def came(self, name: str, seconds: float) -> None:
+        """A model is there, loaded or woken, and how long that took."""
+        self._came_s[name] = seconds
+        self._note_swap(name)
+
+    def gone(self, name: str, seconds: float) -> None:
+        """A model has let go of its device, unloaded or asleep, and how long that took."""
+        self._gone_s[name] = seconds
+        self._note_swap(name)
+
+    def _note_swap(self, name: str) -> None:
+        swap_s = self._came_s.get(name, 0.0) + self._gone_s.get(name, 0.0)
+        self._models[name] = msgspec.structs.replace(self._models[name], swap_s=swap_s)
+
+    def faulted(self, name: str, reason: str, weights: str = "") -> None:
+        """A model could not be loaded, with these weights in place of its own."""
+        self._faulty[name] = weights
+        model = self._models[name]
+        self._models[name] = msgspec.structs.replace(
+            model, fault=reason, faulted_ms=int(time.time() * 1000), faults=model.faults + 1
+        )
+
+
+def _model_info(spec: ModelSpec) -> ModelInfo:
+    return ModelInfo(
+        name=spec.name,
+        adapters=[adapter.name for adapter in spec.adapters],
+        ranks=spec.ranks,
+        pin=spec.pin,
+        max_model_wait_s=spec.max_model_wait_s,
+    )

@@ -1,0 +1,63 @@
+"""Reads the control stream: a thread that hands commands and signals to its controller."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import redis
+
+from tokenyard.protocol.commands import Command, parse_command
+from tokenyard.protocol.control import Order, parse_order
+from tokenyard.protocol.keys import Keys
+from worker.process.stream_reader import StreamReader
+
+log = logging.getLogger("tokenyard.worker.control")
+
+#: Most entries of one read.
+COUNT = 100
+
+
+class CommandReader(StreamReader):
+    """Gives every command of the stream to ``take``, and every signal, with its entry id.
+
+    ``on_return`` is called when the server answers again after it did not: what it lost meanwhile
+    nobody will say.
+
+    Also the old ones, which are for workers that are no more: no two ever have the same name and
+    incarnation. To skip them would be to miss what is said to a worker that joins before the
+    first read.
+    """
+
+    count = COUNT
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        keys: Keys,
+        take: Callable[[str, Command | Order], None],
+        on_return: Callable[[], None],
+        block_ms: int,
+    ) -> None:
+        super().__init__(connection, keys.control, block_ms, "control")
+        self._give = take
+        self._on_return = on_return
+        self._is_cut_off = False
+
+    def run_once(self) -> None:
+        """One bounded read."""
+        try:
+            super().run_once()
+        except redis.RedisError:
+            self._is_cut_off = True
+            raise
+        if self._is_cut_off:
+            self._is_cut_off = False
+            self._on_return()
+
+    def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
+        said = parse_order(fields) if b"signal" in fields else parse_command(fields)
+        if said is None:
+            log.error("entry %s of the control stream is no command and no signal", entry)
+        else:
+            self._give(entry, said)

@@ -1,0 +1,386 @@
+"""The controller: the worker processes of one host, and their standing in the yard.
+
+The pool keeps the processes and brings models onto devices. The controller gives each process its
+place in the yard, holds the leases from its own process, obeys commands, and gives a lane up at
+once when its process dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+import redis
+
+from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
+from tokenyard.broker.outage import Outage
+from tokenyard.process.service_manager import ServiceManager
+from tokenyard.protocol.commands import Acknowledgement, Command
+from tokenyard.protocol.control import Order, Postures, decode_postures
+from tokenyard.protocol.errors import StartFailed
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.scripts import Scripts, Why
+from tokenyard.telemetry.health import Health
+from tokenyard.telemetry.metrics import Endpoint
+from tokenyard.telemetry.tracing import Tracer
+from worker.engines.devices import with_device
+from worker.host.allocation import Goal, fits
+from worker.host.catalog import HostEntry, read_catalog
+from worker.host.command_reader import CommandReader
+from worker.host.commands import Orders
+from worker.host.diagnosis import Death
+from worker.host.membership import Membership
+from worker.host.metrics import HostMetrics
+from worker.host.output import log_place
+from worker.host.pool import Pool
+from worker.host.process_handle import Pooled, State
+from worker.host.reconciler import Conductor
+from worker.host.roster_entry import roster_entry
+from worker.host.start_failures import StartFailures
+from worker.host.weights_check import WeightsCheck
+from worker.messages import Beat, Done, Fenced, Paused, Refusal, Serve, Surplus, ToController
+
+log = logging.getLogger("tokenyard.worker.controller")
+
+
+class Controller:
+    """Keeps this host's pool, and its workers registered in the yard."""
+
+    def __init__(self, settings: WorkerSettings, manager: ServiceManager | None = None) -> None:
+        """``manager`` hears how it gets on, if there is one."""
+        self._manager = manager or ServiceManager()
+        self._catalog = read_catalog(settings)  # what is wrong there needs no look for a device
+        self._settings = settings = with_device(settings)
+        self._connection = open_connection(settings.redis_url, retries=0)
+        self._keys = keys = Keys(settings.yard)
+        self._scripts = Scripts(self._connection, keys)
+        self._host = HostEntry(settings, self._catalog)
+        self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[str, Command | Order] | None] = queue.SimpleQueue()
+        self._membership = Membership(self._scripts, settings.lease_ms, self._lose)
+        timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
+        listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
+        self._reader = CommandReader(
+            listening, keys, self._take_in, lambda: self._put(None), settings.block_ms
+        )
+        self._pool = Pool(settings, self)
+        self._orders = Orders(self._pool, self._catalog, self._acknowledge)
+        self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
+        self._conductor = Conductor(self._pool, self._read_postures, self._acknowledge)
+        Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
+        self._outage = Outage(log, "joining the yard")
+        self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
+        self._going: dict[str, str] = {}  # by process: the model that it lets go of
+        names = [member.name for member in self._pool.members]
+        self._metrics = HostMetrics(names, self._catalog.keys())
+        self._health = Health(settings.liveness_timeout_s)
+        self._endpoint: Endpoint | None = None
+        if settings.metrics_port:
+            self._endpoint = Endpoint(
+                self._metrics, self._health, settings.metrics_host, settings.metrics_port
+            )
+        self._signals = 0
+        self._start_failures = StartFailures(settings.max_start_failures)
+
+    def run(self) -> int:
+        """Work until SIGTERM or SIGINT, or `stop`, or until all processes are closed for good.
+
+        The exit status is given. The first signal drains for at most ``grace_s``; the second stops
+        at once. Raises `StartFailed` where no process can start, unless it has to go on trying.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: self.stop())
+        hopeless = ""
+        self._start()
+        while not self._signals and not self._pool.is_closed and not hopeless:
+            self._manager.alive()
+            self.run_once()
+            self._health.turned(self._why_unready())
+            hopeless = self._judge_starts()
+        self._manager.stopping()
+        self._health.stopping()
+        self._pool.drain(lambda: self._signals > 1)
+        self._reader.stop()
+        self._pool.stop()
+        self._membership.stop()
+        if self._endpoint:
+            self._endpoint.stop()
+        self._connection.close()
+        if hopeless:
+            raise StartFailed(hopeless)
+        return 0
+
+    def stop(self) -> None:
+        """Drain and end `run`; called again, stop at once."""
+        self._signals += 1
+        self._pool.bell.ring()
+
+    def _start(self) -> None:
+        if self._endpoint:
+            self._endpoint.start()
+        self._pool.start()
+        self._conductor.look()
+        self._membership.publish(self._host.info)
+        self._membership.start()
+        self._reader.start()
+        if not self._settings.models:
+            (spec,) = self._catalog.values()
+            for device in range(self._settings.slots):
+                self._pool.aim(spec, [device])
+
+    def run_once(self) -> None:
+        """One turn: obey, give places in the yard, and let the pool take its turn."""
+        self._obey_all()
+        self._join_all()
+        self._lead_all()
+        self._pool.run_once()
+        self._count_all()
+
+    def _why_unready(self) -> str:
+        """Why no worker of this host could take a request; empty where one could.
+
+        With a models file a process without a model is as good: what is asked for is loaded.
+        """
+        usable = {State.READY, State.WARM} if self._settings.models else {State.READY}
+        members = self._pool.members
+        if any(one.worker and one.state in usable for one in members):
+            return ""
+        return "no worker is ready: " + ", ".join(f"{m.name} is {m.state.value}" for m in members)
+
+    def _judge_starts(self) -> str:
+        """Why this host is of no use and should end, or ""; what has failed often is logged."""
+        failed = self._start_failures
+        starting = (State.WARMING, State.LOADING)
+        pending = {one.name for one in self._pool.members if one.state in starting} - failed.failed
+        failure = failed.enough(is_pending=bool(pending))
+        if failure is None:
+            return ""
+        told = failure.paragraph(log_place())
+        if failure.is_hopeless and self._settings.on_start_failure == "exit":
+            return told
+        log.error("%s", " ".join(line.strip() for line in told.splitlines()))
+        return ""
+
+    # Places in the yard
+
+    def _join_all(self) -> None:
+        """Give every process without a place in the yard a place.
+
+        One that cannot stay alive has a place too, so that everybody sees that it has failed.
+        """
+        while not self._lost.empty():
+            self._leave_behind(self._lost.get())
+        for member in self._pool.members:
+            is_shown = member.process is not None or member.is_in_crash_loop
+            if (member.worker and not member.is_spent) or not is_shown:
+                continue
+            if not self._join(member, "it was paused"):
+                return
+
+    def _join(self, member: Pooled, why_anew: str) -> bool:
+        """Join the yard, as somebody else where it has a place; whether that could be done.
+
+        The old place is left afterwards: a signal may wait for all workers, so none may be missing
+        for a moment. Whoever joins finds itself in the right posture.
+        """
+        before = member.worker
+        try:
+            self._conductor.read()
+            self._conductor.lead(member)
+            member.become(self._membership.join(self._entry(member)))
+        except redis.RedisError as fault:
+            self._outage.note(fault)
+            return False
+        self._outage.over()
+        member.is_spent = False
+        if before:
+            self._leave_as(before, "left", why_anew)
+        return True
+
+    def _lead_all(self) -> None:
+        """Have every process do what operators want, and give those that may serve their lane."""
+        self._conductor.look()
+        for member in self._pool.members:
+            if self._conductor.lead(member) and member.worker:
+                self._membership.show(member.worker, self._entry(member))
+            is_new = member.worker != member.served
+            if member.worker and is_new and self._conductor.may_serve(member):
+                member.served = member.worker
+                member.send(Serve(member.worker))
+        self._pool.suspended = self._conductor.suspended()
+        self._pool.weights = self._conductor.weights()
+        self._forgive()
+
+    def _count_all(self) -> None:
+        """Show how the workers get on."""
+        for one in self._pool.members:
+            if one.worker:
+                self._membership.count(one.worker, one.tally, one.last_error, one.last_error_ms)
+
+    def _leave_behind(self, worker: str) -> None:
+        """A worker is fenced: it drops what it has and comes back under a new incarnation."""
+        for member in self._pool.members:
+            if member.worker == worker:
+                log.warning("%s was fenced; joins anew", worker)
+                self._membership.forget(worker)
+                member.become("")
+
+    def _lose(self, worker: str) -> None:
+        self._lost.put(worker)
+        self._pool.bell.ring()
+
+    def _entry(self, member: Pooled) -> WorkerInfo:
+        group = self._group_of(member)
+        swapped_ms = self._swapped_ms.get(member.device, 0)
+        return roster_entry(member, self._settings.name, group, swapped_ms)
+
+    def _group_of(self, member: Pooled) -> list[str]:
+        """Names of its group, the leader's first."""
+        mates = [mate for mate in self._pool.members if mate.is_mate_of(member)]
+        return [mate.name for mate in sorted(mates, key=lambda m: m.group.rank if m.group else 0)]
+
+    def _leave(self, member: Pooled, why: Why, reason: str = "") -> None:
+        if member.worker:
+            self._leave_as(member.worker, why, reason)
+        member.become("")
+        member.is_spent = False
+
+    def _leave_as(self, worker: str, why: Why, reason: str) -> None:
+        try:
+            self._membership.leave(worker, why, reason)
+        except redis.RedisError as fault:
+            log.warning("%s: its lease has to run out: %s", worker, fault)
+
+    # What the pool tells (worker.host.pool.Owner)
+
+    def changed(self, member: Pooled) -> None:
+        """It has come into another state."""
+        if member.state is State.WARM:
+            self._start_failures.worked("warming up")
+        if member.worker:
+            self._membership.show(member.worker, self._entry(member))
+        self._note_end(member)
+        self._metrics.changed(member)
+        self._orders.changed(member)
+
+    def serves(self, member: Pooled) -> None:
+        """Its engine is up; it gets its lane when it does what operators want."""
+        self._start_failures.worked("loading the model")
+        self._note_load(member)
+        self.changed(member)
+        goal = self._pool.goals[member.device]
+        if goal and fits(member, goal):
+            self._orders.reached(goal)
+
+    def _forgive(self) -> None:
+        """A model that could not be loaded may be with the weights that it has been given since."""
+        if forgiven := self._host.forgive(self._conductor.weights_of):
+            self._membership.publish(self._host.info)
+            self._pool.retry_now(forgiven)
+
+    def _note_load(self, member: Pooled) -> None:
+        if member.spec:
+            is_woken, seconds = "wake" in member.phases_s, sum(member.phases_s.values())
+            note = self._host.came if is_woken else self._host.loaded
+            note(member.spec.name, seconds)
+            self._membership.publish(self._host.info)
+
+    def _note_end(self, member: Pooled) -> None:
+        """How long a model took to go is told with the next that comes."""
+        if member.state in (State.WARM, State.ASLEEP) and member.name in self._going:
+            self._host.gone(self._going.pop(member.name), sum(member.phases_s.values()))
+
+    def gives_way(self, member: Pooled) -> None:
+        """It leaves the yard as who it was: an incarnation serves one model at most."""
+        why = "its model gives way"
+        if member.worker and not self._join(member, why):
+            self._leave(member, "left", why)
+        if member.spec and member.is_awake:
+            self._going[member.name] = member.spec.name
+        goal = self._pool.goals[member.device]
+        if goal and goal.spec is not member.spec and member.is_awake:
+            devices = member.group.devices if member.group else (member.device,)
+            self._swapped_ms.update(dict.fromkeys(devices, int(time.time() * 1000)))
+
+    def died(self, member: Pooled, why: Why, reason: str) -> None:
+        """Its lane is given up at once."""
+        self._leave(member, why, reason)
+        self._going.pop(member.name, None)
+        self._metrics.ended(member, why)
+        member.note_error("" if why == "left" else reason)
+        self._orders.died(member, reason)
+
+    def start_failed(self, member: Pooled, death: Death) -> None:
+        """Models of a file are placed elsewhere, or refused: they do not end this host."""
+        if death.phase == "warming up" or not self._settings.models:
+            self._start_failures.note(member.name, death)
+
+    def failed(self, goal: Goal, reason: str) -> bool:
+        """A model could not be loaded; the only model of a host is tried again, with pauses."""
+        name = goal.spec.name
+        self._host.faulted(name, reason, self._pool.weights.get(name, ""))
+        self._membership.publish(self._host.info)
+        self._orders.missed(goal, reason)
+        return not self._settings.models
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        """It cannot do what it was told."""
+        self._orders.refused(member, reason)
+
+    def heard(self, member: Pooled, message: ToController) -> None:
+        """News from a worker."""
+        match message:
+            case Beat():
+                self._metrics.heard(member, message)
+            case Fenced(worker):
+                self._leave_behind(worker)
+            case Surplus(worker) if worker == member.worker:
+                member.is_spent = True
+            case Paused(mode):
+                member.bearing.rests(mode)
+            case Done(errand) if not member.bearing.has_done(errand):
+                self._orders.done(member)
+            case Refusal(reason, errand):
+                log.error("%s: %s", member.name, reason)
+                if errand is None or not member.bearing.cannot(errand, reason):
+                    self._orders.refused(member, reason)
+
+    # Commands and signals
+
+    def _take_in(self, entry: str, said: Command | Order) -> None:
+        self._put((entry, said))
+
+    def _put(self, said: tuple[str, Command | Order] | None) -> None:
+        self._said.put(said)
+        self._pool.bell.ring()
+
+    def _obey_all(self) -> None:
+        while not self._said.empty():
+            match self._said.get():
+                case None:
+                    self._conductor.mark_stale()
+                case entry, Order() as order:
+                    self._conductor.heed(entry, order)
+                case entry, Command(verb="check") as command:
+                    members = self._pool.members
+                    if any(command.worker in (one.worker, *one.former) for one in members):
+                        self._check.begin(entry, command)
+                case entry, Command() as command:
+                    self._orders.obey(entry, command)
+
+    def _read_postures(self) -> Postures:
+        fields: Any = self._connection.hgetall(self._keys.posture)
+        return decode_postures(fields)
+
+    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
+        try:
+            self._scripts.acknowledge(entry, what)
+        except redis.RedisError as fault:
+            log.warning("command %s stays without an answer: %s", entry, fault)

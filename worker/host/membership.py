@@ -1,0 +1,147 @@
+"""The workers of one host in the yard: joining, keeping the leases, leaving.
+
+Leases are renewed by a thread of the controller with its own connection, so that neither a busy
+engine nor a slow start of another process can let one lapse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tokenyard.broker.outage import Outage
+from tokenyard.protocol.worker_info import HostInfo, Tally, WorkerInfo, encode_worker
+from tokenyard.scripts import Renewed, Scripts, Why
+
+log = logging.getLogger("tokenyard.worker.membership")
+
+#: So long the roster may lag behind in how much the workers have done.
+COUNT_S: Final = 1.0
+
+
+class Membership:
+    """Holds the leases of this host's workers."""
+
+    def __init__(self, scripts: Scripts, lease_ms: int, on_lost: Callable[[str], None]) -> None:
+        self._scripts = scripts
+        self._lease_ms = lease_ms
+        self._on_lost = on_lost
+        self._entries: dict[str, WorkerInfo] = {}
+        self._host: HostInfo | None = None
+        self._lock = threading.Lock()
+        self._is_counted = False  # some entry has another tally than the roster
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+
+    def start(self) -> None:
+        """Begin renewing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more, and withdraw what this host may load; idempotent."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+        host, self._host = self._host, None
+        if host:
+            # What stays in the yard nobody will believe without a worker of this host.
+            with contextlib.suppress(redis.RedisError):
+                self._scripts.withdraw_host(host.name)
+
+    def publish(self, host: HostInfo) -> None:
+        """Say what this host may load, now and with each renewal."""
+        with self._lock:
+            self._host = host
+        self._wake.set()
+
+    def join(self, entry: WorkerInfo) -> str:
+        """Register a worker; its name with incarnation. Raises `redis.RedisError`."""
+        worker = self._scripts.register(entry.name, self._lease_ms, self._packed(entry))
+        with self._lock:
+            self._entries[worker] = entry
+        log.info("%s joins", worker)
+        return worker
+
+    def show(self, worker: str, entry: WorkerInfo) -> None:
+        """Change what the roster says of a worker, now."""
+        with self._lock:
+            if worker in self._entries:
+                self._entries[worker] = entry
+        self._wake.set()
+
+    def count(self, worker: str, tally: Tally, error: str = "", error_ms: int = 0) -> None:
+        """Change what the roster says of how a worker gets on, within a second."""
+        with self._lock:
+            entry = self._entries.get(worker)
+            if entry is None or (entry.tally, entry.last_error_ms) == (tally, error_ms):
+                return
+            self._entries[worker] = msgspec.structs.replace(
+                entry, tally=tally, last_error=error, last_error_ms=error_ms
+            )
+            self._is_counted = True
+
+    def forget(self, worker: str) -> None:
+        """Renew this lease no more."""
+        with self._lock:
+            self._entries.pop(worker, None)
+
+    def leave(self, worker: str, why: Why, reason: str = "") -> None:
+        """End a lease now, so that the lane is rescued at once. Raises `redis.RedisError`.
+
+        Where Redis cannot be reached the lease simply runs out.
+        """
+        self.forget(worker)
+        rest = self._scripts.retire(worker, why, reason)
+        log.info("%s: %s, %d entries go back: %s", worker, why, max(0, rest), reason or "stopped")
+
+    def renew(self) -> None:
+        """Renew all leases once. Raises `redis.RedisError`."""
+        with self._lock:
+            entries, host = list(self._entries.items()), self._host
+            self._is_counted = False
+        packed = [(worker, self._packed(entry)) for worker, entry in entries]
+        codes = self._scripts.renew(self._lease_ms, packed) if packed else []
+        for (worker, _), code in zip(entries, codes, strict=True):
+            if code is Renewed.LOST:
+                self.forget(worker)
+                self._on_lost(worker)
+        if host:
+            # A server without memory refuses this; the leases come first.
+            with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+                self._scripts.publish_host(host)
+
+    def _packed(self, entry: WorkerInfo) -> bytes:
+        return encode_worker(msgspec.structs.replace(entry, lease_ms=self._lease_ms))
+
+    def _run(self) -> None:
+        backoff, failures = ExponentialWithJitterBackoff(cap=1.0, base=0.05), 0
+        outage = Outage(log, "renewing leases")
+        while not self._stop.is_set():
+            pause = self._lease_ms / 3000
+            try:
+                self.renew()
+                failures = 0
+                outage.over()
+            except redis.RedisError as fault:
+                failures += 1
+                pause = backoff.compute(failures)
+                outage.note(fault)
+            self._wait(pause)
+
+    def _wait(self, seconds: float) -> None:
+        """Until something is to be shown at once, or counts are, or so many seconds are over."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._wake.wait(min(left, COUNT_S)) or self._is_counted:
+                break
+        self._wake.clear()

@@ -1,0 +1,221 @@
+"""The controller's metrics as Prometheus reads them (docs/metrics.md).
+
+Each worker process counts from its start and tells its counts with every beat; what it had counted
+stays when it ends, so no sum ever goes backwards. What was published after the last beat of a
+process that is killed, in a second at most, is not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Final
+
+from tokenyard.scripts import Why
+from tokenyard.telemetry.metrics import Histogram, Metric, histograms, numbers
+from worker.counts import Counts
+from worker.host.process_handle import Pooled, State
+from worker.messages import Beat, EngineStats
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+REQUESTS = Metric(
+    "tokenyard_requests_total",
+    "counter",
+    ("model", "priority", "outcome"),
+    "Requests that have their result, each counted by the process that answered it.",
+)
+TOKENS = Metric(
+    "tokenyard_tokens_total",
+    "counter",
+    ("model", "direction"),
+    "Tokens generated and published, and tokens of the prompts of completed requests.",
+)
+RETRIES = Metric(
+    "tokenyard_retries_total",
+    "counter",
+    ("reason",),
+    "Requests that went back to wait for another attempt, by what ended the last.",
+)
+STALE = Metric(
+    "tokenyard_stale_commits_total",
+    "counter",
+    (),
+    "Publications that were refused, since the request is another attempt's.",
+)
+TTFT = Metric(
+    "tokenyard_ttft_seconds",
+    "histogram",
+    ("model",),
+    "Of requests that stream: from acceptance to the first token.",
+)
+TPOT = Metric(
+    "tokenyard_tpot_seconds",
+    "histogram",
+    ("model",),
+    "Of requests that stream: time for each token after the first.",
+)
+E2E = Metric(
+    "tokenyard_e2e_seconds", "histogram", ("model",), "From acceptance to the published result."
+)
+INFLIGHT = Metric(
+    "tokenyard_inflight",
+    "gauge",
+    ("worker", "model"),
+    "Requests that a worker has taken and not answered.",
+)
+SWAP = Metric(
+    "tokenyard_model_swap_seconds",
+    "histogram",
+    ("phase",),
+    "Time in which a model was loaded, woken, put to sleep or unloaded.",
+)
+RESTARTS = Metric(
+    "tokenyard_worker_restarts_total",
+    "counter",
+    ("worker", "reason"),
+    "Worker processes that have ended, by why; another is started in their place.",
+)
+METRICS: Final = (REQUESTS, TOKENS, RETRIES, STALE, TTFT, TPOT, E2E, INFLIGHT, SWAP, RESTARTS)
+PHASES: Final = ("load", "wake", "sleep", "unload")
+_WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
+#: Kinds of an engine's metrics that only grow while it lives.
+_GROWING: Final = frozenset({"counter", "histogram"})
+_Labels = tuple[tuple[str, str], ...]
+
+
+class HostMetrics:
+    """Gathers what the worker processes tell; see `tokenyard.telemetry.metrics.Collector`."""
+
+    def __init__(self, workers: Collection[str], models: Collection[str]) -> None:
+        self._lock = threading.Lock()  # scrapes come in threads of their own
+        self._models = models
+        self._ended = Counts()  # of processes that are gone
+        self._ended.know(models)
+        self._running: dict[str, Counts] = {}  # by worker
+        self._inflight: dict[str, tuple[str, int]] = {}  # by worker
+        self._workers = workers
+        self._restarts = Counter(dict.fromkeys(product(workers, _WHYS), 0))
+        self._swaps = {phase: Histogram() for phase in PHASES}
+        self._phases: dict[str, Mapping[str, float]] = {}  # those noted last, by worker
+        self._engines = EngineMetrics()
+
+    def heard(self, member: Pooled, beat: Beat) -> None:
+        """A process has told its counts."""
+        model = member.spec.name if member.spec else ""
+        with self._lock:
+            self._inflight[member.name] = (model, beat.unfinished)
+            if beat.counts:
+                self._running[member.name] = beat.counts
+            self._engines.hear(member.name, model, beat.stats)
+
+    def changed(self, member: Pooled) -> None:
+        """A process has come into another state; the time that took is noted once."""
+        phases = member.phases_s
+        if phases is self._phases.get(member.name):
+            return
+        self._phases[member.name] = phases
+        phase = _phase(member.state, phases)
+        if phase:
+            with self._lock:
+                self._swaps[phase].observe(sum(phases.values()))
+
+    def ended(self, member: Pooled, why: Why) -> None:
+        """A process is gone: what it has counted stays."""
+        with self._lock:
+            counts = self._running.pop(member.name, None)
+            if counts:
+                self._ended.add(counts)
+            self._inflight.pop(member.name, None)
+            self._engines.hear(member.name, "", None)
+            self._restarts[member.name, why] += 1
+
+    def collect(self) -> Iterable[Family]:
+        """All of them as they are now."""
+        with self._lock:
+            yield from [*self._own(), *self._engines.collect()]
+
+    def _own(self) -> Iterator[Family]:
+        counts = self._ended.copy()
+        for running in self._running.values():
+            counts.add(running)
+        inflight = dict.fromkeys(product(self._workers, self._models), 0)
+        for worker, (model, unfinished) in self._inflight.items():
+            if model:
+                inflight[worker, model] = unfinished
+        yield numbers(REQUESTS, counts.results)
+        yield numbers(TOKENS, counts.tokens)
+        yield numbers(RETRIES, {("fault",): counts.faults})
+        yield numbers(STALE, {(): counts.stale})
+        for metric, times in ((TTFT, counts.ttft), (TPOT, counts.tpot), (E2E, counts.e2e)):
+            yield histograms(metric, {(model,): one for model, one in times.items()})
+        yield numbers(INFLIGHT, inflight)
+        yield histograms(SWAP, {(phase,): one for phase, one in self._swaps.items()})
+        yield numbers(RESTARTS, self._restarts)
+
+
+def _phase(state: State, phases: Mapping[str, float]) -> str:
+    """What a process has just done with a model; "" for anything else."""
+    if state is State.READY:
+        return "wake" if "wake" in phases else "load"
+    for phase in ("sleep", "unload"):
+        if phase in phases:
+            return phase
+    return ""
+
+
+class EngineMetrics:
+    """The engines' own metrics, with the name of the worker added.
+
+    An engine begins at 0, so what those before it have counted in the same place is added.
+    """
+
+    def __init__(self) -> None:
+        self._stats: dict[str, tuple[str, EngineStats]] = {}  # by worker, with its model
+        self._before: dict[tuple[str, _Labels], float] = {}  # by name and labels
+        self._about: dict[str, tuple[str, str]] = {}  # kind and help of each metric
+        self._metric_of: dict[str, str] = {}  # by the name of a value
+
+    def hear(self, worker: str, model: str, stats: EngineStats | None) -> None:
+        """A process has told the metrics of its engine, or has none any more."""
+        known = self._stats.get(worker)
+        if known and (stats is None or stats.engine != known[1].engine):
+            self._keep(worker, *self._stats.pop(worker))
+        if stats:
+            self._stats[worker] = (model, stats)
+            for metric in stats.metrics:
+                self._about[metric.name] = (metric.kind, metric.help)
+                self._metric_of |= {name: metric.name for name, _, _ in metric.samples}
+
+    def _keep(self, worker: str, model: str, stats: EngineStats) -> None:
+        for metric in stats.metrics:
+            if metric.kind in _GROWING:
+                for name, labels, value in metric.samples:
+                    key = (name, _labels(worker, model, labels))
+                    self._before[key] = self._before.get(key, 0.0) + value
+
+    def collect(self) -> Iterator[Family]:
+        """All of them as they are now."""
+        from prometheus_client.core import Metric as Family
+
+        values = dict(self._before)
+        for worker, (model, stats) in self._stats.items():
+            for metric in stats.metrics:
+                for name, labels, value in metric.samples:
+                    key = (name, _labels(worker, model, labels))
+                    values[key] = values.get(key, 0) + value
+        families = {name: Family(name, text, kind) for name, (kind, text) in self._about.items()}
+        for (name, labels), value in values.items():
+            families[self._metric_of[name]].add_sample(name, dict(labels), value)
+        yield from families.values()
+
+
+def _labels(worker: str, model: str, labels: _Labels) -> _Labels:
+    """With the worker, and with the name of the model that requests use: vLLM takes its path."""
+    named = dict(labels) | {"worker": worker}
+    if "model_name" in named:
+        named["model_name"] = model
+    return tuple(sorted(named.items()))

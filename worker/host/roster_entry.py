@@ -1,0 +1,67 @@
+"""What the yard is told of a process of the pool."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
+from worker.host.process_handle import Pooled, State
+
+_SHOWN: dict[State, WorkerState] = {
+    State.WARMING: "warming",
+    State.WARM: "warm",
+    State.LOADING: "loading",
+    State.READY: "ready",
+    State.DRAINING: "draining",
+    State.DRAINED: "draining",
+    State.ASLEEP: "asleep",
+    State.UNLOADING: "unloading",
+    State.ATTACHED: "attached",
+}
+
+
+def lane_limit(slots: int) -> int:
+    """Most entries on a lane: what the engine runs and a quarter more, read ahead."""
+    return slots + max(1, slots // 4)
+
+
+def roster_entry(member: Pooled, controller: str, group: list[str], swapped_ms: int) -> WorkerInfo:
+    """A roster entry; what an engine would say is left out while there is none."""
+    engine = member.engine
+    slots = engine.slots if engine else 1
+    return WorkerInfo(
+        name=member.name,
+        state=_SHOWN.get(member.state, "failed"),
+        model=member.spec.name if member.spec else "",
+        revision=engine.revision if engine else "",
+        engine=engine.engine if engine else "",
+        engine_version=engine.engine_version if engine else "",
+        host=socket.gethostname(),
+        pid=member.pid or os.getpid(),
+        slots=slots,
+        lane_limit=lane_limit(slots),
+        max_model_len=engine.max_model_len if engine else 0,
+        vocab_size=engine.vocab_size if engine else 0,
+        tokenizer=engine.tokenizer if engine else "",
+        started_ms=int((time.time() - member.lived_s) * 1000),
+        phases_s={phase: round(seconds, 4) for phase, seconds in member.phases_s.items()},
+        controller=controller,
+        device=member.device,
+        adapters=list(engine.adapters) if engine else [],
+        group=group,
+        since_ms=int(member.since * 1000),
+        swapped_ms=swapped_ms,
+        memory_bytes=member.memory.scarce if member.memory else 0,
+        warm_bytes=member.baseline.scarce if member.baseline else 0,
+        conduct=member.bearing.conduct,
+        epoch=member.bearing.epoch,
+        profiling=member.bearing.profiling,
+        weights=member.bearing.weights,
+        obeyed=member.bearing.obeyed,
+        tally=member.tally,
+        last_error=member.last_error,
+        last_error_ms=member.last_error_ms,
+        cache_tokens=engine.cache_tokens if engine else 0,
+    )

@@ -1,0 +1,128 @@
+"""What a worker process should be told next to come to what operators want of it: a pure decision.
+
+It is asked again whenever something has changed, so no step needs to know of the one after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tokenyard.protocol.control import Conduct, PauseMode, Posture
+from worker.messages import Errand, Pause, Profile, Reload, SetEpoch, Unpause
+
+Ask = Pause | Errand
+
+
+@dataclass(slots=True)
+class Bearing:
+    """What a process with an engine does of what operators want, as far as it has said so."""
+
+    paused: PauseMode | None = None  # None: it runs
+    epoch: int | None = None
+    profiling: bool = False
+    weights: str = ""
+    asked: Ask | None = None  # what it has been told and has not answered yet
+    refused: dict[Errand, str] = field(default_factory=dict)  # what it cannot do, and why
+    judged: str = ""  # id of the signal since which it has refused that
+    conduct: Conduct = "RUNNING"  # that the yard is shown
+    obeyed: str = ""  # id of the newest signal that it is in accord with
+    complained: str = ""  # the signal of which was said that it cannot be obeyed
+    shown: tuple[object, ...] = ()  # what the yard has been told of all this
+
+    @property
+    def as_shown(self) -> tuple[object, ...]:
+        """What the yard is told."""
+        return self.conduct, self.obeyed, self.epoch, self.profiling, self.weights
+
+    def rests(self, mode: PauseMode) -> None:
+        """It has said that nothing runs."""
+        if self.asked == Pause(mode):
+            self.asked, self.paused = None, mode
+
+    def has_done(self, errand: Errand) -> bool:
+        """It has said that it has done something; whether it was asked for that here."""
+        if self.asked != errand:
+            return False
+        self.asked = None
+        match errand:
+            case Unpause():
+                self.paused = None
+            case SetEpoch(epoch):
+                self.epoch = epoch
+            case Profile(start):
+                self.profiling = start
+            case Reload(path):
+                self.weights = path
+        return True
+
+    def cannot(self, errand: Errand, reason: str) -> bool:
+        """It has said that it cannot do something; whether it was asked for that here."""
+        if self.asked != errand:
+            return False
+        self.asked = None
+        self.refused[errand] = reason
+        return True
+
+    def judge_anew(self, changed: str) -> None:
+        """With each signal it is asked again for what it could not do."""
+        if self.judged != changed:
+            self.judged = changed
+            self.refused.clear()
+
+
+def next_step(wanted: Posture, bearing: Bearing) -> Ask | None:
+    """What to tell a process whose engine is up; None where it has to answer first, or is there.
+
+    One that cannot have the weights that it should have rests until they are others: no request
+    is answered by a model that nobody meant.
+    """
+    if isinstance(bearing.asked, Pause):  # may take as long as the longest request
+        return _instead(bearing.asked, _rest(wanted, bearing))
+    if bearing.asked is not None:
+        return None
+    steps = _differences(wanted, bearing)
+    return next((step for step in steps if step not in bearing.refused), None)
+
+
+def is_fit(wanted: Posture, bearing: Bearing) -> bool:
+    """Whether a process whose engine is up may have a lane: it would do nothing unwanted there."""
+    return bearing.asked is None and next_step(wanted, bearing) is None
+
+
+def why_not(wanted: Posture, bearing: Bearing) -> str:
+    """Why a process does not do all that is wanted; "" where nothing hinders it."""
+    reasons = [reason for errand, reason in bearing.refused.items() if _is_wanted(errand, wanted)]
+    return "; ".join(reasons)
+
+
+def _is_wanted(errand: Errand, wanted: Posture) -> bool:
+    return errand in (Reload(wanted.weights), Profile(wanted.profiling), SetEpoch(wanted.epoch))
+
+
+def _rest(wanted: Posture, bearing: Bearing) -> PauseMode | None:
+    """How it has to rest now; None where it has to run."""
+    if wanted.conduct != "RUNNING":
+        return wanted.mode
+    return "abort" if bearing.weights != wanted.weights else None
+
+
+def _instead(asked: Pause, rest: PauseMode | None) -> Ask | None:
+    if rest is None:
+        return Unpause()
+    return Pause(rest) if rest != asked.mode else None
+
+
+def _differences(wanted: Posture, bearing: Bearing) -> Iterator[Ask]:
+    """All that has to change, in this order: results must tell their epoch and weights truly."""
+    rest = _rest(wanted, bearing)
+    if rest is not None and bearing.paused != rest:
+        yield Pause(rest)
+    if bearing.weights != wanted.weights:
+        yield Reload(wanted.weights)
+    if bearing.epoch != wanted.epoch:
+        yield SetEpoch(wanted.epoch)
+    if bearing.profiling != wanted.profiling:
+        yield Profile(wanted.profiling)
+    if rest is None and bearing.paused is not None:
+        yield Unpause()

@@ -1,0 +1,68 @@
+"""Counts what keeps the processes of a host from their first start, and says when that is enough.
+
+Counted are deaths and refusals of one kind, over all processes of the host, until one of them has
+been warm (for what happens before) or has served (for what happens while a model is loaded). A host
+on which something works goes on: what fails there is tried again with growing pauses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from worker.host.diagnosis import Death, Diagnosis, Phase, diagnose, paragraph
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Something that has failed often enough to be told."""
+
+    death: Death
+    diagnosis: Diagnosis
+    count: int
+    is_hopeless: bool  # nothing on this host works, and nothing is still in its first try
+
+    def paragraph(self, place: str) -> str:
+        """What to tell; ``place`` is where the log is."""
+        return paragraph(self.death, self.diagnosis, self.count, place)
+
+
+class StartFailures:
+    """Of one host."""
+
+    def __init__(self, limit: int) -> None:
+        """``limit`` failures of the same kind are enough; one where trying again cannot help."""
+        self._limit = limit
+        self._counts: Counter[tuple[Phase, str]] = Counter()
+        self._last: dict[tuple[Phase, str], tuple[Death, Diagnosis]] = {}
+        self._worked: set[Phase] = set()
+        self._told: set[tuple[Phase, str]] = set()
+        self.failed: set[str] = set()  # processes that have had their first try
+
+    def note(self, name: str, death: Death) -> None:
+        """The process ``name`` has died, or has refused its model."""
+        diagnosis = diagnose(death)
+        kind = death.phase, diagnosis.cause
+        self._counts[kind] += 1
+        self._last[kind] = death, diagnosis
+        self.failed.add(name)
+
+    def worked(self, phase: Phase) -> None:
+        """Some process has come through this phase."""
+        self._worked.add(phase)
+
+    def enough(self, *, is_pending: bool) -> StartFailure | None:
+        """What should be told now, each kind once; None where nothing should.
+
+        ``is_pending`` says that a process is still in its first try, which is waited for.
+        """
+        for kind, count in self._counts.items():
+            death, diagnosis = self._last[kind]
+            if kind in self._told or not (diagnosis.is_final or count >= self._limit):
+                continue
+            has_worked = death.phase in self._worked
+            if not has_worked and is_pending and not diagnosis.is_final:
+                continue
+            self._told.add(kind)
+            return StartFailure(death, diagnosis, count, is_hopeless=not has_worked)
+        return None

@@ -1,0 +1,1 @@
+"""Engines in one's own program, without Redis."""

@@ -1,0 +1,165 @@
+"""An engine that a program has asked for: its devices, and the requests that it has.
+
+All of it belongs to the pool's thread; other threads only wait for the futures and read ``info``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from tokenyard.protocol.errors import EngineLost, LoadFailed
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Assignment
+from worker.engines import EngineInfo
+from worker.host.process_handle import Pooled
+from worker.local.call import Call
+from worker.messages import Abort, Give, Serve
+from worker.models import ModelSpec
+from worker.process.pipe_session import LOCAL
+
+#: Requests in one message: the engine begins with the first while others are on their way.
+_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model with its ranks, and where they are."""
+
+    spec: ModelSpec
+    devices: tuple[int, ...]
+
+
+class Booking:
+    """A model on devices of the pool. Its spec is no other's, and known by its identity."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.devices: tuple[int, ...] = ()
+        self.before: Size | None = None  # what it was, while it is brought to another size
+        self.info: EngineInfo | None = None  # of its last load
+        self.fault = ""  # why it is not up
+        self.leader: Pooled | None = None  # the process that serves it, or did so last
+        self.is_serving = False
+        self.is_asleep = False  # or about to be
+        self.is_closed = False
+        self.up: Future[None] = Future()
+        self.asleep: Future[None] = Future()
+        self.gone: Future[None] = Future()
+        self.resized: Future[None] = Future()
+        self._finishing: set[str] = set()  # entries that the engine of the size before still has
+        self._asked: dict[str, Call] = {}  # by entry, what is unanswered
+
+    def book(self, devices: Sequence[int]) -> None:
+        """It is to come up on these devices."""
+        self.devices = tuple(devices)
+        self.is_asleep = False
+        if self.up.done():
+            self.up = Future()
+
+    def serve(self, leader: Pooled) -> None:
+        """The engine is up: it gets what was asked in the meantime."""
+        self.leader, self.info, self.fault, self.is_serving = leader, leader.engine, "", True
+        leader.send(Serve(LOCAL))
+        _give(leader, [call.assignments[entry] for entry, call in self._asked.items()])
+        if not self.up.done():
+            self.up.set_result(None)
+        if self.before:
+            self.before = None
+            self.resized.set_result(None)
+
+    def resize(self, spec: ModelSpec, devices: Sequence[int]) -> None:
+        """It is to come up in another size; what is asked meanwhile waits for that."""
+        self.before, self.resized = Size(self.spec, self.devices), Future()
+        self._finishing, self.is_serving = set(self._asked), False
+        self.spec = spec
+        self.book(devices)
+
+    def revert(self, reason: str) -> None:
+        """It cannot be had in that size: it is to be as it was."""
+        if self.before is None:
+            raise RuntimeError("it is not being resized")
+        before, self.before = self.before, None
+        self.spec, self.fault = before.spec, reason
+        self.book(before.devices)
+        self.resized.set_exception(LoadFailed(reason))
+
+    def cut_off(self, reason: str) -> None:
+        """The engine of the size before ends, with what it has not finished."""
+        calls = {id(call): call for entry in self._finishing if (call := self._asked.get(entry))}
+        self._finishing.clear()
+        for call in calls.values():
+            for entry in call.assignments:
+                self._asked.pop(entry, None)
+            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
+
+    def ask(self, call: Call) -> None:
+        """Take requests in; while the engine is loaded again they wait for it."""
+        if self.is_closed or self.is_asleep:
+            state = "was deleted" if self.is_closed else "sleeps; wake it first"
+            call.fail(RuntimeError(f"the engine {self.spec.name} {state}"))
+            return
+        self._asked.update(dict.fromkeys(call.assignments, call))
+        if self.is_serving and self.leader:
+            _give(self.leader, list(call.assignments.values()))
+
+    def forget(self, entries: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        known = [entry for entry in entries if self._asked.pop(entry, None)]
+        if known and self.leader and (self.is_serving or self._finishing):
+            self.leader.send(Abort(known))
+
+    def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
+        """Hand replies to those who asked."""
+        for entry, reply in replies:
+            call = self._asked.get(entry)
+            if call is None:
+                continue
+            if reply.event == "result":
+                del self._asked[entry]
+            call.take(entry, reply)
+
+    def give_up_requests(self, reason: str) -> None:
+        """It can answer no more; who waits is told."""
+        self.is_serving = False
+        calls = {id(call): call for call in self._asked.values()}
+        self._asked.clear()
+        for call in calls.values():
+            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
+
+    def lose(self, reason: str) -> None:
+        """Its process is dead; what was not given to it yet waits for the next."""
+        self.fault = reason
+        if self.is_serving:
+            then = "" if self.is_closed or self.is_asleep else "; it is being loaded again"
+            self.give_up_requests(f"its process died ({reason}){then}")
+
+    def miss(self, reason: str) -> bool:
+        """It could not be loaded; whether that shall be tried again, as it was up before."""
+        self.fault = reason
+        if self.is_closed:
+            return False
+        if self.up.done():
+            return True
+        self.is_asleep = True  # it holds no device
+        self.up.set_exception(LoadFailed(reason))
+        return False
+
+    def end(self, reason: str) -> None:
+        """It is gone for good."""
+        self.is_closed = True
+        self.give_up_requests(reason)
+        if not self.up.done():
+            self.up.set_exception(EngineLost(f"{self.spec.name}: {reason}"))
+        if self.before and not self.resized.done():
+            self.resized.set_exception(EngineLost(f"{self.spec.name}: {reason}"))
+        for future in (self.asleep, self.gone):
+            if not future.done():
+                future.set_result(None)
+
+
+def _give(leader: Pooled, assignments: Sequence[Assignment]) -> None:
+    for at in range(0, len(assignments), _AT_ONCE):
+        leader.send(Give(assignments[at : at + _AT_ONCE]))

@@ -1,0 +1,247 @@
+"""All engines of a program's own pool: who gets which device, and what the pool says of them.
+
+It is the pool's owner, and is only called in the pool's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from tokenyard.protocol.errors import EngineLost, NoFreeDevice
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.scripts import Why
+from worker.engines import Unsupported
+from worker.host.allocation import Goal
+from worker.host.diagnosis import Death
+from worker.host.pool import Pool
+from worker.host.process_handle import Pooled, State
+from worker.local.booking import Booking
+from worker.local.status import ProcessStatus, process_status
+from worker.messages import Made, ToController
+from worker.models import ModelSpec
+
+log = logging.getLogger("tokenyard.worker.local")
+
+
+class Bookings:
+    """Gives devices to engines; ``show`` is told whenever a process has changed."""
+
+    def __init__(
+        self, settings: WorkerSettings, show: Callable[[Sequence[ProcessStatus]], None]
+    ) -> None:
+        self.pool = Pool(settings, self)
+        self._all: list[Booking] = []
+        self._deaths: dict[str, str] = {}  # by process, how the last one ended
+        self._show = show
+
+    # What a program wants
+
+    def book(self, booking: Booking) -> Future[None]:
+        """Bring an engine up on free devices; raises `NoFreeDevice`."""
+        free = [device for device, goal in self.pool.goals.items() if goal is None]
+        ranks = booking.spec.ranks
+        if len(free) < ranks:
+            raise self._full(booking.spec, free)
+        chosen = sorted(sorted(free, key=self._burden)[:ranks])
+        self._all.append(booking)
+        return self._aim(booking, chosen)
+
+    def release(self, booking: Booking) -> Future[None]:
+        """Let it finish what it has, and its processes be warm again."""
+        booking.is_closed = True
+        if self._has_devices(booking):
+            self.pool.aim(None, booking.devices)
+        for member in self._holders(booking):
+            if member.state is State.ASLEEP:
+                self.pool.give_way(member)
+        self._settle()
+        return booking.gone
+
+    def put_to_sleep(self, booking: Booking, level: int) -> Future[None]:
+        """Let it give its device free, at this level."""
+        if booking.is_closed or booking.is_asleep:
+            return booking.asleep
+        if len(booking.devices) > 1:
+            raise Unsupported("an engine on several devices cannot sleep; delete it instead")
+        if booking.leader is None or not booking.is_serving:
+            raise EngineLost(f"{booking.spec.name}: it is being loaded again; try later")
+        booking.is_asleep, booking.asleep = True, Future()
+        self.pool.put_to_sleep(booking.leader, level)
+        return booking.asleep
+
+    def wake(self, booking: Booking) -> Future[None]:
+        """Bring it back to its devices; raises `NoFreeDevice`."""
+        if booking.is_closed:
+            raise RuntimeError(f"the engine {booking.spec.name} was deleted")
+        if not booking.is_asleep:
+            return booking.up
+        free = [device for device in booking.devices if self.pool.goals[device] is None]
+        if len(free) < len(booking.devices):
+            raise self._full(booking.spec, free)
+        return self._aim(booking, booking.devices)
+
+    def resize(self, booking: Booking, spec: ModelSpec) -> Future[None]:
+        """Bring it to as many devices as this spec has ranks; raises `NoFreeDevice`."""
+        if booking.is_closed or booking.is_asleep:
+            state = "was deleted" if booking.is_closed else "sleeps; wake it first"
+            raise RuntimeError(f"the engine {spec.name} {state}")
+        if not booking.is_serving:
+            raise EngineLost(f"{spec.name}: it is being loaded again; try later")
+        free = [device for device, goal in self.pool.goals.items() if goal is None]
+        more = spec.ranks - len(booking.devices)
+        if len(free) < more:
+            raise NoFreeDevice(
+                f"{spec.name} takes {more} more, {len(free)} free: {self._held()}; delete one first"
+            )
+        added = sorted(free, key=self._burden)[: max(0, more)]
+        before, devices = booking.devices, (*booking.devices[: spec.ranks], *sorted(added))
+        booking.resize(spec, devices)
+        self.pool.aim(None, before)
+        self.pool.aim(spec, devices)
+        return booking.resized
+
+    def _revert(self, booking: Booking, goal: Goal, reason: str) -> bool:
+        """Back to the size before; whether its devices are still free."""
+        booking.revert(reason)
+        self.pool.aim(None, goal.devices)
+        if any(self.pool.goals[device] for device in booking.devices):
+            booking.give_up_requests(f"it could not be resized ({reason}), and its device is taken")
+            booking.is_asleep = True  # it holds no device
+            return False
+        self.pool.aim(booking.spec, booking.devices)
+        return True
+
+    def tell(self) -> None:
+        """Show the processes as they are now."""
+        members = self.pool.members
+        self._show([process_status(one, self._deaths.get(one.name, "")) for one in members])
+
+    def end(self) -> None:
+        """All are gone, and the pool is stopped."""
+        for booking in self._all:
+            booking.end("the controller has stopped")
+        self.pool.stop()
+        self.tell()
+
+    def _aim(self, booking: Booking, devices: Sequence[int]) -> Future[None]:
+        booking.book(devices)
+        self.pool.aim(booking.spec, devices)
+        return booking.up
+
+    def _burden(self, device: int) -> tuple[bool, bool]:
+        """Devices whose processes are warm and have nothing to let go of come first."""
+        members = [member for member in self.pool.members if member.device == device]
+        is_warm = any(member.state is State.WARM for member in members)
+        return self.pool.holder(device) is not None, not is_warm
+
+    def _full(self, spec: ModelSpec, free: Sequence[int]) -> NoFreeDevice:
+        return NoFreeDevice(
+            f"{spec.name} takes {spec.ranks}, {len(free)} free: {self._held()}; delete one first"
+        )
+
+    def _held(self) -> str:
+        """Who holds which device, in words."""
+        goals = self.pool.goals.items()
+        return ", ".join(
+            f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
+        )
+
+    def _has_devices(self, booking: Booking) -> bool:
+        goals = [self.pool.goals[device] for device in booking.devices]
+        return any(goal is not None and goal.spec is booking.spec for goal in goals)
+
+    def _holders(self, booking: Booking) -> list[Pooled]:
+        specs = [booking.spec, *([booking.before.spec] if booking.before else [])]
+        return [one for one in self.pool.members if any(one.spec is spec for spec in specs)]
+
+    def _of(self, spec: ModelSpec | None) -> Booking | None:
+        return next((one for one in self._all if one.spec is spec or _was(one, spec)), None)
+
+    # What the pool tells (worker.host.pool.Owner)
+
+    def changed(self, member: Pooled) -> None:
+        """It has come into another state."""
+        if member.state is State.WARM:
+            self._deaths.pop(member.name, None)
+        if member.is_in_crash_loop:
+            self._despair(member.device)
+        self.tell()  # before whoever waits for it may look
+        booking = self._of(member.spec)
+        if booking and member.state is State.ASLEEP and _was(booking, member.spec):
+            self.pool.give_way(member)  # in that size it will not be woken
+        self._settle()
+
+    def serves(self, member: Pooled) -> None:
+        """Its engine is up: it gets what was asked."""
+        self.tell()
+        booking = self._of(member.spec)
+        if booking and not booking.is_closed and booking.spec is member.spec:
+            booking.serve(member)
+
+    def gives_way(self, member: Pooled) -> None:
+        """What it has not finished by now it never will."""
+        booking = self._of(member.spec)
+        if booking and _was(booking, member.spec):
+            booking.cut_off("it had to go before it was done")
+        elif booking:
+            booking.give_up_requests("it had to go before it was done")
+
+    def died(self, member: Pooled, why: Why, reason: str) -> None:
+        """Its process is dead."""
+        if why != "left":
+            self._deaths[member.name] = reason
+        booking = self._of(member.spec)
+        if booking and _was(booking, member.spec):
+            booking.cut_off(f"its process died ({member.name}: {reason})")
+        elif booking:
+            booking.lose(f"{member.name}: {reason}")
+
+    def start_failed(self, member: Pooled, death: Death) -> None:
+        """Whoever waits is told when it is enough (`_despair`)."""
+
+    def failed(self, goal: Goal, reason: str) -> bool:
+        """A model could not be loaded; whether the pool shall go on trying."""
+        booking = self._of(goal.spec)
+        if booking is None:
+            return False
+        if booking.before and not booking.is_closed:
+            return self._revert(booking, goal, reason)
+        return booking.miss(reason)
+
+    def refused(self, member: Pooled, reason: str) -> None:
+        """Nothing is asked of a process that has nothing to do with a goal."""
+
+    def heard(self, member: Pooled, message: ToController) -> None:
+        """Replies."""
+        booking = self._of(member.spec)
+        if booking and isinstance(message, Made):
+            booking.take(message.replies)
+
+    def _despair(self, device: int) -> None:
+        """All processes of a device die again and again: who waits for a first load is told."""
+        members = [member for member in self.pool.members if member.device == device]
+        goal = self.pool.goals[device]
+        if goal is None or not all(member.is_in_crash_loop for member in members):
+            return
+        deaths = [f"{one.name}: {self._deaths.get(one.name, '')}" for one in members]
+        if not self.failed(goal, f"processes die again and again: {'; '.join(deaths)}"):
+            self.pool.aim(None, goal.devices)
+
+    def _settle(self) -> None:
+        """Say so where an engine that was to sleep or to go has done so."""
+        for booking in self._all:
+            if booking.is_asleep and not booking.asleep.done() and not self._is_awake(booking):
+                booking.asleep.set_result(None)
+            if booking.is_closed and not self._holders(booking):
+                booking.end("it was deleted")
+        self._all = [booking for booking in self._all if not booking.gone.done()]
+
+    def _is_awake(self, booking: Booking) -> bool:
+        return any(member.is_awake for member in self._holders(booking))
+
+
+def _was(booking: Booking, spec: ModelSpec | None) -> bool:
+    """Whether that is the engine of before, which is brought to another size."""
+    return booking.before is not None and booking.before.spec is spec

@@ -1,0 +1,179 @@
+"""A pool with a thread of its own, for a program that wants engines and no yard.
+
+Everything about the pool happens in that thread. Other threads give it orders and wait, with a
+bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from tokenyard.protocol.errors import TokenyardError, WaitTimeout
+from tokenyard.protocol.settings import WorkerSettings
+from worker.engines import Unsupported
+from worker.local.booking import Booking
+from worker.local.bookings import Bookings
+from worker.local.call import Call
+from worker.local.status import ProcessStatus
+from worker.models import ModelSpec
+
+#: States of a process that is not warm yet.
+_COLD = frozenset({"warming", "failed"})
+
+Order = Callable[[], Future[None]]
+
+
+class LocalPool:
+    """Carries the orders of a program to the thread of its pool."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._bookings = Bookings(settings, self._show)
+        self._pool = self._bookings.pool
+        self._orders: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._door = threading.Lock()  # held while an order is given, and while the door closes
+        self._is_open = False
+        self._stops = 0
+        self._news = threading.Condition()
+        self._statuses: Sequence[ProcessStatus] = ()
+        self._thread = threading.Thread(target=self._run, name="tokenyard-pool", daemon=True)
+
+    def start(self) -> None:
+        """Prepare this host and begin to warm processes up."""
+        self._pool.start()
+        self._bookings.tell()
+        self._is_open = True
+        self._thread.start()
+
+    def stop(self, timeout_s: float, *, at_once: bool = False) -> None:
+        """Let running requests finish for the grace, and stop; called again, stop at once.
+
+        Raises `WaitTimeout`.
+        """
+        with self._door:
+            self._stops += 2 if at_once else 1
+            if self._is_open:  # later its bell may be gone
+                self._pool.bell.ring()
+            self._is_open = False
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise WaitTimeout(f"the pool has not stopped within {timeout_s:g} s; it is stopping")
+
+    # Processes
+
+    @property
+    def statuses(self) -> list[ProcessStatus]:
+        """The processes as they are now."""
+        with self._news:
+            return list(self._statuses)
+
+    def wait_warm(self, timeout_s: float) -> None:
+        """Wait until every process has warmed up; raises `WaitTimeout`."""
+        with self._news:
+            self._news.wait_for(lambda: not self._cold() or not self._is_open, timeout_s)
+            cold = self._cold()
+        if cold:
+            raise WaitTimeout(f"not warm within {timeout_s:g} s: {'; '.join(map(str, cold))}")
+
+    def _cold(self) -> list[ProcessStatus]:
+        return [status for status in self._statuses if status.state in _COLD]
+
+    def _show(self, statuses: Sequence[ProcessStatus]) -> None:
+        with self._news:
+            self._statuses = statuses
+            self._news.notify_all()
+
+    # Engines
+
+    def book(self, booking: Booking, timeout_s: float) -> None:
+        """Bring an engine up; raises `NoFreeDevice`, `LoadFailed`, `WaitTimeout`."""
+        try:
+            self._carry_out(partial(self._bookings.book, booking), booking, "up", timeout_s)
+        except BaseException:
+            self._mention(partial(self._bookings.release, booking))
+            raise
+
+    def release(self, booking: Booking, timeout_s: float) -> None:
+        """Let an engine finish and go; raises `WaitTimeout`."""
+        self._carry_out(partial(self._bookings.release, booking), booking, "gone", timeout_s)
+
+    def put_to_sleep(self, booking: Booking, level: int, timeout_s: float) -> None:
+        """Let an engine give its device free; raises `Unsupported`, `EngineLost`, `WaitTimeout`."""
+        order = partial(self._bookings.put_to_sleep, booking, level)
+        self._carry_out(order, booking, "asleep", timeout_s)
+
+    def wake(self, booking: Booking, timeout_s: float) -> None:
+        """Bring an engine back to its device; raises like `book`."""
+        self._carry_out(partial(self._bookings.wake, booking), booking, "awake", timeout_s)
+
+    def resize(self, booking: Booking, spec: ModelSpec, timeout_s: float) -> None:
+        """Bring an engine to another size; raises like `book`, and `EngineLost`."""
+        self._carry_out(
+            partial(self._bookings.resize, booking, spec), booking, "resized", timeout_s
+        )
+
+    def _carry_out(self, order: Order, booking: Booking, goal: str, timeout_s: float) -> None:
+        """Give an order and wait until it has been carried out."""
+        until = time.monotonic() + timeout_s
+        begun: Future[Future[None]] = Future()
+
+        def begin() -> None:
+            try:
+                begun.set_result(order())
+            except (TokenyardError, Unsupported, RuntimeError) as fault:
+                begun.set_exception(fault)
+
+        self._give(begin)
+        try:
+            begun.result(timeout_s).result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            why = f": {booking.fault}" if booking.fault else ""
+            message = f"{booking.spec.name} is not {goal} within {timeout_s:g} s{why}"
+            raise WaitTimeout(message) from None
+
+    # Requests
+
+    def ask(self, booking: Booking, call: Call) -> None:
+        """Give an engine requests; the replies go to the call."""
+        self._give(partial(booking.ask, call))
+
+    def forget(self, booking: Booking, call: Call) -> None:
+        """Nobody waits any more for what is unanswered."""
+        entries = list(call.unanswered)
+        if entries:
+            self._mention(partial(booking.forget, entries))
+
+    def _give(self, order: Callable[[], object]) -> None:
+        with self._door:
+            if not self._is_open:
+                raise RuntimeError("the controller does not run; start it first")
+            self._orders.put(order)
+            self._pool.bell.ring()
+
+    def _mention(self, order: Callable[[], object]) -> None:
+        """Give an order that has no sense any more once the pool has stopped."""
+        with contextlib.suppress(RuntimeError):
+            self._give(order)
+
+    # The pool's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stops:
+                self._obey()
+                self._pool.run_once()
+            self._pool.drain(lambda: self._stops > 1)
+        finally:
+            with self._door:
+                self._is_open = False
+            self._obey()
+            self._bookings.end()
+
+    def _obey(self) -> None:
+        while not self._orders.empty():
+            self._orders.get()()

@@ -1,0 +1,143 @@
+"""From what a program asks of its own engine to requests, read as those of the wire are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.parse import parse_request, read_chat_options
+from tokenyard.protocol.sampling import why_unknown
+from tokenyard.protocol.wire import (
+    ChatOptions,
+    Request,
+    SamplingParams,
+    Unanswerable,
+    chat_fields,
+    pack_tokens,
+)
+from worker.models import AdapterSpec, ModelSpec
+
+#: Text, token ids, or chat messages.
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+_ids = itertools.count(1)
+_CHAT: Final = frozenset(ChatOptions.__struct_fields__)
+_ANY_MESSAGES: Final = b'[{"role":"user","content":"?"}]'
+_KNOWN: Final = frozenset(SamplingParams.__struct_fields__)
+
+
+def own_spec(spec: ModelSpec) -> ModelSpec:
+    """A spec that no other engine has, sound, and with paths that hold in another process.
+
+    Raises `InvalidRequest`.
+    """
+    try:
+        own = msgspec.convert(msgspec.to_builtins(spec), ModelSpec)
+    except (msgspec.ValidationError, TypeError) as fault:
+        raise InvalidRequest("model", str(fault)) from fault
+    if not own.name:
+        raise InvalidRequest("model", "give it a name")
+    own = replace(
+        own,
+        path=_absolute(own.path),
+        adapters=tuple(_with_absolute_path(adapter) for adapter in own.adapters),
+    )
+    make_requests(own, ["?"], {})  # its sampling parameters
+    return own
+
+
+def _with_absolute_path(adapter: AdapterSpec) -> AdapterSpec:
+    return replace(adapter, path=_absolute(adapter.path))
+
+
+def _absolute(path: str) -> str:
+    found = Path(path)
+    return str(found.absolute()) if found.exists() else path
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Prompts in a row; a single one may stand for itself."""
+    if isinstance(prompts, str):
+        return [prompts]
+    first = next(iter(prompts), None)
+    if isinstance(first, Mapping) or hasattr(first, "__index__"):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
+
+
+def make_requests(
+    spec: ModelSpec,
+    prompts: Sequence[Prompt],
+    sampling: Mapping[str, Any],
+    *,
+    model: str = "",
+    stream: bool = False,
+) -> list[Request]:
+    """Requests to an engine with this model; its own parameters stand where nothing is said.
+
+    What a chat template is given (`tokenyard.protocol.wire.ChatOptions`) stands among ``sampling``.
+    Raises `InvalidRequest` in the words of the coordinator.
+    """
+    names = [spec.name, *(adapter.name for adapter in spec.adapters)]
+    if model and model not in names:
+        raise InvalidRequest("model", f"{model!r} is not served here; use {', '.join(names)}")
+    chat = _chat_fields({name: sampling[name] for name in _CHAT & sampling.keys()})
+    params = _params({name: value for name, value in sampling.items() if name not in _CHAT})
+    shared = {b"params": params, b"model": model.encode(), b"stream": b"%d" % stream, **chat}
+    any_prompt = {b"messages": _ANY_MESSAGES} if chat else {b"prompt": b"?"}
+    _read({**shared, **any_prompt, b"id": b"?"}, spec)  # what is wrong with all of them
+    return [_request(spec, shared, at, prompt) for at, prompt in enumerate(prompts)]
+
+
+def _chat_fields(given: Mapping[str, Any]) -> dict[bytes, bytes]:
+    fields = chat_fields(read_chat_options(given)) if given else {}
+    return {
+        name.encode(): value if isinstance(value, bytes) else b"%d" % value
+        for name, value in fields.items()
+    }
+
+
+def _params(sampling: Mapping[str, Any]) -> bytes:
+    for name in sampling:
+        if name not in _KNOWN:
+            raise InvalidRequest(f"params.{name}", why_unknown(name))
+    try:
+        return msgspec.json.encode(sampling)
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequest("params", str(fault)) from fault
+
+
+def _request(spec: ModelSpec, shared: Mapping[bytes, bytes], at: int, prompt: Prompt) -> Request:
+    try:
+        own = {b"id": b"%d" % next(_ids), **_content(prompt)}
+        return _read({**shared, **own}, spec)
+    except InvalidRequest as fault:
+        raise InvalidRequest(f"prompts[{at}]", str(fault)) from fault
+
+
+def _content(prompt: Prompt) -> dict[bytes, bytes]:
+    if isinstance(prompt, str):
+        return {b"prompt": prompt.encode()}
+    if isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__getitem__"):
+        raise InvalidRequest("prompt", "give text, token ids or chat messages")
+    try:
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return {b"messages": msgspec.json.encode(prompt)}
+        return {b"tokens": pack_tokens(cast(Sequence[int], prompt))}
+    except (OverflowError, TypeError, ValueError) as fault:
+        raise InvalidRequest("tokens", str(fault)) from fault
+
+
+def _read(fields: Mapping[bytes, bytes], spec: ModelSpec) -> Request:
+    read = parse_request(fields, spec.sampling)
+    if isinstance(read, Request):
+        return read
+    reason = read.reason if isinstance(read, Unanswerable) else read.message
+    field, _, message = reason.partition(": ")
+    raise InvalidRequest(field, message)

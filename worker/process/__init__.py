@@ -1,0 +1,1 @@
+"""One worker process: reads its lane, steps its engine, publishes."""

@@ -1,0 +1,238 @@
+"""From what an engine says to what is published: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from msgspec import Struct, field, structs
+
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import (
+    Choice,
+    ErrorInfo,
+    Provenance,
+    Reply,
+    Timing,
+    Usage,
+    json_text,
+)
+from tokenyard.protocol.wire import Assignment, pack_tokens
+from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
+
+
+class Run(Struct, eq=False):
+    """A request that the engine has, and how much of it has been published."""
+
+    assignment: Assignment
+    began: float  # monotonic seconds
+    epoch: int | None = None  # of generation, when it began here
+    seq: int = 0  # tokens published, over all choices
+    #: Tokens published of the first choice, packed.
+    shown: bytearray = field(default_factory=bytearray)
+    first_token: float | None = None
+    has_told_epoch: bool = False  # its ledger has the epoch of its first token, if it has any
+
+    def __post_init__(self) -> None:
+        if self.assignment.published:
+            self.shown += pack_tokens(self.assignment.published_of(0))
+            self.seq = len(self.assignment.published) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A request whose deadline passed; ``where`` says in words how far it was."""
+
+    key: str
+    made: Finished | None  # what the engine had of it
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A request that this engine has answered before, and the server has lost that."""
+
+    key: str
+    reply: Reply
+
+
+Outcome = EngineEvent | Expired | Remembered
+
+
+def merge(events: Iterable[Outcome]) -> list[Outcome]:
+    """Events of one or more steps, with the deltas of each choice joined.
+
+    Deltas of a request that has ended since are left out: its result carries their tokens.
+    """
+    ends: dict[str, Outcome] = {}
+    deltas: dict[tuple[str, int], TokenDelta] = {}
+    several: dict[tuple[str, int], list[TokenDelta]] = {}  # of which there is more than one
+    for event in events:
+        if not isinstance(event, TokenDelta):
+            ends.setdefault(event.key, event)  # its deadline may pass when it is done already
+            continue
+        choice = event.key, event.index
+        first = deltas.setdefault(choice, event)
+        if first is not event:
+            several.setdefault(choice, [first]).append(event)
+    for choice, parts in several.items():
+        deltas[choice] = _join(parts)
+    joined = [delta for (key, _), delta in deltas.items() if key not in ends]
+    return [*joined, *ends.values()]
+
+
+def _join(parts: list[TokenDelta]) -> TokenDelta:
+    first = parts[0]
+    return TokenDelta(
+        key=first.key,
+        index=first.index,
+        tokens=[token for part in parts for token in part.tokens],
+        text=None if first.text is None else "".join(part.text or "" for part in parts),
+        logprobs=None
+        if first.logprobs is None
+        else [entry for part in parts for entry in part.logprobs or ()],
+    )
+
+
+def delta_reply(run: Run, delta: TokenDelta) -> Reply:
+    """A delta as it travels; counts its tokens as published."""
+    packed = pack_tokens(delta.tokens)
+    reply = Reply(
+        id=run.assignment.request.id,
+        event="delta",
+        seq=run.seq,
+        tokens=packed,
+        text=delta.text,
+        index=delta.index,
+        logprobs=None if delta.logprobs is None else json_text(delta.logprobs),
+    )
+    run.seq += len(delta.tokens)
+    if delta.index == 0:
+        run.shown += packed
+    return reply
+
+
+def epoch_to_tell(run: Run, delta: Reply, epoch: int | None) -> int | None:
+    """The generation epoch that the ledger is to keep with this delta; None where it has it.
+
+    ``epoch`` is that in which the delta was made. So the next attempt knows when this began.
+    """
+    if epoch is None or run.has_told_epoch or not delta.tokens:
+        return None
+    run.has_told_epoch = True
+    if run.assignment.first_epoch is not None:
+        return None
+    return epoch if run.epoch is None else run.epoch
+
+
+def result_reply(
+    run: Run,
+    end: Finished | Faulted | Expired | Remembered,
+    info: EngineInfo,
+    worker: str,
+    now: float,
+    epoch: int | None = None,
+) -> Reply:
+    """The result as it travels; ``epoch`` is that of generation in which it was made."""
+    if isinstance(end, Remembered):
+        return structs.replace(end.reply, seq=run.seq)
+    provenance = _provenance(run, info, worker, epoch)
+    timing = json_text(_timing(run, now))
+    if isinstance(end, Faulted):
+        return Reply(
+            id=run.assignment.request.id,
+            event="result",
+            seq=run.seq,
+            tokens=bytes(run.shown),
+            status="failed",
+            error=json_text(ErrorInfo(end.code, end.message)),
+            provenance=provenance,
+            timing=timing,
+        )
+    if isinstance(end, Expired):
+        return _expired_reply(run, end, provenance, timing)
+    choice = end.choices[0]
+    return Reply(
+        id=run.assignment.request.id,
+        event="result",
+        seq=run.seq,
+        tokens=pack_tokens(choice.tokens),
+        text=choice.text,
+        status="completed",
+        finish_reason=choice.finish_reason,
+        stop_reason=None if choice.stop_reason is None else json_text(choice.stop_reason),
+        usage=_usage(end),
+        provenance=provenance,
+        timing=timing,
+        logprobs=None if choice.logprobs is None else json_text(choice.logprobs),
+        prompt_logprobs=None if end.prompt_logprobs is None else json_text(end.prompt_logprobs),
+        choices=_choices(end),
+    )
+
+
+def _expired_reply(run: Run, end: Expired, provenance: str, timing: str) -> Reply:
+    """What was made until the deadline; at least what was published."""
+    choice = end.made.choices[0] if end.made else None
+    made = pack_tokens(choice.tokens) if choice else b""
+    longer = len(made) >= len(run.shown)
+    message = f"the deadline passed while the request was {end.where}"
+    return Reply(
+        id=run.assignment.request.id,
+        event="result",
+        seq=run.seq,
+        tokens=made if longer else bytes(run.shown),
+        text=choice.text if choice and longer else None,
+        status="expired",
+        usage=_usage(end.made) if end.made else None,
+        error=json_text(ErrorInfo(Code.DEADLINE_EXCEEDED, message)),
+        provenance=provenance,
+        timing=timing,
+    )
+
+
+def _choices(end: Finished) -> str | None:
+    return json_text(list[Choice](end.choices)) if len(end.choices) > 1 else None
+
+
+def _usage(end: Finished) -> str:
+    completion = sum([len(choice.tokens) for choice in end.choices])
+    return _usage_text(end.prompt_tokens, completion, end.cached_tokens)
+
+
+@lru_cache(maxsize=1024)
+def _usage_text(prompt: int, completion: int, cached: int | None) -> str:
+    return json_text(Usage(prompt, completion, prompt + completion, cached))
+
+
+def _provenance(run: Run, info: EngineInfo, worker: str, epoch: int | None) -> str:
+    assignment = run.assignment
+    asked = assignment.request.model
+    first = run.epoch if assignment.first_epoch is None else assignment.first_epoch
+    return _provenance_text(
+        asked if asked in info.adapters else info.model,
+        info.revision,
+        info.engine,
+        info.engine_version,
+        worker,
+        assignment.attempt,
+        assignment.request.params.seed,
+        epoch,
+        None if first == epoch else first,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _provenance_text(*values: Any) -> str:
+    """Nearly all results of one worker say the same of where they come from."""
+    return json_text(Provenance(*values))
+
+
+def _timing(run: Run, now: float) -> Timing:
+    first = run.first_token
+    return Timing(
+        queue_ms=run.assignment.waited_ms,
+        engine_ms=round((now - run.began) * 1000, 3),
+        first_token_ms=None if first is None else round((first - run.began) * 1000, 3),
+    )

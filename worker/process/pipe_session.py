@@ -1,0 +1,52 @@
+"""A term without a yard: requests come over the controller's pipe, and replies go back on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from worker.engines import EngineInfo, TokenDelta
+from worker.messages import Made
+from worker.process.outcomes import Outcome, Run, delta_reply, merge, result_reply
+
+#: The incarnation of a worker that has no yard.
+LOCAL: Final = "local"
+
+
+class PipeTerm:
+    """Publishes to the controller alone."""
+
+    worker = LOCAL
+    clock_ms = 0.0
+    attempts = 0
+    epoch: int | None = None
+
+    def __init__(self, info: EngineInfo, tell: Callable[[Made], None]) -> None:
+        self.runs: dict[str, Run] = {}
+        self._info = info
+        self._tell = tell
+
+    def start(self) -> None:
+        """Nothing has to begin."""
+
+    def put(self, events: Sequence[Outcome]) -> None:
+        """Send the replies of one step."""
+        now = time.monotonic()
+        replies = []
+        for event in merge(events):
+            run = self.runs.get(event.key)
+            if run is None:
+                continue
+            if isinstance(event, TokenDelta):
+                run.first_token = run.first_token or now
+                replies.append((event.key, delta_reply(run, event)))
+            else:
+                del self.runs[event.key]
+                replies.append((event.key, result_reply(run, event, self._info, LOCAL, now)))
+        if replies:
+            self._tell(Made(replies))
+
+    def end(self) -> None:
+        """What is not answered is dropped."""
+        self.runs.clear()

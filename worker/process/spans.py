@@ -1,0 +1,85 @@
+"""The span of each attempt that a worker has made at a request, in OpenTelemetry's GenAI terms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tokenyard.telemetry.tracing import Attributes, Tracer, carrier_of
+from worker.engines import EngineInfo, Faulted, Finished
+from worker.process.outcomes import Expired, Remembered, Run
+
+End = Finished | Faulted | Expired | Remembered | None
+
+
+class EngineSpans:
+    """Tells a tracer of what has ended; where that is off, nothing happens."""
+
+    def __init__(self, tracer: Tracer, info: EngineInfo, worker: str) -> None:
+        self._tracer = tracer
+        self._info = info
+        self._worker = worker
+
+    def ended(self, run: Run, end: End) -> None:
+        """An attempt is over; without ``end``, since the request is another attempt's now."""
+        if not self._tracer.is_on:
+            return
+        carrier = carrier_of(run.assignment.request.metadata)
+        if not carrier:
+            return
+        now, now_s = time.monotonic(), time.time()
+        operation = "chat" if run.assignment.request.messages else "text_completion"
+        first = {} if run.first_token is None else {"first token": now_s - now + run.first_token}
+        self._tracer.span(
+            f"{operation} {self._info.model}",
+            carrier,
+            now_s - now + run.began,
+            now_s,
+            {"gen_ai.operation.name": operation, **self._attributes(run), **_made(end)},
+            is_consumer=True,
+            events=first,
+            error=_error(end),
+        )
+
+    def _attributes(self, run: Run) -> Attributes:
+        request, params = run.assignment.request, run.assignment.request.params
+        found: dict[str, str | bool | int | float | Sequence[str]] = {
+            "gen_ai.provider.name": self._info.engine,
+            "gen_ai.request.model": request.model or self._info.model,
+            "gen_ai.response.model": self._info.model,
+            "gen_ai.response.id": request.id,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.choice.count": params.n,
+            "tokenyard.worker": self._worker,
+            "tokenyard.attempt": run.assignment.attempt,
+            "tokenyard.queue_seconds": run.assignment.waited_ms / 1000,
+        }
+        if params.max_tokens is not None:
+            found["gen_ai.request.max_tokens"] = params.max_tokens
+        if run.first_token is not None:
+            found["gen_ai.server.time_to_first_token"] = run.first_token - run.began
+        return found
+
+
+def _made(end: End) -> Attributes:
+    made = end.made if isinstance(end, Expired) else end
+    if not isinstance(made, Finished):
+        return {}
+    return {
+        "gen_ai.usage.input_tokens": made.prompt_tokens,
+        "gen_ai.usage.output_tokens": sum(len(choice.tokens) for choice in made.choices),
+        "gen_ai.response.finish_reasons": [one.finish_reason or "" for one in made.choices],
+    }
+
+
+def _error(end: End) -> str:
+    match end:
+        case Finished() | Remembered():
+            return ""
+        case Faulted(_, code, message):
+            return f"{code}: {message}"
+        case Expired(_, _, where):
+            return f"DEADLINE_EXCEEDED: the deadline passed while the request was {where}"
+        case None:
+            return "the request is another attempt's"

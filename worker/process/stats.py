@@ -1,0 +1,128 @@
+"""How much a worker has published: counted by its publisher, told with each beat.
+
+Once for the roster, from the beginning of a term, and once for the metrics, from the beginning of
+the process.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from tokenyard.protocol.worker_info import Tally
+from worker.counts import Counts
+from worker.engines import Faulted, Finished, TokenDelta
+from worker.process.outcomes import Expired, Outcome, Remembered, Run
+
+#: The median is of first tokens that are no older, and of so many at most.
+WINDOW_S: Final = 60.0
+MOST_KEPT: Final = 1000
+End = Finished | Faulted | Expired | Remembered
+_OUTCOMES: Final = {
+    Finished: "completed",
+    Faulted: "failed",
+    Expired: "expired",
+    Remembered: "completed",
+}
+
+
+class RunningTally:
+    """Counts; written and read by different threads."""
+
+    def __init__(self, *, has_readers: bool = True) -> None:
+        """Without readers of the metrics nothing is counted for them."""
+        self._has_readers = has_readers
+        self.error = ""  # what the engine could not do the last time
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._model = ""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._finished = 0
+        self._tokens = 0
+        self._firsts: deque[tuple[float, float]] = deque(maxlen=MOST_KEPT)  # monotonic, ms
+
+    def begin(self, model: str = "") -> None:
+        """Another incarnation counts from nothing, for this base model."""
+        with self._lock:
+            self._reset()
+            self._model = model
+
+    def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
+        """Outcomes that have just been published."""
+        tokens = 0
+        with self._lock:
+            for run, outcome in published:
+                if isinstance(outcome, TokenDelta):
+                    tokens += len(outcome.tokens)
+                    continue
+                self._finished += 1
+                made = _made(outcome)
+                tokens += max(0, made - run.seq)
+                if self._has_readers:
+                    self._note_end(run, outcome, made)
+            self._tokens += tokens
+            self._counts.tokens[self._model, "output"] += tokens
+
+    def _note_end(self, run: Run, end: End, made: int) -> None:
+        counts, model, assignment = self._counts, self._model, run.assignment
+        priority = assignment.sid.partition("/")[0]
+        counts.results[model, priority, _OUTCOMES[type(end)]] += 1
+        now = time.monotonic()
+        whole_s = assignment.waited_ms / 1000 + now - run.began
+        counts.e2e[model].observe(whole_s)
+        if not isinstance(end, Finished):
+            return
+        counts.tokens[model, "input"] += end.prompt_tokens
+        if run.first_token is not None:
+            if made > 1:
+                counts.tpot[model].observe((now - run.first_token) / (made - 1))
+        elif assignment.request.stream and not assignment.published:
+            counts.ttft[model].observe(whole_s)  # all came with the result
+
+    def note_first(self, run: Run, now: float) -> None:
+        """The first token of a request is there; ``now`` is monotonic."""
+        waited_ms = run.assignment.waited_ms + (now - run.began) * 1000
+        with self._lock:
+            self._firsts.append((now, waited_ms))
+            self._counts.ttft[self._model].observe(waited_ms / 1000)
+
+    def note_stale(self, count: int) -> None:
+        """Publications were refused: the requests are another attempt's."""
+        with self._lock:
+            self._counts.stale += count
+
+    def note_fault(self) -> None:
+        """A request was given back since the engine could not serve it."""
+        with self._lock:
+            self._counts.faults += 1
+
+    def now(self) -> Tally:
+        """The count of this term until now."""
+        with self._lock:
+            since = time.monotonic() - WINDOW_S
+            while self._firsts and self._firsts[0][0] < since:
+                self._firsts.popleft()
+            waited = [ms for _, ms in self._firsts]
+            median = round(statistics.median(waited), 1) if waited else None
+            return Tally(finished=self._finished, tokens=self._tokens, ttft_ms=median)
+
+    def counts(self) -> Counts:
+        """The counts of this process until now."""
+        with self._lock:
+            return self._counts.copy()
+
+
+def _made(end: End) -> int:
+    """Tokens of a request over all its choices, also those of earlier attempts."""
+    made = end.made if isinstance(end, Expired) else end
+    if not isinstance(made, Finished):
+        return 0
+    if len(made.choices) == 1:  # nearly always, and there is one for each request
+        return len(made.choices[0].tokens)
+    return sum(len(choice.tokens) for choice in made.choices)

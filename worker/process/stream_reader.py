@@ -1,0 +1,76 @@
+"""A thread that reads a stream behind the last entry seen, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tokenyard.broker.outage import Outage
+
+log = logging.getLogger("tokenyard.worker.reader")
+
+
+class StreamReader(ABC):
+    """Takes each entry of a stream once, in order, from the first on; the connection is its own.
+
+    With ``reads_anew`` all that is there comes again after an outage: the server may have come
+    back without its last writes, and with entries that had been dealt with.
+    """
+
+    #: Most entries of one read.
+    count: ClassVar[int] = 256
+    reads_anew: ClassVar[bool] = False
+
+    def __init__(self, connection: redis.Redis, stream: str, block_ms: int, thread: str) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._block_ms = block_ms
+        self._last = "0"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=thread, daemon=True)
+
+    def start(self) -> None:
+        """Begin reading."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more; idempotent. A read that is under way is not waited for, nor taken from."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        outage = Outage(log, f"reading {self._stream}")
+        while not self._stop.is_set():
+            try:
+                self.run_once()
+                failures = 0
+                outage.over()
+            except redis.RedisError as fault:
+                failures += 1
+                if self.reads_anew:
+                    self._last = "0"
+                outage.note(fault)
+                self._stop.wait(backoff.compute(failures))
+        self._connection.close()
+
+    def run_once(self) -> None:
+        """One bounded read."""
+        answer: Any = self._connection.xread(
+            {self._stream: self._last}, count=self.count, block=self._block_ms
+        )
+        for _, entries in answer or ():
+            for entry, fields in entries:
+                if self._stop.is_set():
+                    return
+                name = entry.decode()
+                self._take(name, fields)
+                self._last = name
+
+    @abstractmethod
+    def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
+        """Do with an entry what is to be done; it comes again where that fails."""
