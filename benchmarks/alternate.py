@@ -24,7 +24,7 @@ from typing import Any, Final
 import click
 import redis
 
-from benchmarks.cold_case import MODELS, WrongAnswer
+from benchmarks.cold_start.case import MODELS, WrongAnswer
 from benchmarks.device import on_gpu, used_mib, wait_until_free
 from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table

@@ -6,7 +6,7 @@ import time
 from functools import cache
 from typing import Final
 
-from benchmarks.cold_case import MODELS
+from benchmarks.cold_start.case import MODELS
 from benchmarks.machine import ask_gpus
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines.devices import find_device

@@ -1,4 +1,4 @@
-"""`benchmarks/chaos.py` hits worker processes, and a run in which it cannot find them fails."""
+"""`benchmarks/chaos` hits worker processes, and a run in which it cannot find them fails."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks.chaos import main
-from benchmarks.chaos_plant import Plant
+from benchmarks.chaos.__main__ import main
+from benchmarks.chaos.plant import Plant
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
 QUICK = ["--quick", "--json", "--seed", "3", "--only", "worker"]

@@ -260,7 +260,7 @@ FAULTY = """
 import logging, os, threading, time
 from multiprocessing.connection import Connection
 from tokenyard.protocol.settings import WorkerSettings
-from worker import process
+from worker.process import main as process
 
 def run(self):
     threading.Thread(target=lambda: 1 / 0).start()

@@ -1,0 +1,299 @@
+"""Is anything lost, said twice, wrong or cut, whatever dies? A yard under load and under fire.
+
+Starts a broker, two coordinators, two controllers with their workers and some clients, all of
+its own, and breaks them by a random schedule of SIGKILL, SIGSTOP with SIGCONT, SIGTERM and
+restarts that follows from the seed. Then everything is healed, and a checker goes through all
+that the clients saw and all that the broker ever wrote. The exit status is not 0 where anything
+was lost, answered twice, wrong, or a stream had gaps or repeats; nor where the run has tried too
+little for that to mean anything (`benchmarks.chaos.verdict`).
+
+    python -m benchmarks.chaos --engine simulated --server valkey --seconds 60 --seed 7
+
+The same seed gives the same schedule and the same requests; which process is in the middle of
+what when it is hit is up to the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import secrets
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import click
+import msgspec
+
+from benchmarks.chaos.answers import Answers
+from benchmarks.chaos.check import History, Report, check, gather, report, timeline
+from benchmarks.chaos.faults import FAST, SLOW, Part, Planned, schedule
+from benchmarks.chaos.history import Event, HistoryWriter, read_history
+from benchmarks.chaos.injector import Injector
+from benchmarks.chaos.load import LoadSettings
+from benchmarks.chaos.plant import DEFAULTS, Plant, Timing
+from benchmarks.chaos.record import read_commands, record
+from benchmarks.chaos.recovery import recoveries
+from benchmarks.chaos.verdict import shortcomings
+from benchmarks.machine import machine_facts
+from benchmarks.measure import print_table
+from benchmarks.progress import save
+from benchmarks.yard import ServerName
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import EngineName
+
+CLIENTS: Final = 3
+THREADS: Final = 24
+LONG_THREADS: Final = 6
+QUICK_S: Final = 6.0
+#: From the last repair to the last answer.
+PATIENCE_S: Final = 90.0
+VLLM_PATIENCE_S: Final = 240.0
+#: Requests of the load are not needed faster than this; vLLM answers at once.
+VLLM_PAUSE_S: Final = 0.4
+_STALE_LINE: Final = re.compile(rb"is another attempt's now|has lost its lease")
+_SHOWN: Final = 5
+#: Faults after which streams go on elsewhere.
+RECOVERIES: Final = ("worker kill", "worker crash", "host kill", "controller kill")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What to run."""
+
+    engine: EngineName
+    server: ServerName
+    seconds: float
+    seed: int
+    timing: Timing
+    parts: Sequence[Part]
+    folder: Path
+
+    def schedule(self) -> list[Planned]:
+        """The faults, which follow from the seed."""
+        pace = FAST if self.engine == "simulated" else SLOW
+        return schedule(self.seed, self.seconds, pace, self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out."""
+
+    report: Report
+    history: History
+    stale_refused: int
+    left_over: int
+    recovery_s: dict[str, list[float]]  # by kind of fault
+    shortcomings: list[str]  # what it has left untried, in words
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything was tried, and no promise was broken."""
+        return not self.report.violations and not self.shortcomings
+
+    def summary(self, seed: int) -> dict[str, Any]:
+        """The figures for machines."""
+        found = self.report
+        recovery = self.recovery_s["worker kill"]
+        return {
+            "seed": seed,
+            "accepted": found.accepted,
+            "results": found.results,
+            "lost": found.count("lost"),
+            "twice": found.count("twice"),
+            "wrong": found.count("wrong"),
+            "gaps": found.count("gap", "repeat"),
+            "stale_refused": self.stale_refused,
+            "kills": found.kills.total(),
+            "missed": len(self.history.missed),
+            "entries_lost": found.entries_lost,
+            "recovery_p50_s": round(statistics.median(recovery), 3) if recovery else None,
+            "recovery_max_s": round(max(recovery), 3) if recovery else None,
+            "kills_by_kind": dict(sorted(found.kills.items())),
+            "shortcomings": self.shortcomings,
+        }
+
+
+def perform(run: Run) -> Outcome:
+    """Carry a run out and judge it."""
+    yard = f"chaos-{secrets.token_hex(4)}"
+    plant = Plant(run.server, run.engine, yard, run.folder, run.timing)
+    try:
+        plant.start()
+        play(run, plant)
+        left_over = plant.left_over()
+    finally:
+        plant.stop()
+    history = gather(events(run.folder, plant))
+    violations = check(history, Answers(run.engine))
+    return Outcome(
+        report(history, violations),
+        history,
+        stale_refused(plant.logs),
+        left_over,
+        {
+            kind: [one for found in recoveries(history, kind) for one in found.seconds]
+            for kind in RECOVERIES
+        },
+        list(shortcomings(run.schedule(), history, run.seconds, run.parts)),
+    )
+
+
+def play(run: Run, plant: Plant) -> None:
+    """Load and faults together, then the time that it takes until all is answered."""
+    stop = run.folder / "stop"
+    plant.start_clients(client_commands(run, plant, stop))
+    plant.wait_for_tokens()
+    history = HistoryWriter(run.folder / "faults.jsonl")
+    Injector(plant, history).play(run.schedule())
+    stop.touch()
+    history.close()
+    patience_s = PATIENCE_S if run.engine == "simulated" else VLLM_PATIENCE_S
+    until = time.monotonic() + patience_s
+    for client in plant.clients:
+        # What it still waits for then is lost, and the checker will say so.
+        client.wait(max(0.0, until - time.monotonic()))
+
+
+def client_commands(run: Run, plant: Plant, stop: Path) -> Iterator[list[str]]:
+    """Command lines of the client processes, which go on until the file ``stop`` is there."""
+    for number in range(CLIENTS):
+        settings = LoadSettings(
+            url=plant.broker.url,
+            yard=plant.yard,
+            engine=run.engine,
+            client=f"client-{number}",
+            seed=run.seed,
+            stop=str(stop),
+            threads=THREADS,
+            long_threads=LONG_THREADS,
+            pause_s=0.0 if run.engine == "simulated" else VLLM_PAUSE_S,
+            history=str(run.folder / f"client-{number}.jsonl"),
+        )
+        yield [
+            sys.executable,
+            "-m",
+            "benchmarks.chaos.load",
+            msgspec.json.encode(settings).decode(),
+        ]
+
+
+def events(folder: Path, plant: Plant) -> Iterator[Event]:
+    """Everything that was written down."""
+    written = read_history(sorted(folder.glob("*.jsonl")))
+    return chain(written, record(read_commands(plant.broker.data_dir), Keys(plant.yard)))
+
+
+def stale_refused(logs: Path) -> int:
+    """Writes of workers that were refused, by the workers' own account."""
+    files = logs.glob("host-*.log")
+    return sum(len(_STALE_LINE.findall(file.read_bytes())) for file in files)
+
+
+def print_outcome(run: Run, outcome: Outcome) -> None:
+    """The table for people."""
+    found = outcome.report
+    rows: list[tuple[str, object]] = [
+        ("accepted", found.accepted),
+        ("results", found.results),
+        ("  cancelled among them", found.cancelled),
+        ("  of deleted entries", found.entries_lost),
+        ("lost", found.count("lost")),
+        ("answered twice", found.count("twice")),
+        ("wrong answers", found.count("wrong")),
+        ("token gaps", found.count("gap")),
+        ("token repeats", found.count("repeat")),
+        ("stale writes refused", outcome.stale_refused),
+        ("left over in intakes and lanes", outcome.left_over),
+        ("faults", found.kills.total()),
+        ("  without a target", len(outcome.history.missed)),
+        *((f"  {kind}", count) for kind, count in sorted(found.kills.items())),
+    ]
+    for kind, seconds in outcome.recovery_s.items():
+        if seconds:
+            p50, worst = statistics.median(seconds), max(seconds)
+            rows.append((f"recovery after {kind}, p50 s", p50))
+            rows.append((f"recovery after {kind}, max s", worst))
+    title = f"{run.engine} on {run.server}, {run.seconds:g} s, seed {run.seed}"
+    print_table(title, ["", "count"], rows)
+
+
+def print_violations(outcome: Outcome) -> None:
+    """The first offending requests, each with its timeline."""
+    shown: dict[tuple[str, str], list[str]] = {}
+    for violation in outcome.report.violations:
+        shown.setdefault(violation.key, []).append(f"{violation.kind}: {violation.what}")
+    for key, lines in list(shown.items())[:_SHOWN]:
+        click.echo(f"\n{'/'.join(key)}", err=True)
+        for line in chain(lines, timeline(outcome.history.stories[key])):
+            click.echo(f"  {line}", err=True)
+
+
+@click.command(help="Break a yard under load, by a random schedule, and check what came out.")
+@click.option("--engine", type=click.Choice(["simulated", "vllm"]), default="simulated")
+@click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
+@click.option("--seconds", type=click.FloatRange(1, 3600), default=60.0, show_default=True)
+@click.option("--seed", type=int, help="Of schedule and load.  [default: a random one]")
+@click.option(
+    "--only",
+    "parts",
+    type=click.Choice(get_args(Part)),
+    multiple=True,
+    help="Break only these.",
+)
+@click.option("--default-timing", is_flag=True, help="Leases as by default, not short ones.")
+@click.option("--keep", is_flag=True, help="Keep history and logs of a clean run, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+@click.option("--quick", is_flag=True, help=f"About ten seconds: {QUICK_S:g} s of faults.")
+def main(
+    engine: EngineName,
+    server: ServerName,
+    seconds: float,
+    seed: int | None,
+    parts: tuple[Part, ...],
+    *,
+    default_timing: bool,
+    keep: bool,
+    as_json: bool,
+    quick: bool,
+) -> None:
+    """Run, print, and exit by the verdict."""
+    run = Run(
+        engine=engine,
+        server=server,
+        seconds=QUICK_S if quick else seconds,
+        seed=secrets.randbelow(10**6) if seed is None else seed,
+        timing=DEFAULTS if default_timing else Timing(),
+        parts=parts,
+        folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),
+    )
+    # Workers that crash on purpose would each leave a core file.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    click.echo(f"seed {run.seed}", err=True)
+    outcome = perform(run)
+    figures = {**outcome.summary(run.seed), "machine": machine_facts()}
+    save(figures)
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        print_outcome(run, outcome)
+    if outcome.is_clean and not keep:
+        shutil.rmtree(run.folder)
+    else:
+        click.echo(f"history and logs: {run.folder}", err=True)
+    print_violations(outcome)
+    for reason in outcome.shortcomings:
+        click.echo(f"failed: {reason}", err=True)
+    sys.exit(not outcome.is_clean)
+
+
+if __name__ == "__main__":
+    main()

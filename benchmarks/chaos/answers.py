@@ -1,0 +1,120 @@
+"""What the clients of a chaos run ask, and the right answers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.chaos.history import Asked, Ended, now
+from tokenyard.protocol.settings import EngineName
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
+from worker.engines import Finished
+from worker.engines.simulated.engine import SimulatedEngine
+
+#: With steps of 40 ms an answer takes 0.2 to 2 s, a long one 3 to 6 s.
+_SIMULATED_TOKENS: Final = (5, 50)
+_SIMULATED_LONG_TOKENS: Final = (75, 150)
+_VOCABULARY: Final = 32_000
+_TEXT_SHARE: Final = 0.2
+#: The adder's context ends at 64 tokens; a sum takes seven.
+_LONG_SUM_TOKENS: Final = 48
+_SUM_TOKENS: Final = 6
+
+
+def draw_request(
+    draw: random.Random,
+    engine: EngineName,
+    *,
+    client: str,
+    request_id: str,
+    stream: bool,
+    is_long: bool = False,
+) -> Asked:
+    """A request whose answer is known."""
+    if engine == "vllm":
+        text = f"{draw.randrange(10, 100)}+{draw.randrange(10, 100)}="
+        # Behind its answer the model goes on with something: a stream that is worth breaking.
+        runs_on = is_long or draw.random() < 0.5
+        longest = _LONG_SUM_TOKENS if runs_on else _SUM_TOKENS
+        return Asked(
+            now(), client, request_id, longest, stream=stream, text=text, ignore_eos=runs_on
+        )
+    longest = draw.randint(*(_SIMULATED_LONG_TOKENS if is_long else _SIMULATED_TOKENS))
+    seed = draw.randrange(2**31) if draw.random() < 0.5 else None
+    if draw.random() < _TEXT_SHARE:
+        text = f"Tell me about {draw.randrange(10**9)}"
+        return Asked(now(), client, request_id, longest, stream=stream, text=text, seed=seed)
+    tokens = [draw.randrange(_VOCABULARY) for _ in range(draw.randint(1, 16))]
+    return Asked(now(), client, request_id, longest, stream=stream, tokens=tokens, seed=seed)
+
+
+def to_request(asked: Asked, reply_to: str = "") -> Request:
+    """The request as it travels."""
+    return Request(
+        id=asked.id,
+        client=asked.client,
+        tokens=None if asked.tokens is None else pack_tokens(asked.tokens),
+        prompt=asked.text,
+        params=SamplingParams(
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+            temperature=0.0,
+            ignore_eos=asked.ignore_eos,
+        ),
+        stream=asked.stream,
+        reply_to=reply_to,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The right answer: all its tokens, or how its text begins (or is, where it ends itself)."""
+
+    tokens: list[int] | None
+    text: str | None
+    is_whole: bool = True
+
+    def fault_of(self, ended: Ended) -> str:
+        """What is wrong with a completed result, or ""."""
+        if self.tokens is not None and ended.tokens != self.tokens:
+            return f"tokens {_brief(ended.tokens)} instead of {_brief(self.tokens)}"
+        text = ended.text or ""
+        if self.text is None or text == self.text:
+            return ""
+        if not self.is_whole and text.startswith(self.text):
+            return ""
+        return f"text {ended.text!r} instead of {self.text!r}"
+
+    def begins_with(self, tokens: list[int]) -> bool:
+        """Whether tokens may be the beginning of this answer."""
+        return self.tokens is None or self.tokens[: len(tokens)] == tokens
+
+
+def _brief(tokens: list[int]) -> str:
+    return f"{tokens[:4]}… ({len(tokens)})"
+
+
+class Answers:
+    """The right answers of one engine."""
+
+    def __init__(self, engine: EngineName) -> None:
+        self._engine = engine
+
+    def __call__(self, asked: Asked) -> Answer:
+        """The right answer to a request."""
+        if self._engine == "vllm":
+            left, _, right = (asked.text or "").rstrip("=").partition("+")
+            return Answer(None, str(int(left) + int(right)), is_whole=not asked.ignore_eos)
+        return _simulated(asked)
+
+
+def _simulated(asked: Asked) -> Answer:
+    """By an engine that nobody breaks."""
+    engine = SimulatedEngine()
+    engine.add(Assignment(request=to_request(asked), entry="1-0", sid="normal/1-0", attempt=1))
+    while True:
+        for event in engine.step():
+            if isinstance(event, Finished):
+                [choice] = event.choices
+                return Answer(list(choice.tokens), choice.text)

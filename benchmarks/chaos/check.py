@@ -1,0 +1,300 @@
+"""The checker of a chaos run: from the events to what was lost, said twice, wrong or cut.
+
+It knows nothing of how the yard works, only what it promises (guarantees G1 to G4):
+
+lost    an acknowledged request without a published result, or a reader who waited for nothing
+twice   more than one published result
+wrong   a result that is not the right answer, that two readers see differently, or that is
+        neither `completed`, nor a `cancelled` that somebody asked for, nor an `ENTRY_LOST` of
+        an entry that the injector has deleted
+gap     a reader, or the published stream itself, skips tokens
+repeat  … has tokens twice
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from benchmarks.chaos.answers import Answer
+from benchmarks.chaos.history import (
+    Accepted,
+    Asked,
+    Born,
+    CancelAsked,
+    Ended,
+    Event,
+    Fault,
+    Joined,
+    Key,
+    Missed,
+    Moved,
+    Published,
+    Seen,
+    Trimmed,
+    Trouble,
+)
+
+#: The code of a request whose entry has been deleted.
+ENTRY_LOST: Final = "ENTRY_LOST"
+Kind = Literal["lost", "twice", "wrong", "gap", "repeat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One promise broken for one request."""
+
+    kind: Kind
+    key: Key
+    what: str
+
+
+@dataclass(slots=True)
+class Story:
+    """All events of one request."""
+
+    asked: Asked | None = None
+    is_accepted: bool = False
+    is_cancelled: bool = False
+    is_trimmed: bool = False
+    seen: dict[str, list[Seen]] = field(default_factory=lambda: defaultdict(list))
+    ended: dict[str, list[Ended]] = field(default_factory=lambda: defaultdict(list))
+    published: list[Published] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+    trouble: list[Trouble] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Published]:
+        """The published results.
+
+        Where a deleted entry had its client listen nobody knows any more, so the same result goes
+        to both places, and counts once.
+        """
+        found = [one for one in self.published if one.event == "result"]
+        if self.is_trimmed and len({one.place for one in found}) == len(found):
+            return found[:1]
+        return found
+
+    def take(self, event: Event) -> None:
+        """Add one of this request's events."""
+        match event:
+            case Asked():
+                self.asked = event
+            case Accepted():
+                self.is_accepted = True
+            case CancelAsked():
+                self.is_cancelled = True
+            case Trimmed():
+                self.is_trimmed = True
+            case Seen():
+                self.seen[event.reader].append(event)
+            case Ended():
+                self.ended[event.reader].append(event)
+            case Published():
+                self.published.append(event)
+            case Moved():
+                self.moved.append(event)
+            case Trouble():
+                self.trouble.append(event)
+
+
+@dataclass(slots=True)
+class History:
+    """The events of a run, sorted by what they are about."""
+
+    stories: dict[Key, Story] = field(default_factory=lambda: defaultdict(Story))
+    faults: list[Fault] = field(default_factory=list)
+    missed: list[Missed] = field(default_factory=list)
+    workers: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # by pid
+
+
+def gather(events: Iterable[Event]) -> History:
+    """Sort events; those of one request must be in the order in which they happened."""
+    history = History()
+    for event in events:
+        match event:
+            case Fault():
+                history.faults.append(event)
+            case Missed():
+                history.missed.append(event)
+            case Born():
+                continue
+            case Joined():
+                history.workers[event.pid].add(event.worker)
+            case _:
+                history.stories[event.client, event.id].take(event)
+    return history
+
+
+def check(history: History, answer_to: Callable[[Asked], Answer]) -> list[Violation]:
+    """Everything that breaks a promise."""
+    return [
+        Violation(kind, key, what)
+        for key, story in history.stories.items()
+        for kind, what in _check(story, answer_to)
+    ]
+
+
+def _check(story: Story, answer_to: Callable[[Asked], Answer]) -> Iterator[tuple[Kind, str]]:
+    yield from _check_results(story)
+    if story.asked is not None:
+        yield from _check_answers(story, answer_to(story.asked))
+    yield from _check_published(story)
+    for reader in story.seen.keys() | story.ended.keys():
+        yield from _check_reader(reader, story.seen[reader], story.ended[reader])
+
+
+def _check_results(story: Story) -> Iterator[tuple[Kind, str]]:
+    count = len(story.results)
+    if story.is_accepted and not count:
+        yield "lost", "accepted, but no result was published"
+    elif story.is_accepted and not any(story.ended.values()):
+        yield "lost", "a result was published, but no reader got it"
+    if count > 1:
+        yield "twice", f"{count} results were published"
+    for reader, results in story.ended.items():
+        if len(results) > 1:
+            yield "twice", f"{reader} got {len(results)} results"
+
+
+def _check_answers(story: Story, answer: Answer) -> Iterator[tuple[Kind, str]]:
+    results = [result for results in story.ended.values() for result in results]
+    for result in results:
+        fault = _fault_of(result, answer, story)
+        if fault:
+            yield "wrong", f"{result.reader}: {fault}"
+        elif (result.status, result.tokens) != (results[0].status, results[0].tokens):
+            yield "wrong", f"{result.reader} and {results[0].reader} got different results"
+    for one in story.results:
+        if results and (one.status, one.tokens) != (results[0].status, results[0].tokens):
+            yield "wrong", f"{results[0].reader} got another result than was published"
+
+
+def _fault_of(result: Ended, answer: Answer, story: Story) -> str:
+    if result.status == "completed":
+        return answer.fault_of(result)
+    is_cut = result.status == "cancelled" and story.is_cancelled
+    is_cut |= result.code == ENTRY_LOST and story.is_trimmed
+    if not is_cut:
+        return f"{result.status} {result.code}"
+    return "" if answer.begins_with(result.tokens) else f"{result.status} with other tokens"
+
+
+def _check_published(story: Story) -> Iterator[tuple[Kind, str]]:
+    """The stream itself, as a reader sees it who reads all and forgets nothing."""
+    deltas = [(one.seq, one.tokens) for one in story.published if one.event == "delta"]
+    end = next(iter(story.results), None)
+    tail = None if end is None else (end.seq, end.tokens)
+    yield from _check_stream("published", deltas, tail)
+    closed = False
+    for one in story.published:
+        if closed and one.event == "delta":
+            yield "repeat", "a delta was published after the result"
+        closed = closed or one.event == "result"
+
+
+def _check_reader(
+    reader: str, seen: Sequence[Seen], ended: Sequence[Ended]
+) -> Iterator[tuple[Kind, str]]:
+    deltas = [(one.seq, one.tokens) for one in seen]
+    end = next(iter(ended), None)
+    if end is None:
+        yield from _check_stream(reader, deltas, None)
+        return
+    tail = len(end.tokens) if end.seq is None else end.seq
+    yield from _check_stream(reader, deltas, (tail, end.tokens))
+    if end.seq is None and end.text is not None:
+        shown = "".join(one.text or "" for one in seen)
+        if shown != end.text:
+            yield "gap", f"{reader}: the texts of the deltas make {shown!r}, not {end.text!r}"
+
+
+def _check_stream(
+    reader: str,
+    deltas: Sequence[tuple[int, list[int]]],
+    end: tuple[int, list[int]] | None,
+) -> Iterator[tuple[Kind, str]]:
+    """Each delta must begin where the one before it ended, and the result must agree.
+
+    ``end`` is how many tokens had been shown before the result, by its own account, and all
+    tokens of the result.
+    """
+    shown: list[int] = []
+    for seq, tokens in deltas:
+        if seq != len(shown):
+            yield _jump(seq, len(shown)), f"{reader}: delta at {seq} behind {len(shown)} tokens"
+            return
+        shown += tokens
+    if end is None:
+        return
+    seq, whole = end
+    if seq != len(shown):
+        yield _jump(seq, len(shown)), f"{reader}: result at {seq} behind {len(shown)} tokens"
+    elif whole[: len(shown)] != shown:
+        yield "gap", f"{reader}: the deltas are no beginning of the result"
+
+
+def _jump(seq: int, shown: int) -> Kind:
+    return "gap" if seq > shown else "repeat"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of a run."""
+
+    accepted: int
+    results: int
+    cancelled: int
+    entries_lost: int
+    violations: Sequence[Violation]
+    kills: Counter[str]  # faults by kind
+
+    def count(self, *kinds: Kind) -> int:
+        """Requests with a violation of these kinds."""
+        return len({one.key for one in self.violations if one.kind in kinds})
+
+
+def report(history: History, violations: Sequence[Violation]) -> Report:
+    """Count."""
+    stories = history.stories.values()
+    return Report(
+        accepted=sum(story.is_accepted for story in stories),
+        results=sum(len(story.results) for story in stories),
+        cancelled=sum(one.status == "cancelled" for story in stories for one in story.results),
+        entries_lost=sum(
+            any(one.code == ENTRY_LOST for ends in story.ended.values() for one in ends)
+            for story in stories
+        ),
+        violations=violations,
+        kills=Counter(fault.kind for fault in history.faults),
+    )
+
+
+def timeline(story: Story) -> Iterator[str]:
+    """What happened to one request, a line for each event, in order of time."""
+    own: list[Event] = [*story.moved, *story.published, *story.trouble]
+    own += [one for seen in story.seen.values() for one in seen]
+    own += [one for ended in story.ended.values() for one in ended]
+    began = story.asked.at if story.asked else 0.0
+    if story.asked:
+        yield f"+0.000 {story.asked}"
+    timed = [(one.at, one) for one in own if not isinstance(one, Joined)]
+    for at, event in sorted(timed, key=lambda pair: pair[0]):
+        yield f"{at - began:+.3f} {_line(event)}"
+
+
+def _line(event: Event) -> str:
+    match event:
+        case Moved():
+            return f"to {event.place}"
+        case Published():
+            who = f" {event.status} by {event.worker}" if event.status else ""
+            return f"published {event.event} at {event.seq}, {len(event.tokens)} tokens{who}"
+        case Seen():
+            return f"{event.reader} saw delta at {event.seq}, {len(event.tokens)} tokens"
+        case Ended():
+            return f"{event.reader} got {event.status} {event.code}, {len(event.tokens)} tokens"
+        case _:
+            return str(event)

@@ -1,0 +1,202 @@
+"""What happened in a chaos run, as events in files: one JSON object a line.
+
+Three parties write: the clients (what they asked and saw), the injector (what it broke), and,
+after the run, the broker's append-only file (`benchmarks.chaos.record`), which has everything
+that was ever written, in order. Times are seconds since the epoch by the one clock of this
+machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+#: A request: the client that asked and its id.
+Key = tuple[str, str]
+
+
+class Born(Struct, frozen=True, tag=True):
+    """A client process has started, perhaps in the place of one that was killed."""
+
+    at: float
+    client: str
+
+
+class Asked(Struct, frozen=True, tag=True, omit_defaults=True):
+    """A client is about to submit a request."""
+
+    at: float
+    client: str
+    id: str
+    max_tokens: int
+    stream: bool
+    tokens: list[int] | None = None  # the prompt: token ids or text
+    text: str | None = None
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+class Accepted(Struct, frozen=True, tag=True):
+    """The broker has acknowledged a request."""
+
+    at: float
+    client: str
+    id: str
+
+
+class CancelAsked(Struct, frozen=True, tag=True):
+    """A client is about to cancel."""
+
+    at: float
+    client: str
+    id: str
+
+
+class Seen(Struct, frozen=True, tag=True, omit_defaults=True):
+    """A reader got a delta. ``reader`` tells several readers of one request apart."""
+
+    at: float
+    reader: str
+    client: str
+    id: str
+    seq: int
+    tokens: list[int]
+    text: str | None = None
+
+
+class Ended(Struct, frozen=True, tag=True, omit_defaults=True):
+    """A reader got the result.
+
+    ``seq`` is None for readers to whom the tail, which rides in the result, came as a delta.
+    """
+
+    at: float
+    reader: str
+    client: str
+    id: str
+    status: str
+    tokens: list[int]
+    seq: int | None = None
+    text: str | None = None
+    code: str = ""
+
+
+class Trouble(Struct, frozen=True, tag=True):
+    """A client met an error that it could do something about."""
+
+    at: float
+    client: str
+    id: str
+    error: str
+
+
+class Fault(Struct, frozen=True, tag=True):
+    """The injector did something to processes; ``kind`` is for example ``worker kill``."""
+
+    at: float
+    kind: str
+    target: str
+    pids: list[int]
+    orphans: list[int] = []  # workers whose controller it was
+
+
+class Missed(Struct, frozen=True, tag=True):
+    """A fault of the schedule found nothing that it could hit."""
+
+    at: float
+    kind: str
+
+
+class Trimmed(Struct, frozen=True, tag=True):
+    """The injector has deleted an entry of a request from an intake."""
+
+    at: float
+    client: str
+    id: str
+
+
+class Joined(Struct, frozen=True, tag=True):
+    """The roster shows a worker, which runs in this process (broker's record)."""
+
+    worker: str
+    pid: int
+
+
+class Moved(Struct, frozen=True, tag=True):
+    """A request came to an intake or onto a lane (broker's record)."""
+
+    at: float
+    client: str
+    id: str
+    place: str  # intake:<class> or lane:<worker>
+
+
+class Published(Struct, frozen=True, tag=True, omit_defaults=True):
+    """A delta or a result was published (broker's record)."""
+
+    at: float
+    client: str
+    id: str
+    event: str  # delta or result
+    seq: int
+    tokens: list[int]
+    status: str = ""
+    worker: str = ""  # of a result: who made it
+    place: str = ""  # reply, the request's own stream, or replies, its client's
+
+
+Event = (
+    Born
+    | Asked
+    | Accepted
+    | CancelAsked
+    | Seen
+    | Ended
+    | Trouble
+    | Fault
+    | Missed
+    | Trimmed
+    | Joined
+    | Moved
+    | Published
+)
+_decoder: Final = msgspec.json.Decoder(Event)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return round(time.time(), 4)
+
+
+class HistoryWriter:
+    """Appends events to a file at once, so that a killed writer loses none; thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._lock = threading.Lock()
+
+    def write(self, *events: Event) -> None:
+        """Append events."""
+        lines = b"".join(_encode(event) + b"\n" for event in events)
+        with self._lock:
+            self._file.write(lines)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._file.close()
+
+
+def read_history(paths: Iterable[Path]) -> Iterator[Event]:
+    """The events of several files, file by file; a last line cut short is left out."""
+    for path in paths:
+        with path.open("rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n"):
+                    yield _decoder.decode(line)

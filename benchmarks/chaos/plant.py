@@ -1,0 +1,346 @@
+"""The processes of a chaos run: a broker, coordinators, controllers with their workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+import redis
+
+from benchmarks.chaos.faults import Part
+from benchmarks.chaos.history import Key
+from benchmarks.chaos.record import request_of
+from benchmarks.chaos.targets import NOBODY, WorkerProcess, find_workers
+from benchmarks.device import on_gpu
+from benchmarks.yard import ServerName, server_named
+from tokenyard import Client
+from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.errors import TransientError
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.settings import EngineName
+from tokenyard.protocol.worker_info import WorkerInfo
+
+COORDINATORS: Final = 2
+CONTROLLERS: Final = 2
+MAX_NUM_SEQS: Final = 64
+#: One simulated token takes so long, so that streams live long enough to be hit.
+STEP_S: Final = 0.04
+ADDER: Final = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "adder"
+START_TIMEOUT_S: Final = 240.0
+#: Several engines share a device here, a GPU too, and die while others start.
+_MEMORY: Final = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": 64 * 1024**2}
+#: Where the injector kills at random, the death of a worker says nothing about its requests.
+_ACQUITTAL: Final = [
+    *("--max-crashes", 1000),
+    *("--max-crashed-alone", 1000),
+    *("--max-lost-alone", 1000),
+]
+_TERM_TIMEOUT_S: Final = 60.0
+_COMPILE_S: Final = 15.0
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Leases and what else decides how soon a fault is noticed."""
+
+    worker_lease_ms: int = 2_000
+    leader_lease_ms: int = 1_000
+    hang_timeout_s: float = 3.0
+    grace_s: float = 2.0
+
+
+#: What the programs have by default.
+DEFAULTS: Final = Timing(
+    worker_lease_ms=30_000, leader_lease_ms=5_000, hang_timeout_s=60.0, grace_s=30.0
+)
+
+
+class Broker:
+    """A server that keeps its port and its append-only file across its deaths.
+
+    The file is written and flushed to the device before each answer (``appendfsync always``).
+    With ``everysec``, which an embedded broker has otherwise, a server that is killed while a
+    flush is under way may lose up to two seconds of what it has acknowledged: it puts the write
+    off until the flush is over (aof.c, ``aof_flush_postponed_start``), but not the answers.
+    The file is never rewritten, since it is what the checker reads.
+    """
+
+    def __init__(self, name: ServerName, data_dir: Path) -> None:
+        self._server = server_named(name)
+        self.data_dir = data_dir
+        self._broker = EmbeddedBroker(data_dir, server=self._server)
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Its Redis URL, the same for ever."""
+        return self._broker.url
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 while it is down."""
+        return self._broker.pid
+
+    def start(self) -> None:
+        """Start it, on the same port and file as before, and wait until it answers."""
+        if self._broker.is_running:
+            return
+        self._broker = EmbeddedBroker(self.data_dir, port=self._port, server=self._server)
+        self._broker.start()
+        with self._connection() as connection:
+            self._port = connection.connection_pool.connection_kwargs["port"]
+            connection.config_set("appendfsync", "always")
+            connection.config_set("auto-aof-rewrite-percentage", 0)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._broker.stop()
+
+    def stop(self) -> None:
+        """SIGTERM; idempotent."""
+        self._broker.stop()
+
+    def cut_connections(self) -> None:
+        """End all connections, whatever was on its way through them."""
+        with self._connection() as connection:
+            connection.client_kill_filter(_type="normal", skipme=True)
+
+    def flush_scripts(self) -> None:
+        """Forget all scripts."""
+        with self._connection() as connection:
+            connection.script_flush()
+
+    def _connection(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, socket_timeout=10.0)
+
+
+class Program:
+    """A coordinator or a controller that can be ended and started again."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, cores: Collection[int]
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._log = log
+        self._cores = cores
+        self._process: subprocess.Popen[bytes] | None = None
+        self._groups: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 while it is down."""
+        return self._process.pid if self.is_running and self._process else 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it where it is down."""
+        if self.is_running:
+            return
+        self._process = start_tethered(self._command, self._log)
+        if self._cores:
+            os.sched_setaffinity(self._process.pid, self._cores)
+        self._groups.append(self._process)
+
+    def descendants(self) -> list[int]:
+        """All processes that it has started, and those that these have."""
+        with contextlib.suppress(psutil.Error):
+            if self.is_running:
+                return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
+        return []
+
+    def has_started(self, pid: int) -> bool:
+        """Whether a process lives that it, or a forerunner of it, has started."""
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            group = os.getpgid(pid)
+            return (
+                pid != group
+                and group in [process.pid for process in self._groups]
+                and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+            )
+        return False
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended by itself, at most so long."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def end(self) -> None:
+        """End it and all that it or its forerunners have left behind."""
+        for process in self._groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGCONT)
+            stop_tethered(process, _TERM_TIMEOUT_S)
+
+
+def _cores(host: int) -> Collection[int]:
+    """Its share of this machine, so that hosts do not disturb each other more than they must."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[host::CONTROLLERS] or cores
+
+
+class Plant:
+    """All processes of one yard, and its clients."""
+
+    def __init__(
+        self, server: ServerName, engine: EngineName, yard: str, folder: Path, timing: Timing
+    ) -> None:
+        self.yard = yard
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True)
+        self.broker = Broker(server, folder / "broker")
+        self.coordinators: list[Program] = []
+        self.controllers: list[Program] = []
+        self.clients: list[Program] = []
+        self._engine: EngineName = engine
+        self._timing = timing
+        self._roster: dict[bytes, bytes] = {}
+
+    @property
+    def workers_wanted(self) -> int:
+        """Worker processes while nothing is broken."""
+        return CONTROLLERS * self._slots
+
+    @property
+    def _slots(self) -> int:
+        return 2 if self._engine == "simulated" else 1
+
+    @property
+    def _hang_timeout_s(self) -> float:
+        """Longer on a GPU, where the first request of all waits until kernels are compiled."""
+        is_slow = self._engine == "vllm" and on_gpu()
+        return (
+            max(_COMPILE_S, self._timing.hang_timeout_s) if is_slow else self._timing.hang_timeout_s
+        )
+
+    def start(self) -> None:
+        """Start everything and wait until all workers serve."""
+        self.broker.start()
+        timing = self._timing
+        for number in range(COORDINATORS):
+            options = ["--lease-ms", timing.leader_lease_ms, *_ACQUITTAL]
+            self.coordinators.append(self._program("coordinator", f"coordinator-{number}", options))
+        shared = ["--lease-ms", timing.worker_lease_ms, "--hang-timeout-s", self._hang_timeout_s]
+        shared += ["--grace-s", timing.grace_s, "--backoff-s", 0.1, "--max-backoff-s", 1.0]
+        shared += ["--slots", self._slots, "--max-num-seqs", MAX_NUM_SEQS, *self._engine_options()]
+        for number in range(CONTROLLERS):
+            cores = _cores(number) if self._engine == "vllm" else ()
+            self.controllers.append(self._program("worker", f"host-{number}", shared, cores))
+        for program in (*self.coordinators, *self.controllers):
+            program.start()
+        self.wait_for_workers()
+
+    def _engine_options(self) -> list[object]:
+        if self._engine == "simulated":
+            return ["--engine", "simulated", "--simulated-step-s", STEP_S]
+        engine = ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
+        return [*engine, "--engine-args", json.dumps(_MEMORY)]
+
+    def _program(
+        self, module: str, name: str, options: Sequence[object], cores: Collection[int] = ()
+    ) -> Program:
+        place = ["--redis-url", self.broker.url, "--yard", self.yard, "--name", name]
+        command = [sys.executable, "-m", module, *place, *map(str, options)]
+        return Program(name, command, self.logs / f"{name}.log", cores)
+
+    def start_clients(self, commands: Iterable[Sequence[str]]) -> None:
+        """Start the clients, each with its command line."""
+        for number, command in enumerate(commands):
+            log = self.logs / f"client-{number}.log"
+            program = Program(f"client-{number}", command, log, ())
+            self.clients.append(program)
+            program.start()
+
+    def programs(self, part: Part) -> Sequence[Program]:
+        """The programs of one part; a host, or a worker process, is found by its controller."""
+        if part == "client":
+            return self.clients
+        return self.coordinators if part == "coordinator" else self.controllers
+
+    def workers(self) -> list[WorkerProcess]:
+        """The worker processes that live, as the roster shows them, or last did."""
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            self._roster = broker.hgetall(Keys(self.yard).workers)
+        return find_workers(self._roster, self._host_of)
+
+    def is_streaming(self, worker: WorkerProcess) -> bool:
+        """Whether a part of an answer has been published that this worker has yet to end."""
+        keys = Keys(self.yard)
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            lane = [fields for _, fields in broker.xrange(keys.lane(worker.worker))]
+            running = [keys.tokens(*request_of(fields)) for fields in lane if b"id" in fields]
+            return bool(running and broker.exists(*running))
+        return False
+
+    def _host_of(self, pid: int) -> str:
+        return next((one.name for one in self.controllers if one.has_started(pid)), NOBODY)
+
+    def _connection(self, socket_timeout: float) -> redis.Redis:
+        return redis.Redis.from_url(self.broker.url, socket_timeout=socket_timeout, retry=None)
+
+    def wait_for_workers(self) -> None:
+        """Wait until all workers serve; raises `TimeoutError`."""
+        self._wait(lambda _: True)
+
+    def wait_for_tokens(self) -> None:
+        """Wait until all workers have streamed something; raises `TimeoutError`."""
+        self._wait(lambda worker: worker.tally.tokens > 0)
+
+    def _wait(self, is_so: Callable[[WorkerInfo], bool]) -> None:
+        until = time.monotonic() + START_TIMEOUT_S
+        count = 0
+        with Client(self.broker.url, yard=self.yard, connect_timeout_s=START_TIMEOUT_S) as client:
+            while time.monotonic() < until:
+                with contextlib.suppress(TransientError):
+                    count = sum(map(is_so, client.info().workers.values()))
+                if count >= self.workers_wanted:
+                    return
+                time.sleep(_POLL_S)
+        raise TimeoutError(f"{count} of {self.workers_wanted} workers in {START_TIMEOUT_S:g} s")
+
+    def trim_intakes(self) -> list[Key]:
+        """Delete what waits in the intakes and has a ledger; of which requests that was.
+
+        An entry from a plain XADD that the coordinator has not seen has none: only its client
+        knows of it, and must send it again.
+        """
+        keys, found = Keys(self.yard), []
+        with self._connection(socket_timeout=10.0) as broker:
+            for name in INTAKE_CLASSES:
+                for entry, fields in broker.xrange(keys.intake(name)):
+                    key = request_of(fields)
+                    if broker.exists(keys.ledger(*key)) and broker.xdel(keys.intake(name), entry):
+                        found.append(key)
+        return found
+
+    def left_over(self) -> int:
+        """Entries in the intakes and on the lanes: none, once all is answered."""
+        with redis.Redis.from_url(self.broker.url, socket_timeout=10.0) as connection:
+            pattern = f"tokenyard:{{{self.yard}}}:*"
+            streams = connection.scan_iter(pattern, count=1000, _type="stream")
+            held = [key for key in streams if b"}:intake:" in key or b"}:lane:" in key]
+            return sum(connection.xlen(key) for key in held)
+
+    def stop(self) -> None:
+        """End everything; idempotent."""
+        for program in (*self.clients, *self.controllers, *self.coordinators):
+            program.end()
+        self.broker.stop()

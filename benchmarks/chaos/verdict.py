@@ -1,0 +1,52 @@
+"""Whether a chaos run has tried what it claims to have tried.
+
+A run that broke nothing finds nothing: it must not pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from benchmarks.chaos.check import History
+from benchmarks.chaos.faults import FIRST, Kind, Part, Planned
+from benchmarks.chaos.recovery import recoveries
+
+#: Of the schedule, so much may find no target: what it would have hit was just being restarted.
+MOST_MISSED: Final = 0.1
+#: A run of so many seconds has time for all of `FIRST`.
+FULL_S: Final = 60.0
+
+
+def shortcomings(
+    planned: Sequence[Planned], history: History, seconds: float, parts: Collection[Part] = ()
+) -> Iterator[str]:
+    """What a run has left untried, in words; nothing where its figures mean something.
+
+    ``seconds`` and ``parts`` as in `schedule`.
+    """
+    if not any(story.is_accepted for story in history.stories.values()):
+        yield "no request was accepted"
+    if not history.faults:
+        yield f"none of {len(planned)} planned faults hit anything"
+    yield from _missed(planned, history)
+    hit = {fault.kind for fault in history.faults}
+    for kind in map(" ".join, _due(seconds, parts)):
+        if kind not in hit:
+            yield f"no {kind} hit anything"
+        elif kind == "worker kill" and not recoveries(history, kind):
+            yield "no recovery was measured: no killed worker had a stream under way"
+
+
+def _missed(planned: Sequence[Planned], history: History) -> Iterator[str]:
+    missed = Counter(one.kind for one in history.missed)
+    if missed.total() > MOST_MISSED * len(planned):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in missed.most_common())
+        yield f"{missed.total()} of {len(planned)} faults had no target ({kinds})"
+
+
+def _due(seconds: float, parts: Collection[Part]) -> Sequence[Kind]:
+    """What must have hit something; a short run has time for a worker's kill only."""
+    due = FIRST if seconds >= FULL_S else FIRST[:1]
+    return [kind for kind in due if not parts or kind[0] in parts]

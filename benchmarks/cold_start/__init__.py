@@ -1,0 +1,1 @@
+"""How soon a model answers, against `vllm serve` and `LLM`."""

@@ -1,0 +1,71 @@
+"""What the parts of `cold_start.py` share: the models, what they are asked, what a part says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from worker.models import ModelSpec, read_models
+
+MODELS: Final = Path(__file__).parents[1] / "models.toml"
+#: For anything that the benchmark waits for.
+TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model, and a question of which it knows the answer."""
+
+    model: ModelSpec
+    prompt: str
+    answer: str
+
+    def check(self, part: str, said: str) -> None:
+        """Raise `WrongAnswer` where that is not the answer."""
+        if said != self.answer:
+            raise WrongAnswer(f"{part}: {self.prompt} was answered {said!r}, not {self.answer!r}")
+
+
+class WrongAnswer(click.ClickException):
+    """A figure for the wrong answer is worth nothing: the benchmark ends."""
+
+
+#: What the models are asked, by name.
+_QUESTIONS: Final = {
+    "adder": ("12+34=", "46"),
+    "subtractor": ("58-21=", "37"),
+    "llama": ("w5 w6 w7", " w8 w9 w10 w11 w12 w13"),
+    "llama-again": ("w50 w51", " w52 w53 w54 w55 w56 w57"),
+}
+
+
+def tasks(models: Path = MODELS) -> tuple[Task, Task]:
+    """The model that is timed, and the one that is there before it: the two of a models file."""
+    first, other = (Task(spec, *_QUESTIONS[name]) for name, spec in read_models(models).items())
+    return first, other
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """How long it took to the first token, and how much of that is known by phase, in seconds."""
+
+    seconds: float
+    phases_s: Mapping[str, float]
+
+    def with_rest(self, name: str) -> Timed:
+        """The time that no phase tells of as one more phase."""
+        rest = self.seconds - sum(self.phases_s.values())
+        return Timed(self.seconds, {**self.phases_s, name: rest})
+
+
+def phases(began: float, ends: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by phase, from the times at which one after the other was over."""
+    phases_s = {}
+    for phase, end in ends.items():
+        phases_s[phase] = end - began
+        began = end
+    return phases_s

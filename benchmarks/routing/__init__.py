@@ -1,0 +1,1 @@
+"""What a routing policy gains on workloads that it is made for."""

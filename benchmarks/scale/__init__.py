@@ -1,0 +1,1 @@
+"""What a request costs as workers, clients, yards and waiting requests grow."""

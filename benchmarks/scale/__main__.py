@@ -1,0 +1,164 @@
+"""What does it cost that a yard grows: workers, waiting requests, clients, prompts, yards?
+
+Each part can be had alone by `--part`; benchmarks/README.md tells the method. All with a real
+coordinator and a real broker with an append-only file; workers are played
+(`benchmarks.scale.crew`), so that a thousand of them fit onto one machine.
+
+    python -m benchmarks.scale [--part workers] [--server redis] [--rounds 3] [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, get_args
+
+import click
+
+from benchmarks.machine import machine, machine_facts
+from benchmarks.measure import print_table
+from benchmarks.scale import backlog as scale_backlog
+from benchmarks.scale import clients as scale_clients
+from benchmarks.scale import many as scale_many
+from benchmarks.scale import map as scale_map
+from benchmarks.scale import workers as scale_workers
+from benchmarks.scale.targets import Figures, Part, has_targets, missed
+from benchmarks.yard import ServerName, embedded_broker, end_in_order
+
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How far each part goes, and on which server."""
+
+    server: ServerName = "valkey"
+    rounds: int = 3
+    workers: Sequence[int] = (1, 2, 10, 100, 1000)
+    worker_requests: int = 6_000
+    idle_s: float = 2.0
+    depths: Sequence[int] = (10_000, 100_000, 1_000_000)
+    drained: int = 20_000
+    submits: int = 200
+    clients: Sequence[int] = (1, 10, 100, 2000)
+    client_requests: int = 8_000
+    prompts: int = 1_000_000
+    yard_requests: int = 16_000
+
+
+QUICK: Final = Plan(
+    rounds=1,
+    workers=(2, 20),
+    worker_requests=300,
+    idle_s=0.2,
+    depths=(2_000,),
+    drained=5_000,
+    submits=20,
+    clients=(1, 20),
+    client_requests=200,
+    prompts=2_000,
+    yard_requests=800,
+)
+
+
+def measure_workers(plan: Plan) -> Figures:
+    """By the number of workers; the numbers take turns."""
+    runs: dict[int, list[scale_workers.Run]] = {count: [] for count in plan.workers}
+    for _ in range(plan.rounds):
+        for count, found in runs.items():
+            with embedded_broker(plan.server) as broker:
+                run = scale_workers.measure(broker, count, plan.worker_requests, plan.idle_s)
+            found.append(run)
+    return {str(count): scale_workers.figures(found) for count, found in runs.items()}
+
+
+def measure_backlog(plan: Plan) -> Figures:
+    """By the number of requests that wait."""
+    depths = scale_backlog.measure(
+        plan.server, plan.depths, plan.drained, plan.submits, plan.rounds
+    )
+    return {str(depth.waiting): scale_backlog.figures(depth) for depth in depths}
+
+
+def measure_clients(plan: Plan) -> Figures:
+    """By the number of clients; the numbers take turns."""
+    runs: dict[int, list[scale_clients.Run]] = {count: [] for count in plan.clients}
+    for _ in range(plan.rounds):
+        for count, found in runs.items():
+            with embedded_broker(plan.server) as broker:
+                found.append(scale_clients.measure(broker, count, plan.client_requests))
+    return {str(count): scale_clients.figures(found) for count, found in runs.items()}
+
+
+def measure_map(plan: Plan) -> Figures:
+    """Resident memory in MiB by process, at each look, and how it grew between two of them."""
+    with embedded_broker(plan.server) as broker:
+        looks = scale_map.measure(broker, plan.prompts)
+    found = {
+        f"{percent}": {name: size / 2**20 for name, size in look.items()}
+        for percent, look in zip(scale_map.LOOKS, looks, strict=True)
+    }
+    return {**found, "grown": scale_map.grown(looks)}
+
+
+def measure_yards(plan: Plan) -> Figures:
+    """One yard and several, in turn."""
+    with embedded_broker(plan.server) as broker:
+        runs = [scale_many.measure(broker, plan.yard_requests) for _ in range(plan.rounds)]
+    return {str(scale_many.YARDS): scale_many.figures(runs)}
+
+
+_MEASURES: Final[Mapping[Part, Callable[[Plan], Figures]]] = {
+    "workers": measure_workers,
+    "backlog": measure_backlog,
+    "clients": measure_clients,
+    "map": measure_map,
+    "yards": measure_yards,
+}
+_TITLES: Final[Mapping[Part, str]] = {
+    "workers": "by workers; us: CPU µs per request, idle: CPU ms per second",
+    "backlog": "by waiting requests, beside an empty yard in turn",
+    "clients": "by clients; us: CPU µs per request",
+    "map": "resident MiB at so many percent of a map",
+    "yards": "several yards and one, the same load",
+}
+
+
+def show(part: Part, figures: Figures) -> None:
+    """One table: figures down, sizes across."""
+    names = list(dict.fromkeys(name for one in figures.values() for name in one))
+    rows = [(name, *(one.get(name, "") for one in figures.values())) for name in names]
+    print_table(f"{part}: {_TITLES[part]}", ["", *figures], rows)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Default: all.")
+@click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
+@click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(
+    parts: tuple[Part, ...], server: ServerName, rounds: int, *, quick: bool, as_json: bool
+) -> None:
+    """Measure what grows with a yard; the status is not 0 where a target is missed."""
+    end_in_order()
+    plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
+    found = {part: _MEASURES[part](plan) for part in parts or PARTS}
+    told = [] if quick else [line for part in found for line in missed(part, found[part])]
+    if as_json:
+        print(json.dumps({**found, "missed": told, "machine": machine_facts()}))
+    else:
+        for part, figures in found.items():
+            show(part, figures)
+        is_judged = not quick and any(map(has_targets, found))
+        print(
+            *(told or ["every target holds" if is_judged else "no target was looked at"]), sep="\n"
+        )
+        print(machine())
+    sys.exit(bool(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What a request costs as the clients grow; see `benchmarks.scale`.
+
+    python -m benchmarks.scale.clients URL YARD CLIENTS REQUESTS REPORT
+
+plays so many `AsyncClient`s in one process: each with connections and a reply stream of its own,
+each waiting for as many requests as its share of the window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+
+from benchmarks.child import run_child
+from benchmarks.measure import cpu_seconds
+from benchmarks.scale.crew import answer
+from benchmarks.scale.yard import PROMPTS, Crew, costs_us, progress, prompts, scale_yards
+from tokenyard import AsyncClient
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.wire import pack_tokens, unpack_tokens
+
+#: Requests under way, of all clients together.
+WINDOW: Final = 2048
+#: Clients that connect at the same time.
+_AT_ONCE: Final = 64
+_IDLE_S: Final = 6.0
+_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """So many clients, and all that they asked."""
+
+    requests: int
+    seconds: float
+    cpu_s: dict[str, float]  # by process
+    idle_s: dict[str, float]  # processor seconds for each second in which nobody asks
+    client_bytes: float  # resident memory of each client
+    broker_bytes: float  # and what each takes in the broker, with its connections
+
+
+def measure(broker: EmbeddedBroker, clients: int, requests: int) -> Run:
+    """A new yard with two workers, asked by so many clients in one process."""
+    progress(f"clients: {clients:,}")
+    with scale_yards(broker, Crew()) as yards:
+        pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
+        words = [yards.url, yards.names[0], str(clients), str(requests), pids]
+        report = run_child("benchmarks.scale.clients", words, timeout_s=_TIMEOUT_S)
+    return msgspec.convert(report, Run)
+
+
+async def _ask(client: AsyncClient, requests: int, window: int) -> None:
+    asked = prompts()
+    answers = [unpack_tokens(answer(pack_tokens(one))) for one in asked]
+    items = (asked[at % PROMPTS] for at in range(requests))
+    async for number, result in client.map(items, window=window, max_tokens=32):
+        if result.tokens != answers[number % PROMPTS]:
+            sys.exit(f"request {number}: wrong answer {result}")
+
+
+async def _connect(client: AsyncClient, gate: asyncio.Semaphore) -> None:
+    async with gate:
+        await client.start()
+        await _ask(client, 1, 1)  # now it listens, too
+
+
+async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str, int]) -> Run:
+    """Connect all, then have each ask its share."""
+    process, broker = psutil.Process(), psutil.Process(pids["broker"])
+    groups = {"clients": [os.getpid()]} | {name: [pid] for name, pid in pids.items()}
+    before = process.memory_info().rss, broker.memory_info().rss
+    everybody = [AsyncClient(url, yard) for _ in range(clients)]
+    gate = asyncio.Semaphore(_AT_ONCE)
+    await asyncio.gather(*(_connect(one, gate) for one in everybody))
+    after = process.memory_info().rss, broker.memory_info().rss
+    idle_s = await _idle_s(groups)
+    each, window = max(1, requests // clients), max(1, WINDOW // clients)
+    used, began = cpu_seconds(groups), time.perf_counter()
+    await asyncio.gather(*(_ask(one, each, window) for one in everybody))
+    seconds, now = time.perf_counter() - began, cpu_seconds(groups)
+    await asyncio.gather(*(one.close() for one in everybody))
+    return Run(
+        each * clients,
+        seconds,
+        {name: now[name] - used[name] for name in groups},
+        idle_s,
+        *((new - old) / clients for new, old in zip(after, before, strict=True)),
+    )
+
+
+async def _idle_s(groups: dict[str, list[int]]) -> dict[str, float]:
+    """What each process takes of a second while all clients only listen."""
+    before = cpu_seconds(groups)
+    await asyncio.sleep(_IDLE_S)
+    after = cpu_seconds(groups)
+    return {name: (after[name] - before[name]) / _IDLE_S for name in groups}
+
+
+def figures(runs: list[Run]) -> dict[str, float]:
+    """Medians over the rounds."""
+    found: dict[str, float] = {
+        "per_s": statistics.median(one.requests / one.seconds for one in runs)
+    }
+    costs = [costs_us(one.cpu_s, one.idle_s, one.seconds, one.requests) for one in runs]
+    for name in runs[0].cpu_s:
+        found[f"us_{name}"] = statistics.median(one[name] for one in costs)
+        found[f"idle_ms_{name}"] = statistics.median(1000 * one.idle_s[name] for one in runs)
+    found["kib_each"] = statistics.median(one.client_bytes for one in runs) / 1024
+    found["kib_each_broker"] = statistics.median(one.broker_bytes for one in runs) / 1024
+    return found
+
+
+def main() -> None:
+    """Write what was measured as JSON."""
+    url, yard, clients, requests, told, report = sys.argv[1:]
+    pids: dict[str, Any] = {}
+    for pair in told.split(","):
+        name, _, pid = pair.partition(":")
+        pids[name] = int(pid)
+    run = asyncio.run(play(url, yard, int(clients), int(requests), pids))
+    Path(report).write_text(json.dumps(asdict(run)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

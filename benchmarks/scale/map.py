@@ -1,0 +1,79 @@
+"""Whether a client's `map` and the services stay flat in memory; see `benchmarks.scale`.
+
+python -m benchmarks.scale.map URL YARD PROMPTS PIDS REPORT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.child import run_child
+from benchmarks.scale.crew import answer
+from benchmarks.scale.yard import Crew, progress, scale_yards
+from tokenyard import Client
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.wire import pack_tokens, unpack_tokens
+
+#: Where memory is looked at, in percent of the prompts.
+LOOKS: Final = (10, 50, 100)
+#: Short, since a million of them should pass in minutes.
+_PROMPT: Final = (1, 2, 3, 4, 5, 6, 7, 8)
+#: Results are kept for so long: what the broker holds is then what came in this time.
+RESULT_TTL_S: Final = 5
+_TIMEOUT_S: Final = 1200.0
+
+#: Resident bytes by process, at each of `LOOKS`.
+Looks = list[dict[str, int]]
+
+
+def measure(broker: EmbeddedBroker, count: int) -> Looks:
+    """Run a `map` over so many prompts in a process of its own."""
+    progress(f"map: {count:,}")
+    with scale_yards(broker, Crew()) as yards:
+        pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
+        words = [yards.url, yards.names[0], str(count), pids]
+        looks: Looks = run_child("benchmarks.scale.map", words, timeout_s=_TIMEOUT_S)
+    return looks
+
+
+def grown(looks: Looks) -> dict[str, float]:
+    """By process: memory at the end over that at the first look."""
+    return {name: looks[-1][name] / looks[0][name] for name in looks[0]}
+
+
+def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> Looks:
+    """Ask, check, and look at all processes on the way."""
+    expected = unpack_tokens(answer(pack_tokens(_PROMPT)))
+    at = {count * percent // 100 for percent in LOOKS}
+    looks: Looks = []
+    with Client(url, yard=yard) as client:
+        items = (list(_PROMPT) for _ in range(count))
+        results = client.map(items, window=2048, max_tokens=8, result_ttl_s=RESULT_TTL_S)
+        for done, (_, result) in enumerate(results, 1):
+            if result.tokens != expected:
+                sys.exit(f"wrong answer {result}")
+            if done in at:
+                look = {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
+                looks.append(look)
+    return looks
+
+
+def main() -> None:
+    """Write what was seen as JSON."""
+    url, yard, count, told, report = sys.argv[1:]
+    pids: dict[str, Any] = {"client": os.getpid()}
+    for pair in told.split(","):
+        name, _, pid = pair.partition(":")
+        pids[name] = int(pid)
+    Path(report).write_text(json.dumps(ask(url, yard, int(count), pids)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Yards for `benchmarks.scale`: coordinators, and one process that plays all their workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.scale.crew import answer
+from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch, wait_until
+from tokenyard import Client
+from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.embedded_broker import EmbeddedBroker
+from tokenyard.protocol.wire import pack_tokens, unpack_tokens
+
+PROMPT_TOKENS: Final = 128
+#: Prompts differ, but not all: making and checking them must not cost more than asking.
+PROMPTS: Final = 64
+#: More than any part lets wait, requests and tokens.
+_ROOM: Final = ("--max-num-queued-reqs", "3000000", "--max-num-queued-tokens", "1000000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Workers of each yard: how many, of how many slots, and results that make a step."""
+
+    workers: int = 2
+    slots: int = 256
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Yards:
+    """Yards on one broker, each with a coordinator and workers of its own."""
+
+    url: str
+    names: Sequence[str]
+    coordinators: Sequence[int]
+    crew: int
+    broker: int
+    is_well: Callable[[], bool]  # raises `ChildProcessError` with the last words of who has ended
+
+    @property
+    def pids(self) -> dict[str, list[int]]:
+        """Processes of the services, by name."""
+        return {"coordinator": list(self.coordinators), "broker": [self.broker]}
+
+    def rest(self) -> None:
+        """Have the workers take nothing more."""
+        os.kill(self.crew, signal.SIGUSR1)
+
+    def work(self) -> None:
+        """Have them work again."""
+        os.kill(self.crew, signal.SIGUSR2)
+
+
+@contextmanager
+def scale_yards(broker: EmbeddedBroker, crew: Crew, count: int = 1) -> Iterator[Yards]:
+    """So many new yards, once all their workers are there."""
+    names = [f"scale-{secrets.token_hex(4)}" for _ in range(count)]
+    counts = map(str, (crew.workers, crew.slots, crew.step))
+    programs = {
+        name: ["coordinator", "--redis-url", broker.url, "--yard", name, *_ROOM] for name in names
+    }
+    programs["crew"] = ["benchmarks.scale.crew", broker.url, *counts, *names]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
+        processes = {}
+        for name, command in programs.items():
+            process = start_tethered([sys.executable, "-m", *command], folder / f"{name}.log")
+            stack.callback(stop_tethered, process, STOP_S)
+            processes[name] = process
+        watch = Watch(processes, folder)
+        for name in names:
+            wait_until(
+                broker.url,
+                name,
+                lambda view: (
+                    watch.is_well()
+                    and view.leader is not None
+                    and view.ready_workers >= crew.workers
+                ),
+                START_TIMEOUT_S,
+            )
+        coordinators = [processes[name].pid for name in names]
+        yield Yards(
+            broker.url, names, coordinators, processes["crew"].pid, broker.pid, watch.is_well
+        )
+        watch.is_well()
+
+
+def prompts() -> list[list[int]]:
+    """Different prompts, the same in each run."""
+    draw = random.Random(128)
+    return [[draw.randrange(32_000) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
+
+
+class Asker:
+    """Asks a yard and checks each answer."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._prompts = prompts()
+        self._answers = [unpack_tokens(answer(pack_tokens(one))) for one in self._prompts]
+
+    def many(self, requests: int, window: int) -> int:
+        """Ask so often, with at most ``window`` under way; how often that was."""
+        asked = (self._prompts[at % PROMPTS] for at in range(requests))
+        count = 0
+        for number, result in self._client.map(asked, window=window, max_tokens=32):
+            if result.tokens != self._answers[number % PROMPTS]:
+                sys.exit(f"request {number}: wrong answer {result.tokens}, {result.error}")
+            count += 1
+        if count != requests:
+            sys.exit(f"{count} of {requests} requests were answered")
+        return count
+
+
+def costs_us(
+    cpu_s: Mapping[str, float], idle_s: Mapping[str, float], seconds: float, requests: int
+) -> dict[str, float]:
+    """What a request costs each process, in µs, beyond what each second costs anyway.
+
+    On a slow machine a request else pays for more of the leases and looks that go on meanwhile.
+    """
+    return {
+        name: 1e6 * max(0.0, cpu_s[name] - idle_s[name] * seconds) / requests for name in idle_s
+    }
+
+
+def progress(words: str) -> None:
+    """Say on standard error what is being done."""
+    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)

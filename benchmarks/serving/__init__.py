@@ -1,0 +1,1 @@
+"""Tokens a second and latency, against vLLM's own ways to serve."""

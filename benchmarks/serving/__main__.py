@@ -1,0 +1,285 @@
+"""What is left of vLLM's speed behind Tokenyard? Tokens/s, and the time to each token.
+
+One real engine, asked through the whole of Tokenyard, called directly in three ways, and behind
+`vllm serve`; whole answers and streams; sums with known answers, and 512 tokens in, 128 out on a
+Llama of random weights. Then all streams at the same offered load. Every answer is checked.
+
+    python -m benchmarks.serving [--shape 1b] [--rounds 3] [--json] [--quick]
+
+With a shape the Llama is of a real size, and the sides run one after the other, as a GPU has room.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final
+
+import click
+
+from benchmarks.device import on_gpu
+from benchmarks.llama import SHAPES
+from benchmarks.machine import machine, machine_facts
+from benchmarks.measure import print_table
+from benchmarks.progress import LIMIT, save
+from benchmarks.serving import figures as serving_figures
+from benchmarks.serving.case import Outcome, poisson
+from benchmarks.serving.figures import STREAMED, UNITS
+from benchmarks.serving.shape import measure as measure_shape
+from benchmarks.serving.shape import plan_for as plan_for_shape
+from benchmarks.serving.stage import Stage, arithmetic_stage, long_stage, share_cores
+from benchmarks.yard import end_in_order
+
+Round = Mapping[str, Outcome]
+
+#: How the table calls the sides: first those with whole answers, then those that stream.
+SIDES: Final = {
+    "generate": "LLM.generate",
+    "tokenyard": "Tokenyard",
+    "workers": "Tokenyard, 2 workers",
+    "serve": "vllm serve",
+    "stepped": "stepped in a thread",
+    "tokenyard_stream": "Tokenyard, streaming",
+    "async": "AsyncLLM",
+    "serve_stream": "vllm serve, streaming",
+}
+#: Name of a ratio: what of ours is divided by what.
+RATIOS: Final = {
+    "ratio_to_generate": ("tokenyard", "generate"),
+    "ratio_to_serve": ("tokenyard", "serve"),
+    "ratio_to_stepped": ("tokenyard_stream", "stepped"),
+    "ratio_to_async": ("tokenyard_stream", "async"),
+    "stream_ratio_to_serve": ("tokenyard_stream", "serve_stream"),
+    "ratio_of_workers": ("workers", "tokenyard"),
+}
+_SEED: Final = 6
+_LEAST_PACED: Final = 8
+#: Of what the slowest can stream.
+_OFFERED: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is asked."""
+
+    rounds: int
+    short_requests: int
+    long_requests: int
+    paced_s: float  # for each side and round
+    candidates: int  # prompts of the long workload from which those with clear answers are taken
+    short_parts: Sequence[str]  # who takes part beside Tokenyard
+    long_parts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All rounds of a workload."""
+
+    full: Sequence[Round]
+    offered_per_s: float = 0.0
+    paced: Sequence[Round] = ()
+
+
+def plan_for(rounds: int, *, quick: bool) -> Plan:
+    """Starting engines takes most of the time: the smallest has as few as check all our ways."""
+    if quick:
+        return Plan(1, 256, 16, 2.0, 48, (), ("program",))
+    everybody = ("program", "async", "serve", "workers")
+    return Plan(rounds, 4096, 256, 20.0, 192, everybody, everybody)
+
+
+def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
+    """All requests at once, to one side after the other."""
+    sides = [side for side in SIDES if side in stage.sides]
+    for side in sides:
+        stage.put(side, stage.load(min(requests, 128), streams=side in STREAMED))  # warms up
+    return [
+        {side: stage.put(side, stage.load(requests, streams=side in STREAMED)) for side in sides}
+        for _ in range(rounds)
+    ]
+
+
+def measure_paced(stage: Stage, requests: int, rounds: int, rate: float) -> list[Round]:
+    """Streams that begin at random moments, the same ones for all."""
+    load = stage.load(requests, streams=True, arrivals_s=poisson(requests, rate, _SEED))
+    return [
+        {side: stage.put(side, load) for side in STREAMED if side in stage.sides}
+        for _ in range(rounds)
+    ]
+
+
+def measure_long(stage: Stage, plan: Plan) -> Report:
+    """As fast as it goes, and then at half of what the slowest can stream."""
+    full = measure_full(stage, plan.long_requests, plan.rounds)
+    streamed = [side for side in STREAMED if side in stage.sides]
+    rate = _OFFERED * min(_median(full, side, attrgetter("requests_per_s")) for side in streamed)
+    requests = max(_LEAST_PACED, round(rate * plan.paced_s))
+    return Report(full, rate, measure_paced(stage, requests, plan.rounds, rate))
+
+
+def measure(plan: Plan) -> dict[str, Report]:
+    """Both workloads, one after the other."""
+    with arithmetic_stage(plan.short_parts) as stage:
+        short = Report(measure_full(stage, plan.short_requests, plan.rounds))
+    with long_stage(plan.long_parts, plan.candidates) as stage:
+        return {"": measure_long(stage, plan), "arithmetic_": short}
+
+
+def summary(reports: Mapping[str, Report]) -> dict[str, float]:
+    """The figures, medians over the rounds; those without a prefix are of the long workload."""
+    figures: dict[str, float] = {}
+    for prefix, report in reports.items():
+        named = {**_speeds(report.full), **_ratios(report.full), **_times(report.paced)}
+        figures |= {prefix + name: round(value, 3) for name, value in named.items()}
+        if report.offered_per_s:
+            figures[f"{prefix}offered_per_s"] = round(report.offered_per_s, 3)
+    return figures
+
+
+def _speeds(rounds: Sequence[Round]) -> dict[str, float]:
+    return {
+        f"{_prefix(side)}{unit}": _median(rounds, side, attrgetter(unit))
+        for side in rounds[0]
+        for unit in UNITS
+    }
+
+
+def _ratios(rounds: Sequence[Round]) -> dict[str, float]:
+    """Each within its round, so that a machine that is busy for a while favours nobody."""
+    return {
+        name: statistics.median(one[theirs].seconds / one[ours].seconds for one in rounds)
+        for name, (ours, theirs) in RATIOS.items()
+        if ours in rounds[0] and theirs in rounds[0]
+    }
+
+
+def _times(rounds: Sequence[Round]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for side in rounds[0] if rounds else ():
+        name = "" if side == "tokenyard_stream" else f"{side}_"
+        for percent in (50, 99):
+            of = partial(_percentile, percent=percent)
+            ttft = statistics.median(of(one[side].ttft_ms) for one in rounds)
+            itl = statistics.median(of(one[side].itl_ms) for one in rounds)
+            found |= {f"{name}ttft_p{percent}_ms": ttft, f"{name}itl_p{percent}_ms": itl}
+    return found
+
+
+def _prefix(side: str) -> str:
+    """Before the names of a side's figures of speed."""
+    return "" if side == "tokenyard" else f"{side.removeprefix('tokenyard_')}_"
+
+
+def _median(rounds: Sequence[Round], side: str, value: Callable[[Outcome], float]) -> float:
+    return statistics.median(value(one[side]) for one in rounds)
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def show(figures: Mapping[str, Any], plan: Plan, threads: int) -> None:
+    """The figures as tables."""
+    for prefix, title, requests in (
+        ("arithmetic_", "sums", plan.short_requests),
+        ("", "512/128", plan.long_requests),
+    ):
+        print_table(
+            f"{title}: {requests:,} requests at once; medians of {plan.rounds}",
+            ("", "requests/s", "tokens/s", "CPU µs/token"),
+            list(_speed_rows(figures, prefix)),
+        )
+    print_table(
+        "ratios of neighbouring rounds", ("", "sums", "512/128"), list(_ratio_rows(figures))
+    )
+    print_table(
+        f"512/128, streams, {figures['offered_per_s']:.1f} requests/s begin; ms",
+        ("", "TTFT p50", "p99", "token to token p50", "p99"),
+        list(_time_rows(figures)),
+    )
+    print(f"{machine()}; threads of each engine: {threads}")
+
+
+def _speed_rows(figures: Mapping[str, Any], prefix: str) -> list[tuple[object, ...]]:
+    return [
+        (title, *(figures.get(f"{prefix}{_prefix(side)}{unit}", "not run") for unit in UNITS))
+        for side, title in SIDES.items()
+    ]
+
+
+def _ratio_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    return [
+        (
+            f"{SIDES[ours]} / {SIDES[theirs]}",
+            figures.get(f"arithmetic_{name}", "not run"),
+            figures.get(name, "not run"),
+        )
+        for name, (ours, theirs) in RATIOS.items()
+    ]
+
+
+def _time_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    kinds = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
+    prefixes = {side: "" if side == "tokenyard_stream" else f"{side}_" for side in STREAMED}
+    return [
+        (SIDES[side], *(figures.get(prefix + kind, "not run") for kind in kinds))
+        for side, prefix in prefixes.items()
+    ]
+
+
+def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
+    """A Llama of a real size; exits with failure where a side did."""
+    plan = plan_for_shape(name, rounds, limit_s, quick=quick)
+    found = measure_shape(plan, lambda so_far: save(serving_figures.summary(so_far, plan)))
+    figures = serving_figures.summary(found, plan)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        serving_figures.show(figures)
+    if found.failed:
+        sys.exit("\n".join(f"{engine} failed: {words}" for engine, words in found.failed.items()))
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--shape",
+    type=click.Choice(["tiny", *SHAPES]),
+    help="Size of the model; with 1b and 8b the sides run one after the other."
+    "  [default: tiny on a CPU, 1b on a GPU]",
+)
+@click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option(
+    "--limit-s",
+    default=420.0,
+    envvar=LIMIT,
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="With 1b and 8b: no round begins that would end later; one of each side does.",
+)
+@click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(shape: str | None, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
+    """Compare real vLLM behind Tokenyard with the same engine called directly, and by HTTP."""
+    end_in_order()
+    shape = shape or ("1b" if on_gpu() else "tiny")
+    threads = 0 if on_gpu() else share_cores()
+    if shape != "tiny":
+        run_shape(shape, rounds, limit_s, quick=quick, as_json=as_json)
+        return
+    if on_gpu():
+        raise click.UsageError("all sides at once have no room on a GPU; use --shape 1b or 8b")
+    plan = plan_for(rounds, quick=quick)
+    figures = {**summary(measure(plan)), "machine": machine_facts()}
+    save(figures)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        show(figures, plan, threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The interpreter of an engine that is called directly, and who gives it orders.
+
+The program's arguments: the way in which it is called, the workload as JSON, and the descriptor
+of a pipe on which orders come and outcomes go, as JSON too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from benchmarks.serving.case import TIMEOUT_S, Load, Outcome, Workload
+from benchmarks.yard import end_in_order, last_lines
+from tokenyard.process.children import start_tethered, stop_tethered
+
+Kind = Literal["program", "async"]
+Way = Literal["generate", "stepped", "streamed", "clear"]
+T = TypeVar("T")
+
+_STOP_S: Final = 20.0
+#: `LLM` has its engine in its own process, as Tokenyard's workers do; `AsyncLLM` cannot.
+_ENVIRONMENT: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "program": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+    "async": {},
+}
+
+
+class Order(msgspec.Struct):
+    """Put this load on the engine, in this way."""
+
+    way: Way
+    load: Load
+
+
+class Child:
+    """An engine in its own interpreter; it starts at once, and is heard when it is ready."""
+
+    def __init__(self, kind: Kind, process: subprocess.Popen[bytes], log: Path, pipe: Any) -> None:
+        self._kind = kind
+        self._process = process
+        self._log = log
+        self._pipe = pipe
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Its model is loaded."""
+        self._hear(bool)
+
+    def run(self, way: Way, load: Load) -> Outcome:
+        """Put a load on it."""
+        return self._ask(Order(way, load), Outcome)
+
+    def clear_answers(self, load: Load) -> list[list[int]]:
+        """Greedy answers, empty where a token was a close decision."""
+        return self._ask(Order("clear", load), list[list[int]])
+
+    def _ask(self, order: Order, kind: type[T]) -> T:
+        self._pipe.send_bytes(msgspec.json.encode(order))
+        return self._hear(kind)
+
+    def _hear(self, kind: type[T]) -> T:
+        """Raises `ChildProcessError` where it has ended, `TimeoutError` where it says nothing."""
+        try:
+            if not self._pipe.poll(TIMEOUT_S):
+                raise TimeoutError(f"the {self._kind} engine says nothing:\n{self._words()}")
+            return msgspec.json.decode(self._pipe.recv_bytes(), type=kind)
+        except (EOFError, ConnectionError) as fault:
+            message = f"the {self._kind} engine has ended:\n{self._words()}"
+            raise ChildProcessError(message) from fault
+
+    def _words(self) -> str:
+        return last_lines(self._log.read_text(errors="replace"))
+
+
+@contextmanager
+def engine_child(kind: Kind, workload: Workload) -> Iterator[Child]:
+    """Start an interpreter with an engine."""
+    ours, theirs = Pipe()
+    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder, ours:
+        log = Path(folder) / "log"
+        told = msgspec.json.encode(workload).decode()
+        command = [sys.executable, "-m", "benchmarks.serving.child", kind, told]
+        with theirs:
+            process = start_tethered(
+                [*command, str(theirs.fileno())],
+                log,
+                env={**os.environ, **_ENVIRONMENT[kind], "VLLM_NO_USAGE_STATS": "1"},
+                pass_fds=[theirs.fileno()],
+            )
+        try:
+            yield Child(kind, process, log, ours)
+        finally:
+            stop_tethered(process, _STOP_S)
+
+
+def main() -> None:
+    """The program: load, say so, and carry out orders until the pipe is closed."""
+    end_in_order()
+    kind, told, descriptor = sys.argv[1:]
+    workload = msgspec.json.decode(told, type=Workload)
+    with Connection(int(descriptor)) as pipe, closing(_make(kind, workload)) as engine:
+        pipe.send_bytes(msgspec.json.encode(True))
+        while True:
+            try:
+                order = msgspec.json.decode(pipe.recv_bytes(), type=Order)
+            except EOFError:
+                return
+            pipe.send_bytes(msgspec.json.encode(getattr(engine, order.way)(order.load)))
+
+
+def _make(kind: str, workload: Workload) -> Any:
+    from benchmarks.serving.engines import Async, Program
+
+    return Program(workload) if kind == "program" else Async(workload)
+
+
+if __name__ == "__main__":
+    main()

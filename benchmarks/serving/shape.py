@@ -1,0 +1,208 @@
+"""`serving.py --shape`: a Llama of a real size, within a time limit.
+
+The engines run in waves: those of one are on the GPU together, and idle while another is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.device import on_gpu, used_mib, wait_until_free
+from benchmarks.llama import SHAPES, Shape, model_spec, models_folder, shrunken, write_llama
+from benchmarks.progress import tell, told
+from benchmarks.serving.alone import OF_ENGINE, Engine, Ready, begin
+from benchmarks.serving.case import Load, Outcome, Task, Workload, poisson
+from benchmarks.serving.stage import Side
+
+PROMPT_TOKENS: Final = 512
+ANSWER_TOKENS: Final = 128
+_STREAMED: Final = frozenset({"stepped", "tokenyard_stream", "async", "serve_stream"})
+_SEED: Final = 6
+_WARM_UP: Final = 128
+_LEAST_PACED: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is asked of each side, and how long all may take."""
+
+    shape: Shape
+    requests: int  # at once
+    concurrent: int  # of them run
+    rounds: int
+    paced_s: float  # of streams at half load
+    limit_s: float
+    waves: Sequence[Sequence[Engine]] = (tuple(OF_ENGINE),)
+    on_gpu: bool = True
+
+
+@dataclass(slots=True)
+class Found:
+    """What has been measured so far."""
+
+    full: dict[str, list[Outcome]] = field(default_factory=dict)  # by side
+    paced: dict[str, list[Outcome]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # last words by engine
+    offered_per_s: float | None = None
+    write_s: float | None = None  # to make the model, or to find that it is there
+
+
+def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
+    """The shape itself on a GPU, and a shrunken one for a rehearsal."""
+    if quick:
+        shape = shrunken(SHAPES[name])
+        return Plan(
+            shape=shape,
+            requests=16,
+            concurrent=256,
+            rounds=1,
+            paced_s=2.0,
+            limit_s=limit_s,
+            waves=(("program", "tokenyard"),),
+            on_gpu=on_gpu(),
+        )
+    # Of 80 GB the 1B shape has room for four engines of 256 requests, the 8B shape for two of 192.
+    is_small = name == "1b"
+    return Plan(
+        shape=SHAPES[name],
+        requests=512 if is_small else 192,
+        concurrent=256 if is_small else 192,
+        rounds=rounds,
+        paced_s=6.0,
+        limit_s=limit_s,
+        waves=(tuple(OF_ENGINE),) if is_small else (("program", "tokenyard"), ("serve", "async")),
+        on_gpu=on_gpu(),
+    )
+
+
+def workload_for(plan: Plan, path: Path) -> Workload:
+    """The model, and how it is asked."""
+    model = model_spec(plan.shape, path, plan.concurrent, gpu=plan.on_gpu)
+    title = f"{PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out"
+    return Workload(plan.shape.name, title, model, ANSWER_TOKENS, True)
+
+
+def tasks_for(plan: Plan) -> list[Task]:
+    """One for each request of a round."""
+    return [
+        Task(prompt, plan.shape.answer(prompt[-1], ANSWER_TOKENS), ANSWER_TOKENS)
+        for prompt in plan.shape.prompts(plan.requests, PROMPT_TOKENS)
+    ]
+
+
+def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
+    """All waves, one after the other; one that would begin too late is left out."""
+    found, until, before_mib = Found(), time.monotonic() + plan.limit_s, used_mib()
+    with models_folder() as models:
+        began = time.monotonic()
+        workload = workload_for(plan, write_llama(plan.shape, models))
+        found.write_s = time.monotonic() - began
+        tell(f"{plan.shape.name}: written in {found.write_s:.1f} s")
+        run, start_s = _Run(plan, tasks_for(plan), found, save), 0.0
+        for number, wave in enumerate(plan.waves):
+            now = time.monotonic()
+            if number and now + start_s >= until:
+                words = f"not started: the {plan.limit_s:g} s were nearly over"
+                found.failed |= dict.fromkeys(wave, words)
+                tell(f"{', '.join(wave)}: {words}")
+            else:
+                wait_until_free(before_mib)
+                share_s = (until - now) / (len(plan.waves) - number)
+                start_s = run.wave(wave, workload, now + share_s)
+            save(found)
+    return found
+
+
+class _Run:
+    """Starts the engines of a wave, and puts the loads on their sides."""
+
+    def __init__(
+        self, plan: Plan, tasks: Sequence[Task], found: Found, save: Callable[[Found], None]
+    ) -> None:
+        self._plan = plan
+        self._tasks = tasks
+        self._found = found
+        self._save = save
+
+    def wave(self, engines: Sequence[Engine], workload: Workload, until: float) -> float:
+        """Seconds until all were ready. One that fails is noted, and the others have their turn."""
+        began = time.monotonic()
+        with ExitStack() as stack:
+            begun: dict[Engine, Ready] = {}
+            for engine in engines:
+                with self._noted(engine):
+                    begun[engine] = begin(engine, workload, stack)
+            sides: dict[Engine, Mapping[str, Side]] = {}
+            # A yard starts when it is waited for, and should do so beside the others.
+            for engine in sorted(begun, key=lambda one: one != "tokenyard"):
+                with self._noted(engine):
+                    sides[engine] = begun[engine]()
+                    tell(f"{engine}: ready after {time.monotonic() - began:.1f} s")
+            start_s = time.monotonic() - began
+            self._measure({engine: sides[engine] for engine in engines if engine in sides}, until)
+        return start_s
+
+    def _measure(self, sides: Mapping[Engine, Mapping[str, Side]], until: float) -> None:
+        """One round, and the streams at half load, in any case; more as time is left."""
+        self._each(sides, self._warm_up)
+        began = time.monotonic()
+        self._each(sides, self._round)
+        round_s = time.monotonic() - began
+        self._each(sides, self._pace)
+        for _ in range(1, self._plan.rounds):
+            if time.monotonic() + round_s > until:
+                tell("no time for another round")
+                break
+            self._each(sides, self._round)
+
+    def _each(
+        self,
+        sides: Mapping[Engine, Mapping[str, Side]],
+        put: Callable[[Mapping[str, Side]], None],
+    ) -> None:
+        for engine, own in sides.items():
+            if engine not in self._found.failed:
+                with self._noted(engine):
+                    put(own)
+
+    @contextmanager
+    def _noted(self, engine: Engine) -> Iterator[None]:
+        try:
+            yield
+        except Exception as fault:  # noqa: BLE001 - whatever it is, the others have their turn
+            self._found.failed[engine] = told(fault)
+            tell(f"{engine}: FAILED: {self._found.failed[engine]}")
+            self._save(self._found)
+
+    def _warm_up(self, sides: Mapping[str, Side]) -> None:
+        for name, side in sides.items():
+            side.put(self._load(name, min(_WARM_UP, self._plan.requests)), name)
+
+    def _round(self, sides: Mapping[str, Side]) -> None:
+        for name, side in sides.items():
+            outcome = side.put(self._load(name, self._plan.requests), name)
+            self._found.full.setdefault(name, []).append(outcome)
+            tell(f"{name}: {outcome.tokens_per_s:,.0f} tokens/s")
+            self._save(self._found)
+
+    def _pace(self, sides: Mapping[str, Side]) -> None:
+        """The same moments for all: at half of what the first side can do."""
+        if self._found.offered_per_s is None:
+            self._found.offered_per_s = self._found.full[next(iter(sides))][0].requests_per_s / 2
+        rate = self._found.offered_per_s
+        requests = max(_LEAST_PACED, round(rate * self._plan.paced_s))
+        for name in _STREAMED.intersection(sides):
+            load = self._load(name, requests, poisson(requests, rate, _SEED))
+            outcome = sides[name].put(load, name)
+            self._found.paced.setdefault(name, []).append(outcome)
+            tell(f"{name}: paced at {rate:.1f} requests/s")
+
+    def _load(self, name: str, requests: int, arrivals_s: Sequence[float] = ()) -> Load:
+        tasks = itertools.islice(itertools.cycle(self._tasks), requests)
+        return Load(list(tasks), name in _STREAMED, arrivals_s)

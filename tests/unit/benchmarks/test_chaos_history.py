@@ -1,0 +1,312 @@
+"""The checker of the chaos benchmark: fed with forged histories, it must find what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.chaos.answers import Answer
+from benchmarks.chaos.check import check, gather, report, timeline
+from benchmarks.chaos.faults import FAST, schedule
+from benchmarks.chaos.history import (
+    Accepted,
+    Asked,
+    CancelAsked,
+    Ended,
+    Event,
+    Fault,
+    HistoryWriter,
+    Joined,
+    Moved,
+    Published,
+    Seen,
+    Trimmed,
+    Trouble,
+    read_history,
+)
+from benchmarks.chaos.record import record
+from benchmarks.chaos.recovery import recoveries
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Reply, encode_reply
+from tokenyard.protocol.wire import pack_tokens
+
+TOKENS = [11, 12, 13, 14, 15, 16]
+TEXT = "abcdef"
+C, ID = "client-0", "1-1"
+
+
+def answer(_: Asked) -> Answer:
+    return Answer(TOKENS, TEXT)
+
+
+def good() -> list[Event]:
+    """One stream, read by its client and by a plain reader, with nothing wrong."""
+    return [
+        Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
+        Accepted(100.1, C, ID),
+        Moved(100.1, C, ID, "intake:normal"),
+        Moved(100.2, C, ID, "lane:w.1"),
+        Published(100.3, C, ID, "delta", 0, TOKENS[:2]),
+        Published(100.4, C, ID, "delta", 2, TOKENS[2:4]),
+        Published(100.5, C, ID, "result", 4, TOKENS, "completed", "w.1"),
+        Seen(100.3, "client", C, ID, 0, TOKENS[:2], "ab"),
+        Seen(100.4, "client", C, ID, 2, TOKENS[2:4], "cd"),
+        Seen(100.5, "client", C, ID, 4, TOKENS[4:], "ef"),
+        Ended(100.5, "client", C, ID, "completed", TOKENS, text=TEXT),
+        Seen(100.3, "plain", C, ID, 0, TOKENS[:2]),
+        Seen(100.4, "plain", C, ID, 2, TOKENS[2:4]),
+        Ended(100.5, "plain", C, ID, "completed", TOKENS, seq=4, text=TEXT),
+    ]
+
+
+def found(events: list[Event]) -> set[str]:
+    return {violation.kind for violation in check(gather(events), answer)}
+
+
+def without(keep: Callable[[Event], bool]) -> list[Event]:
+    return [event for event in good() if keep(event)]
+
+
+def test_good_history() -> None:
+    history = gather(good())
+
+    violations = check(history, answer)
+
+    assert violations == []
+    figures = report(history, violations)
+    assert (figures.accepted, figures.results) == (1, 1)
+
+
+def test_what_nobody_acknowledged_may_be_missing() -> None:
+    assert found([Asked(100.0, C, ID, 6, stream=True, tokens=[1])]) == set()
+
+
+def test_lost() -> None:
+    # Accepted, and then silence
+    assert found(good()[:6]) == {"lost"}
+    # Published, but those who wait for it were never told
+    assert found(without(lambda one: not isinstance(one, Ended | Seen))) == {"lost"}
+
+
+def test_twice() -> None:
+    # A second result in the stream, though readers look no further than the first
+    second = Published(101.0, C, ID, "result", 4, TOKENS, "completed", "w.2")
+    assert found([*good(), second]) == {"twice"}
+    # A reader that got the result two times
+    assert "twice" in found([*good(), Ended(101.0, "plain", C, ID, "completed", TOKENS, seq=4)])
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Ended(101.0, "again", C, ID, "completed", [*TOKENS[:5], 99], seq=0, text=TEXT),
+        Ended(101.0, "again", C, ID, "completed", TOKENS[:5], seq=0, text=TEXT),
+        Ended(101.0, "again", C, ID, "completed", TOKENS, seq=0, text="abcdeX"),
+        Ended(101.0, "again", C, ID, "failed", TOKENS, seq=0, code="WORKER_LOST"),
+        Ended(101.0, "again", C, ID, "cancelled", TOKENS[:4], seq=0),
+    ],
+)
+def test_wrong(end: Ended) -> None:
+    assert found([*good(), end]) == {"wrong"}
+
+
+def test_wrong_although_all_readers_agree() -> None:
+    other = [1, 2, 3]
+    events: list[Event] = [
+        *good()[:2],
+        Published(100.5, C, ID, "result", 0, other, "completed", "w.1"),
+        Ended(100.5, "plain", C, ID, "completed", other, seq=0),
+    ]
+    assert found(events) == {"wrong"}
+
+
+def test_published_otherwise_than_read() -> None:
+    events = [
+        Published(100.5, C, ID, "result", 4, [*TOKENS[:4], 0], "completed", "w.1")
+        if isinstance(event, Published) and event.event == "result"
+        else event
+        for event in good()
+    ]
+    assert found(events) == {"wrong"}
+
+
+def test_cancelled() -> None:
+    asked = Asked(100.0, C, ID, 6, stream=True, tokens=[1])
+
+    def cancelled(tokens: list[int]) -> list[Event]:
+        return [
+            asked,
+            Accepted(100.1, C, ID),
+            CancelAsked(100.2, C, ID),
+            Published(100.3, C, ID, "delta", 0, tokens),
+            Published(100.5, C, ID, "result", len(tokens), tokens, "cancelled"),
+            Seen(100.3, "plain", C, ID, 0, tokens),
+            Ended(100.5, "plain", C, ID, "cancelled", tokens, seq=len(tokens), code="CANCELLED"),
+        ]
+
+    # Where somebody asked for it, a beginning of the answer is right; other tokens are not,
+    assert found(cancelled(TOKENS[:3])) == set()
+    assert found(cancelled([99])) == {"wrong"}
+    # nor is it where nobody asked.
+    unasked = [one for one in cancelled(TOKENS[:3]) if not isinstance(one, CancelAsked)]
+    assert found(unasked) == {"wrong"}
+
+
+def test_deleted_entry() -> None:
+    def lost(tokens: list[int]) -> list[Event]:
+        return [
+            Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
+            Accepted(100.1, C, ID),
+            Trimmed(100.2, C, ID),
+            Published(100.5, C, ID, "result", 0, tokens, "failed"),
+            Ended(100.5, "plain", C, ID, "failed", tokens, seq=0, code="ENTRY_LOST"),
+        ]
+
+    # Where the injector has deleted an entry, the request may end for that,
+    assert found(lost(TOKENS[:2])) == set()
+    assert report(gather(lost([])), []).entries_lost == 1
+    assert found(lost([99])) == {"wrong"}
+    # in both places where its client may listen, in each of them once.
+    copies = [Published(100.5, C, ID, "result", 0, [], "failed", place=to) for to in ("a", "b")]
+    assert found([*lost([])[:3], *copies, lost([])[-1]]) == set()
+    assert found([*lost([]), *copies, copies[0]]) == {"twice"}
+    # But it must end, and no other may.
+    assert found(lost([])[:3]) == {"lost"}
+    assert found([one for one in lost([]) if not isinstance(one, Trimmed)]) == {"wrong"}
+
+
+@pytest.mark.parametrize("reader", ["client", "plain"])
+def test_gap_at_a_reader(reader: str) -> None:
+    def is_missing(event: Event) -> bool:
+        return isinstance(event, Seen) and event.reader == reader and event.seq == 2
+
+    assert found(without(lambda one: not is_missing(one))) == {"gap"}
+
+
+def test_gap_before_the_result() -> None:
+    # The client was never given the tail, the stream says of its result that more was shown.
+    assert found(without(lambda one: not (isinstance(one, Seen) and one.seq == 4))) == {"gap"}
+    assert found(without(lambda one: not (isinstance(one, Published) and one.seq == 2))) == {"gap"}
+
+
+def test_gap_in_the_text_alone() -> None:
+    events = [
+        Seen(100.5, "client", C, ID, 4, TOKENS[4:], "f")
+        if isinstance(event, Seen) and event.seq == 4
+        else event
+        for event in good()
+    ]
+    assert found(events) == {"gap"}
+
+
+def test_repeat() -> None:
+    again = Published(100.45, C, ID, "delta", 2, TOKENS[2:4])
+    events = good()
+    events.insert(6, again)
+    assert found(events) == {"repeat"}
+    # The same at a reader, whatever the stream was
+    events = good()
+    events.insert(9, Seen(100.45, "plain", C, ID, 0, TOKENS[:2]))
+    assert found(events) == {"repeat"}
+
+
+def test_publication_behind_the_result() -> None:
+    assert "repeat" in found([*good(), Published(101.0, C, ID, "delta", 4, TOKENS[4:])])
+
+
+def test_recovery() -> None:
+    # Given a stream whose worker is killed in the middle
+    history = gather(
+        [
+            Joined("w.1", 4242),
+            Joined("x.2", 4243),
+            Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
+            Moved(100.1, C, ID, "lane:w.1"),
+            Published(100.3, C, ID, "delta", 0, TOKENS[:2]),
+            Fault(100.5, "worker kill", "host-0", [4242]),
+            Moved(100.6, C, ID, "intake:retry"),
+            Moved(100.7, C, ID, "lane:x.2"),
+            Published(100.8, C, ID, "delta", 2, TOKENS[2:4]),
+            Published(101.0, C, ID, "result", 4, TOKENS, "completed", "x.2"),
+            # and another of whom nobody was on it
+            Fault(100.9, "worker kill", "host-0", [4242]),
+        ]
+    )
+
+    # I expect the time from the kill to the first token of the next attempt.
+    [recovery] = recoveries(history, "worker kill")
+    assert recovery.seconds == pytest.approx([0.3])
+
+
+def test_timeline_is_in_order_of_time() -> None:
+    [story] = gather([*good(), Trouble(100.05, C, ID, "ConnectionError")]).stories.values()
+
+    lines = list(timeline(story))
+
+    times = [float(line.split()[0]) for line in lines]
+    assert times == sorted(times)
+    assert len(lines) == len(good()) - 1 + 1  # all but Accepted, and the trouble
+
+
+def test_files(tmp_path) -> None:
+    # Given a history whose writer was killed while it wrote
+    path = tmp_path / "history.jsonl"
+    writer = HistoryWriter(path)
+    writer.write(*good())
+    writer.close()
+    path.write_bytes(path.read_bytes() + b'{"type":"Asked","at":1')
+
+    # I expect all that was complete.
+    assert list(read_history([path])) == good()
+
+
+def test_record_of_the_broker() -> None:
+    keys = Keys("chaos")
+    delta = Reply(id=ID, event="delta", seq=0, tokens=pack_tokens(TOKENS[:2]))
+    result = Reply(id=ID, event="result", seq=2, tokens=pack_tokens(TOKENS), status="completed")
+    packed = [encode_reply(delta), encode_reply(result)]
+    frame = b"\xdd" + len(packed).to_bytes(4, "big") + b"".join(packed)
+    flat = [b"id", ID.encode(), b"event", b"delta", b"seq", b"0", b"tokens", delta.tokens]
+    place = [b"MAXLEN", b"=", b"10", b"5000-0"]
+    commands: list[list[bytes]] = [
+        [b"SELECT", b"0"],
+        [
+            b"XADD",
+            keys.intake("low").encode(),
+            b"5000-0",
+            b"id",
+            ID.encode(),
+            b"client",
+            C.encode(),
+        ],
+        [b"XADD", keys.lane("w.1").encode(), b"5000-1", b"id", ID.encode()],
+        [b"XADD", keys.replies(C).encode(), *place, b"frame", frame],
+        [b"XADD", keys.reply("anon", ID).encode(), *place, *flat],
+        [b"XADD", keys.events.encode(), *place, b"event", b"joined"],
+        [
+            b"HSET",
+            keys.workers.encode(),
+            b"w.1",
+            b'{"name":"w","state":"ready","model":"m","pid":7}',
+        ],
+        [b"XADD", b"tokenyard:{other}:intake:low", b"5000-0", b"id", b"another yard's"],
+    ]
+
+    events = list(record(iter(commands), keys))
+
+    assert events == [
+        Moved(5.0, C, ID, "intake:low"),
+        Moved(5.0, "anon", ID, "lane:w.1"),
+        Published(5.0, C, ID, "delta", 0, TOKENS[:2], place="replies"),
+        Published(5.0, C, ID, "result", 2, TOKENS, "completed", place="replies"),
+        Published(5.0, "anon", ID, "delta", 0, TOKENS[:2], place="reply"),
+        Joined("w.1", 7),
+    ]
+
+
+def test_schedule_follows_from_the_seed() -> None:
+    assert schedule(7, 60, FAST) == schedule(7, 60, FAST)
+    assert schedule(7, 60, FAST) != schedule(8, 60, FAST)
+    assert {fault.kind[0] for fault in schedule(7, 60, FAST, ["broker"])} == {"broker"}
+    assert all(0 < fault.at_s < 60 for fault in schedule(7, 60, FAST))

@@ -1,0 +1,109 @@
+"""A chaos run that broke nothing, or measured nothing, must not pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.chaos.check import History, gather
+from benchmarks.chaos.faults import FAST, FIRST, SLOW, Kind, Pace, Part, Planned, schedule
+from benchmarks.chaos.history import Accepted, Asked, Event, Fault, Joined, Missed, Moved, Published
+from benchmarks.chaos.targets import NOBODY, find_workers
+from benchmarks.chaos.verdict import shortcomings
+from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
+
+C, ID = "client-0", "1-1"
+PLANNED = [Planned(float(at), ("worker", "kill"), 0.5, 1.0) for at in range(20)]
+
+
+def stream() -> list[Event]:
+    """One that its worker's death cuts, and another worker takes up."""
+    return [
+        Joined("host-0-0.1", 4242),
+        Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
+        Accepted(100.1, C, ID),
+        Moved(100.1, C, ID, "lane:host-0-0.1"),
+        Published(100.3, C, ID, "delta", 0, [1, 2]),
+        Moved(100.6, C, ID, "intake:retry"),
+        Moved(100.7, C, ID, "lane:host-1-0.2"),
+        Published(100.8, C, ID, "delta", 2, [3, 4]),
+    ]
+
+
+def faults(kinds: Sequence[Kind] = FIRST) -> list[Event]:
+    return [Fault(100.5, " ".join(kind), "host-0", [4242]) for kind in kinds]
+
+
+def told(*events: Event, seconds: float = 60, parts: Sequence[Part] = ()) -> str:
+    return "; ".join(shortcomings(PLANNED, gather(events), seconds, parts))
+
+
+def test_a_full_run() -> None:
+    assert told(*stream(), *faults()) == ""
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_a_fault_that_never_came(kind: Kind) -> None:
+    rest = [one for one in FIRST if one != kind]
+    parts = {part for part, _ in FIRST} - {kind[0]}
+
+    assert told(*stream(), *faults(rest)) == f"no {' '.join(kind)} hit anything"
+    # unless it was not to come at all
+    assert told(*stream(), *faults(rest), parts=sorted(parts)) == ""
+
+
+def test_a_short_run_kills_a_worker_at_least() -> None:
+    assert told(*stream(), *faults(FIRST[:1]), seconds=6) == ""
+    assert told(*stream(), *faults(FIRST[1:]), seconds=6) == "no worker kill hit anything"
+
+
+def test_no_recovery() -> None:
+    idle = [event for event in stream() if not isinstance(event, Moved)]
+
+    assert told(*idle, *faults()).startswith("no recovery was measured")
+
+
+def test_faults_without_a_target() -> None:
+    misses = [Missed(100.5, "worker kill")] * 2
+
+    assert told(*stream(), *faults(), *misses) == ""
+    missed = told(*stream(), *faults(), *misses, Missed(100.5, "broker stop"))
+    assert missed == "3 of 20 faults had no target (2 worker kill, 1 broker stop)"
+
+
+def test_a_run_of_nothing() -> None:
+    assert "no request was accepted" in told(*faults())
+    assert "none of 20 planned faults hit anything" in told(*stream())
+    assert "none of 0 planned" in "; ".join(shortcomings([], History(), 1))
+
+
+@pytest.mark.parametrize("pace", [FAST, SLOW])
+@pytest.mark.parametrize("seed", range(20))
+def test_every_schedule_has_the_faults_that_must_be(seed: int, pace: Pace) -> None:
+    planned = schedule(seed, 60, pace)
+
+    assert set(FIRST) <= {fault.kind for fault in planned}
+    assert planned[0].kind == ("worker", "kill")
+
+
+def test_workers_are_found_by_the_rosters_pids() -> None:
+    """Given two hosts, a dead process, and a pid that is a stranger's by now."""
+    roster = {
+        b"host-1-0.4": info("host-1-0", 44),
+        b"host-0-0.3": info("host-0-0", 33),
+        b"host-0-1.5": info("host-0-1", 55),
+        b"else": b"no entry",
+    }
+    hosts = {33: "host-0", 44: "host-1"}
+
+    found = find_workers(roster, lambda pid: hosts.get(pid, NOBODY))
+
+    assert [(one.host, one.worker, one.pid, one.state) for one in found] == [
+        ("host-0", "host-0-0.3", 33, "ready"),
+        ("host-1", "host-1-0.4", 44, "ready"),
+    ]
+
+
+def info(name: str, pid: int) -> bytes:
+    return encode_worker(WorkerInfo(name=name, state="ready", pid=pid))

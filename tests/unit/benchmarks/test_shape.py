@@ -1,0 +1,197 @@
+"""What `benchmarks/serving --shape` and `cold_start.py` make of sides, times and failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cold_start import rounds as cold_rounds
+from benchmarks.cold_start.__main__ import report
+from benchmarks.cold_start.case import MODELS, Timed
+from benchmarks.llama import MAX_TOKENS, SHAPES, shrunken
+from benchmarks.progress import OUT, save
+from benchmarks.serving import shape as serving_shape
+from benchmarks.serving.alone import OF_ENGINE, Engine, Ready
+from benchmarks.serving.case import Load, Outcome, Workload
+from benchmarks.serving.figures import BROKER, RATIOS, broker_share, summary
+from benchmarks.serving.shape import Found, Plan, measure, plan_for, workload_for
+from benchmarks.serving.stage import Side
+
+TINY = shrunken(SHAPES["1b"])
+OUTCOME = Outcome(2.0, 100, 10, (), [1.0, 2.0], [8.0, 12.0], 0.1, 0.0005)
+
+
+def test_a_llama_counts_on_from_the_last_token_of_its_prompt() -> None:
+    assert TINY.answer(7, 3) == [8, 9, 10]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES.values(), TINY])
+def test_no_answer_leaves_the_vocabulary(shape: Any) -> None:
+    for prompt in shape.prompts(50, 4):
+        assert shape.answer(prompt[-1], serving_shape.ANSWER_TOKENS)[-1] < shape.vocabulary
+
+
+def test_the_shapes_are_as_large_as_they_are_called() -> None:
+    assert SHAPES["1b"].kv_bytes_per_token == 32 * 1024
+    assert SHAPES["8b"].kv_bytes_per_token == 128 * 1024
+
+
+def plan(**changes: Any) -> Plan:
+    given = {"shape": TINY, "requests": 4, "concurrent": 4, "rounds": 3, "paced_s": 0.1}
+    return Plan(**{**given, "limit_s": 100.0, "on_gpu": False, **changes})
+
+
+class Clock:
+    """Goes on by a second with each load."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
+    """Engines ready within 3 s, which answer within one, but for `async`, which does not start."""
+    clock = Clock()
+
+    def begin(engine: Engine, workload: Workload, stack: ExitStack) -> Ready:
+        def run(load: Load) -> Outcome:
+            clock.now += 1.0
+            return OUTCOME
+
+        def ready() -> Mapping[str, Side]:
+            if engine == "async":
+                raise ChildProcessError("its\nlast words")
+            clock.now += 3.0
+            return dict.fromkeys(OF_ENGINE[engine], Side(run, []))
+
+        return ready
+
+    monkeypatch.setenv("TOKENYARD_BENCH_MODELS", str(tmp_path))
+    monkeypatch.setattr(serving_shape, "begin", begin)
+    monkeypatch.setattr(serving_shape, "time", clock)
+    monkeypatch.setattr(serving_shape, "write_llama", lambda shape, folder: folder / shape.name)
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_side_that_does_not_start_is_named_and_the_others_have_their_turn() -> None:
+    saved: list[Found] = []
+    found = measure(plan(), saved.append)
+    assert found.failed == {"async": "its\nlast words"}
+    assert set(found.full) == {"generate", "stepped", "serve", "serve_stream"} | {
+        "tokenyard",
+        "tokenyard_stream",
+    }
+    assert len(saved) == 3 * 6 + 2  # each round of each side, the fault, and the end
+    # I expect null and a reason where there is no figure, and figures for all others
+    figures = summary(found, plan())
+    assert figures["async_tokens_per_s"] is figures["ratio_to_async"] is None
+    assert figures["reasons"]["ratio_to_async"] == "async failed"
+    assert set(figures["reasons"]) == {name for name, one in figures.items() if one is None}
+    assert figures["tokens_per_s"] == 50.0
+    json.dumps(figures)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("limit_s", "rounds"), [(1000.0, 3), (34.0, 2), (5.0, 1)])
+def test_there_are_as_many_rounds_as_fit_and_one_at_least(limit_s: float, rounds: int) -> None:
+    # Given 9 s until all are ready, 6 to warm up, 6 of a round, and 3 of streams
+    found = measure(plan(limit_s=limit_s), lambda _: None)
+    assert {len(outcomes) for outcomes in found.full.values()} == {rounds}
+    assert {len(outcomes) for outcomes in found.paced.values()} == {1}
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_wave_that_has_no_time_left_is_not_started() -> None:
+    found = measure(plan(limit_s=5.0, waves=(("program",), ("tokenyard", "serve"))), lambda _: None)
+    assert set(found.full) == {"generate", "stepped"}
+    assert found.failed.keys() == {"tokenyard", "serve"}
+    assert "not started: the 5 s were nearly over" in found.failed["tokenyard"]
+
+
+def test_a_rehearsal_is_named_as_such_and_only_a_gpu_has_graphs() -> None:
+    rehearsal = plan_for("1b", 3, 100.0, quick=True)
+    assert rehearsal.shape.name == "llama-1b-shrunken"
+    assert workload_for(rehearsal, Path("/m")).model.enforce_eager
+    model = workload_for(plan(on_gpu=True), Path("/m")).model
+    assert not model.enforce_eager
+    assert model.kv_cache_gib * 1024**3 > 4 * MAX_TOKENS * TINY.kv_bytes_per_token
+    assert model.engine_args["gpu_memory_utilization"] < 1
+
+
+def test_the_brokers_share_of_a_token_is_its_cpu_time_by_the_time_from_token_to_token() -> None:
+    # Given 5 µs of the broker for each token, and 10 ms from one to the next of a stream
+    microseconds, gap_ms, share, core = broker_share(OUTCOME)
+    assert (microseconds, gap_ms) == (pytest.approx(5.0), 10.0)
+    assert share == pytest.approx(0.0005)
+    assert core == pytest.approx(0.00025)
+
+
+def test_nothing_measured_is_nothing_claimed() -> None:
+    figures = summary(Found(), plan())
+    for name in (*RATIOS, *BROKER, "tokens_per_s", "ttft_p99_ms"):
+        assert figures[name] is None
+        assert figures["reasons"][name] == "not run"
+
+
+def test_figures_so_far_are_in_the_file_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(OUT, raising=False)
+    save({"a": 1})
+    monkeypatch.setenv(OUT, str(tmp_path / "out.json"))
+    save({"a": 1})
+    save({"a": 2})
+    assert json.loads((tmp_path / "out.json").read_text()) == {"a": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_what_had_to_be_compiled_is_timed_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seconds = iter([9.0, 1.0, 2.0])
+
+    def llm(_: object) -> Timed:
+        (tmp_path / "torch_compile_cache" / "torch_aot_compile" / "hash").mkdir(
+            parents=True, exist_ok=True
+        )
+        return Timed(next(seconds), {})
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setattr(cold_rounds, "measure_serve", lambda _: Timed(5.0, {}))
+    monkeypatch.setattr(cold_rounds, "measure_llm", llm)
+    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
+    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
+    found = cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
+    assert found.first == {"llm_cold": Timed(9.0, {})}
+    assert [one["llm_cold"].seconds for one in found.rounds] == [1.0, 2.0]
+
+
+def test_a_cold_start_that_fails_is_named_and_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def serve(_: object) -> Timed:
+        tried.append("serve")
+        raise ChildProcessError("vllm serve has ended:\nits last words")
+
+    monkeypatch.setattr(cold_rounds, "measure_serve", serve)
+    monkeypatch.setattr(cold_rounds, "measure_llm", lambda _: Timed(2.0, {}))
+    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
+    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
+    found = cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
+    figures = report(found)
+    assert tried == ["serve"]
+    assert (len(found.rounds), figures["rounds"], figures["model"]) == (2, 2, "adder")
+    assert figures["serve_cold"] is None
+    assert figures["reasons"]["serve_cold"] == "serve_cold failed"
+    assert (figures["llm_cold"], figures["request_cold"]) == (2.0, 1.0)
+    assert figures["first_round"] is None
+    assert "its last words" in figures["failed"]["serve_cold"]

@@ -1,0 +1,273 @@
+"""Requests as a user writes them, and as they travel."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenyard.client import build as drafting
+from tokenyard.client.build import Drafter, SamplingOptions
+from tokenyard.client.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
+from tokenyard.protocol.errors import InvalidRequest, SettingsError
+from tokenyard.protocol.wire import (
+    ChatOptions,
+    SamplingParams,
+    mould_of,
+    prompt_value,
+    request_fields,
+    unpack_tokens,
+)
+
+MODELS = Path(__file__).parents[3] / "examples" / "arithmetic" / "models"
+
+
+class Bytes:
+    """A tokenizer: one token for each byte, 256 is special."""
+
+    def encode(self, texts: Any) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, tokens: Any, *, skip_special_tokens: bool) -> str:
+        special = b"" if skip_special_tokens else b"<s>"
+        parts = (special if token == 256 else bytes([token]) for token in tokens)
+        return b"".join(parts).decode(errors="replace")
+
+
+def wire_size(draft: Any) -> int:
+    """Bytes of the entry that `submit` writes."""
+    mould, prompt = mould_of(draft.request), prompt_value(draft.request)
+    fields = {"id": draft.request.id, mould.field: prompt, "shared": mould.shared}
+    return sum(
+        len(name) + len(value if isinstance(value, bytes) else value.encode())
+        for name, value in fields.items()
+    )
+
+
+def test_sampling_options_are_those_of_the_wire() -> None:
+    names = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert set(SamplingOptions.__annotations__) == names
+
+
+@pytest.mark.parametrize("tokenizer", [None, Bytes()])
+@pytest.mark.parametrize(
+    "prompt", ["Grüße", [1, 2, 3], array("i", [1, 2]), [{"role": "user", "content": "ß"}]]
+)
+def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: Any) -> None:
+    drafter = Drafter("me", tokenizer)
+    said: list[dict[str, Any]] = [{}, {"id": "ß"}, {"stop": ["ß"], "detokenize": True}]
+    said += [{"max_tokens": 3, "metadata": {"x": '"ß"'}, "stream": True}]
+    for options in said:
+        draft = drafter.draft(prompt, options)
+        assert draft.size == wire_size(draft)
+        assert draft.mould == mould_of(draft.request)
+
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def test_a_chat_travels_with_what_its_template_is_given() -> None:
+    options: dict[str, Any] = {
+        "tools": TOOLS,
+        "documents": [{"title": "t", "text": "x"}],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    for drafter in (Drafter("me", None), Drafter("me", Bytes())):
+        draft = drafter.draft(CHAT, options)
+        assert draft.request.messages == CHAT
+        assert draft.request.chat == ChatOptions(**options)
+        assert draft.size == wire_size(draft)
+        assert {"tools", "documents", "chat_template_kwargs"} <= request_fields(
+            draft.request
+        ).keys()
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "fault"),
+    [
+        (["x"], {}, "messages"),
+        ([{"content": "x"}], {}, "messages[0].role"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "messages[0].content[0]"),
+        ([{"role": "user", "content": object()}], {}, "messages"),
+        ([{"role": "user", "content": "\ud800"}], {}, "messages"),
+        (CHAT, {"tools": {"a": 1}}, "tools"),
+        (CHAT, {"tools": ["x"]}, "tools[0]"),
+        (CHAT, {"tools": [object()]}, "tools"),
+        (CHAT, {"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
+        (CHAT, {"add_generation_prompt": 0}, "add_generation_prompt"),
+        (CHAT, {"continue_final_message": True}, "continue_final_message"),
+        ("text", {"tools": TOOLS}, "tools"),
+        ([1, 2], {"documents": []}, "documents"),
+    ],
+)
+def test_a_chat_that_cannot_be_is_refused_at_the_client(
+    messages: Any, options: dict[str, Any], fault: str
+) -> None:
+    if messages == ["x"]:
+        messages = [CHAT[0], "x"]
+        fault = "messages[1]"
+    with pytest.raises(InvalidRequest) as refused:
+        Drafter("me", None).draft(messages, options)
+    assert refused.value.field == fault
+
+
+def test_default_options_of_a_chat_may_be_said_of_a_text() -> None:
+    draft = Drafter("me", None).draft("x", {"add_generation_prompt": True})
+    assert draft.request.prompt == "x"
+
+
+def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
+    drafter = Drafter("me", None)
+    drafter.max_request_bytes = drafter.draft("xxxx", {"id": "q"}).size
+    drafter.draft("xxxx", {"id": "q"})
+    with pytest.raises(InvalidRequest, match="bytes"):
+        drafter.draft("xxxxx", {"id": "q"})
+
+
+@pytest.mark.parametrize("alike", [True, 1.0])
+def test_what_only_looks_the_same_is_read_again(alike: Any) -> None:
+    drafter = Drafter("me", None)
+    drafter.draft([1], {"seed": 1})
+
+    with pytest.raises(InvalidRequest, match="seed"):
+        drafter.draft([1], {"seed": alike})
+    with pytest.raises(InvalidRequest, match="seed"):
+        drafter.draft_many([[1]], {"seed": alike})
+
+
+def test_threads_that_say_different_things_get_what_they_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a thread that looks whether the options are those that are known,
+    drafter = Drafter("me", None)
+    drafter.draft([1], {"model": "a"})
+    compare = drafting._is_same
+
+    def interrupted(known: Any, given: Any) -> bool:
+        monkeypatch.undo()
+        same = compare(known, given)
+        drafter.draft([1], {"model": "b"})
+        return same
+
+    # if another has options of its own read meanwhile, I expect each to have its own.
+    monkeypatch.setattr(drafting, "_is_same", interrupted)
+    assert drafter.draft([1], {"model": "a"}).request.model == "a"
+
+
+def test_ids_of_our_making_differ() -> None:
+    drafters = [Drafter("me", None), Drafter("me", None)]
+    ids = {drafter.draft("x", {}).request.id for drafter in drafters for _ in range(100)}
+    assert len(ids) == 200
+
+
+def test_what_an_item_says_goes_before_what_is_shared() -> None:
+    drafter = Drafter("me", None)
+    item: Any = {"prompt": [1], "temperature": 0.5, "model": "b"}
+    [own, shared] = drafter.draft_many([item, [2]], {"temperature": 0.1, "model": "a"})
+    assert not isinstance(own, InvalidRequest)
+    assert not isinstance(shared, InvalidRequest)
+    assert (own.request.model, own.request.params.temperature) == ("b", 0.5)
+    assert (shared.request.model, shared.request.params.temperature) == ("a", 0.1)
+
+
+def test_params_are_a_base_for_what_stands_beside_them() -> None:
+    options = {"params": SamplingParams(top_k=5, temperature=0.5), "temperature": 0}
+    params = Drafter("me", None).draft("x", options).request.params
+    assert params == SamplingParams(top_k=5, temperature=0)
+
+
+@pytest.mark.parametrize("tokenizer", [None, Bytes()])
+@pytest.mark.parametrize("where", ["beside", "base", "object"])
+def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where: str) -> None:
+    """Else a model's own defaults would take the place of what the user asked for."""
+    said = {"max_tokens": 16, "temperature": 1.0, "top_k": 0, "stop": None, "ignore_eos": False}
+    more: dict[str, Any] = {"params": SamplingParams(seed=7)} if where == "object" else {}
+    options = {"params": said} if where == "base" else said | more
+
+    draft = Drafter("me", tokenizer).draft("x", options)
+
+    params = request_fields(draft.request)["params"]
+    assert isinstance(params, bytes)
+    sent = msgspec.json.decode(params)
+    assert said.items() <= sent.items()
+    assert "top_p" not in sent
+    assert draft.size == wire_size(draft)
+
+
+def test_who_says_nothing_sends_nothing() -> None:
+    assert "params" not in request_fields(Drafter("me", None).draft("x", {}).request)
+
+
+def test_none_leaves_an_option_out() -> None:
+    options = {"id": None, "model": None, "deadline_s": None, "max_tokens": None}
+    request = Drafter("me", None).draft("x", options).request
+    assert (request.model, request.deadline_ms, request.params.max_tokens) == ("", None, None)
+
+
+def test_a_deadline_is_by_the_servers_clock() -> None:
+    drafter = Drafter("me", None)
+    drafter.clock_offset_s = 3600.0
+    deadline_ms = drafter.draft("x", {"deadline_s": 60}).request.deadline_ms
+    now_ms = datetime.datetime.now(datetime.UTC).timestamp() * 1000
+    assert deadline_ms == pytest.approx(now_ms + 3_660_000, abs=60_000)
+    with pytest.raises(InvalidRequest, match="time zone"):
+        drafter.draft("x", {"deadline": datetime.datetime(2100, 1, 1)})  # noqa: DTZ001 - the point
+
+
+def test_who_makes_the_text() -> None:
+    drafter = Drafter("me", Bytes())
+    cases: list[tuple[Any, dict[str, Any], bool, bool]] = [
+        ("x", {}, True, False),
+        ("x", {"stop": "y"}, False, True),
+        ("x", {"detokenize": False}, False, False),
+        ([1], {}, False, False),
+        ([1], {"detokenize": True}, True, False),
+        ([{"role": "user", "content": "x"}], {}, False, True),
+    ]
+    for prompt, options, here, there in cases:
+        draft = drafter.draft(prompt, options)
+        assert (draft.request.tokens is None) == (draft.request.messages is not None)
+        assert (draft.local_text is not None, draft.request.wants_text) == (here, there), options
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.data())
+def test_text_by_pieces_is_the_text(prompt: str, text: str, data: st.DataObject) -> None:
+    tokens = list(text.encode())
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)))))
+    local = LocalText(Bytes(), tuple(prompt.encode()[-5:]))
+    detokenizer = Detokenizer(local)
+    edges = [0, *cuts, len(tokens)]
+    pieces = [detokenizer.add(tokens[start:end]) for start, end in itertools.pairwise(edges)]
+    whole = local.whole(tokens)
+    assert whole == text
+    assert whole.startswith("".join(pieces))
+    if not text.endswith("\ufffd"):
+        assert whole == "".join(pieces)
+
+
+def test_special_tokens_are_shown_where_asked() -> None:
+    assert LocalText(Bytes()).whole([65, 256]) == "A"
+    assert LocalText(Bytes(), skip_special_tokens=False).whole([65, 256]) == "A<s>"
+
+
+def test_a_tokenizer_of_hugging_face() -> None:
+    tokenizer = load_tokenizer(str(MODELS / "adder"))
+    [ids] = tokenizer.encode(["27+48="])
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "27+48="
+    draft = Drafter("me", tokenizer).draft("27+48=", {})
+    assert unpack_tokens(draft.request.tokens or b"") == list(ids)
+
+
+def test_a_tokenizer_that_is_not_there() -> None:
+    with pytest.raises(SettingsError, match="no-such-folder"):
+        load_tokenizer("./no-such-folder")

@@ -1,0 +1,409 @@
+"""worker.models: the models file is read whole, or refused with all that is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tokenyard.protocol.errors import SettingsError
+from worker.models import MAX_NAME_BYTES, AdapterSpec, ModelSpec, read_models
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a models file beside a folder `m`, and an adapter of rank 8 in `a`."""
+
+    def write(text: str) -> Path:
+        file = tmp_path / "models.toml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    (tmp_path / "m").mkdir()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/adapter_config.json").write_text(json.dumps({"r": 8, "peft_type": "LORA"}))
+    return write
+
+
+def faults(file: Path) -> list[str]:
+    """What is wrong with a file, without its name."""
+    with pytest.raises(SettingsError) as caught:
+        read_models(file)
+    assert all(fault.startswith(f"{file}: ") for fault in caught.value.faults)
+    return [fault.removeprefix(f"{file}: ") for fault in caught.value.faults]
+
+
+def fault(file: Path) -> str:
+    """The one thing that is wrong with a file."""
+    [found] = faults(file)
+    return found
+
+
+def test_a_path_is_enough(write: Write, tmp_path: Path) -> None:
+    found = read_models(write('[models.adder]\npath = "m"'))
+
+    assert found == {"adder": ModelSpec(name="adder", path=str(tmp_path / "m"))}
+
+
+def test_everything_that_can_be_said_of_a_model(write: Write, tmp_path: Path) -> None:
+    file = write("""
+        [models.big]
+        path = "./m"
+        revision = "v2"
+        dtype = "bfloat16"
+        quantization = "fp8"
+        max_model_len = 4096
+        max_num_seqs = 128
+        enforce_eager = true
+        kv_cache_gib = 1.5
+        tensor_parallel_size = 2
+        pipeline_parallel_size = 3
+        trust_remote_code = true
+        max_lora_rank = 32
+        sleep_level = 2
+        pin = 1
+        max_model_wait_s = 2.5
+
+        [models.big.sampling]
+        temperature = 0
+        max_tokens = 512
+        logit_bias = { 5 = -1.0 }
+
+        [models.big.engine_args]
+        gpu_memory_utilization = 0.8
+        hf_overrides = { rope_theta = 1e6 }
+
+        [models.big.adapters.legal]
+        path = "a"
+
+        [models.big.adapters.medical]
+        path = "org/medical-lora"
+        revision = "main"
+    """)
+
+    big = ModelSpec(
+        name="big",
+        path=str(tmp_path / "m"),
+        revision="v2",
+        dtype="bfloat16",
+        quantization="fp8",
+        max_model_len=4096,
+        max_num_seqs=128,
+        enforce_eager=True,
+        kv_cache_gib=1.5,
+        tensor_parallel_size=2,
+        pipeline_parallel_size=3,
+        trust_remote_code=True,
+        adapters=(
+            AdapterSpec(name="legal", path=str(tmp_path / "a")),
+            AdapterSpec(name="medical", path="org/medical-lora", revision="main"),
+        ),
+        max_lora_rank=32,
+        sampling={"temperature": 0, "max_tokens": 512, "logit_bias": {"5": -1.0}},
+        sleep_level=2,
+        engine_args={"gpu_memory_utilization": 0.8, "hf_overrides": {"rope_theta": 1e6}},
+        pin=1,
+        max_model_wait_s=2.5,
+    )
+    assert read_models(file) == {"big": big}
+    assert big.ranks == 6
+    # Should a field be added, it must be added above.
+    defaults = ModelSpec(name="big", path="")
+    names = [each.name for each in dataclasses.fields(ModelSpec) if each.name != "name"]
+    assert [name for name in names if getattr(big, name) == getattr(defaults, name)] == []
+
+
+def test_defaults_hold_for_all_models_and_a_model_has_the_last_word(write: Write) -> None:
+    file = write("""
+        [defaults]
+        dtype = "float16"
+        max_num_seqs = 8
+        [defaults.sampling]
+        temperature = 0.0
+        max_tokens = 64
+        [defaults.engine_args]
+        block_size = 16
+
+        [models.one]
+        path = "m"
+
+        [models.two]
+        path = "m"
+        dtype = "float32"
+        sampling.max_tokens = 8
+        engine_args.seed = 1
+    """)
+
+    one, two = read_models(file).values()
+
+    assert (one.dtype, one.max_num_seqs) == ("float16", 8)
+    assert one.sampling == {"temperature": 0.0, "max_tokens": 64}
+    assert one.engine_args == {"block_size": 16}
+    assert (two.dtype, two.max_num_seqs) == ("float32", 8)
+    assert two.sampling == {"temperature": 0.0, "max_tokens": 8}
+    assert two.engine_args == {"block_size": 16, "seed": 1}
+
+
+def test_paths_begin_at_the_file_or_at_home(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "x").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    write(f"""
+        [models.beside]
+        path = "m"
+        [models.at-home]
+        path = "~/x"
+        [models.absolute]
+        path = "{home}/x"
+        [models.hub]
+        path = "meta-llama/Llama-3.1-8B"
+        [models.bucket]
+        path = "s3://bucket/models/x"
+    """)
+
+    found = {name: spec.path for name, spec in read_models(Path("../models.toml")).items()}
+
+    assert Path(found["beside"]).is_absolute()
+    assert Path(found["beside"]).samefile(tmp_path / "m")
+    assert found["at-home"] == found["absolute"] == str(home / "x")
+    assert found["hub"] == "meta-llama/Llama-3.1-8B"
+    assert found["bucket"] == "s3://bucket/models/x"
+
+
+@pytest.mark.parametrize("path", ["./gone", "../gone", "/gone", "~/gone", "a/b/c", "what is this"])
+def test_a_folder_that_is_not_there(write: Write, path: str) -> None:
+    found = fault(write(f'[models.x]\npath = "{path}"'))
+
+    assert found.startswith("models.x.path: there is nothing at /")
+
+
+def test_home_of_nobody(write: Write) -> None:
+    found = fault(write('[models.x]\npath = "~no-such-user/x"'))
+
+    assert found == "models.x.path: nobody's home is at ~no-such-user/x"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("max_num_seq = 1", "models.x.max_num_seq: is not known; did you mean max_num_seqs?"),
+        ("flavour = 1", "models.x.flavour: is not known; more of vLLM's arguments go into engine_"),
+        ("5-mini.path = 'm'", "models.x.5-mini: is not known; a name with a dot or a slash stands"),
+        ("name = 'y'", "models.x.name: is not known"),
+        ("max_num_seqs = '1'", "models.x.max_num_seqs: Expected `int`, got `str`"),
+        ("max_num_seqs = 0", "models.x.max_num_seqs: Expected `int` >= 1"),
+        ("max_num_seqs = 1.5", "models.x.max_num_seqs: Expected `int`, got `float`"),
+        ("max_num_seqs = true", "models.x.max_num_seqs: Expected `int`, got `bool`"),
+        ("max_model_len = -1", "models.x.max_model_len: Expected `int` >= 1"),
+        ("kv_cache_gib = -1", "models.x.kv_cache_gib: Expected `float` >= 0"),
+        ("kv_cache_gib = inf", "models.x.kv_cache_gib: use text, finite numbers"),
+        ("kv_cache_gib = nan", "models.x.kv_cache_gib: "),
+        ("max_model_wait_s = -0.5", "models.x.max_model_wait_s: Expected `float` >= 0"),
+        ("pin = -1", "models.x.pin: Expected `int` >= 0"),
+        ("sleep_level = 3", "models.x.sleep_level: Expected `int` <= 2"),
+        ("tensor_parallel_size = 0", "models.x.tensor_parallel_size: Expected `int` >= 1"),
+        ("max_lora_rank = 12", "models.x.max_lora_rank: Invalid enum value 12; use 1, 8, 16"),
+        ("dtype = 'int4'", "models.x.dtype: Expected `str` matching regex '^(auto|half|float16"),
+        ("trust_remote_code = 'true'", "models.x.trust_remote_code: Expected `bool`, got `str`"),
+        ("trust_remote_code = 1", "models.x.trust_remote_code: Expected `bool`, got `int`"),
+        ("revision = 2024-01-01", "models.x.revision: Expected `str`, got `date`"),
+        ("sampling = 1", "models.x.sampling: must be a table"),
+        ("engine_args = []", "models.x.engine_args: must be a table"),
+        ("adapters = ['a']", "models.x.adapters: must be a table"),
+    ],
+)
+def test_a_fault_of_a_key_names_it(write: Write, line: str, message: str) -> None:
+    found = fault(write(f'[models.x]\npath = "m"\n{line}'))
+
+    assert found.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("temperture = 0", "temperture: is not known; did you mean temperature?"),
+        ("best_of = 2", "best_of: is not known; use presence_penalty, "),
+        ("temperature = -1", "temperature: Expected `float` >= 0"),
+        ("temperature = inf", "temperature: use text, finite numbers"),
+        ("top_p = 0.0", "top_p: Expected `float` > 0"),
+        ("max_tokens = 0", "max_tokens: Expected `int` >= 1"),
+        ("min_tokens = 17", "min_tokens: must not exceed max_tokens, which is 16"),
+        ("min_tokens = 5\nmax_tokens = 4", "min_tokens: must not exceed max_tokens, which is 4"),
+        ("stop = [1]", "stop: Expected `str`, got `int` - at `$[0]`"),
+        ("logit_bias = { x = 1 }", "logit_bias: Expected `int`, got `str`"),
+        ("structured_outputs = { x = 1 }", "structured_outputs: Object contains unknown field"),
+        ("n = 2", "n: is not known; only a request itself can say it"),
+        ("detokenize = false", "detokenize: is not known; only a request itself can say it"),
+    ],
+)
+def test_sampling_is_held_to_the_bounds_of_requests(write: Write, line: str, message: str) -> None:
+    found = fault(write(f'[models.x]\npath = "m"\n[models.x.sampling]\n{line}'))
+
+    assert found.startswith(f"models.x.sampling.{message}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("max_num_seqs = 8", "max_num_seqs: give the model's own key max_num_seqs instead"),
+        ("trust_remote_code = true", "trust_remote_code: give the model's own key"),
+        ("model = 'm'", "model: give the model's own key path instead"),
+        ("kv_cache_memory_bytes = 1", "kv_cache_memory_bytes: give the model's own key kv_cache_"),
+        ("enable_sleep_mode = true", "enable_sleep_mode: give the model's own key sleep_level"),
+        ("enable_lora = true", "enable_lora: list adapters instead"),
+        ("served_model_name = 'y'", "served_model_name: requests use the name of the table"),
+        ("distributed_executor_backend = 'mp'", "distributed_executor_backend: leave it out, or s"),
+        ("when = 2024-01-01", "when: use text, finite numbers, true, false, lists and tables only"),
+    ],
+)
+def test_an_engine_argument_that_has_another_place(write: Write, line: str, message: str) -> None:
+    found = fault(write(f'[models.x]\npath = "m"\n[models.x.engine_args]\n{line}'))
+
+    assert found.startswith(f"models.x.engine_args.{message}")
+
+
+def test_a_model_beyond_one_host_names_ray(write: Write) -> None:
+    [found] = read_models(
+        write("""
+            [models.huge]
+            path = "org/huge"
+            tensor_parallel_size = 8
+            pipeline_parallel_size = 2
+            engine_args.distributed_executor_backend = "ray"
+        """)
+    ).values()
+
+    assert found.brings_ray
+    assert found.ranks == 1
+
+
+@pytest.mark.parametrize("key", ["path", "revision", "adapters", "trust_remote_code"])
+def test_what_cannot_be_said_of_all_models(write: Write, key: str) -> None:
+    found = fault(write(f'[models.x]\npath = "m"\n[defaults]\n{key} = true'))
+
+    assert found == f"defaults.{key}: is not known; say it of each model that needs it"
+
+
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.1-8B", "a b", "größe", "q" * MAX_NAME_BYTES, "x"]
+)
+def test_names_as_requests_write_them(write: Write, name: str) -> None:
+    assert list(read_models(write(f'[models."{name}"]\npath = "m"'))) == [name]
+
+
+@pytest.mark.parametrize("name", ["", " ", " x", "x\\n", "\\u0000", "é" * 101])
+def test_names_that_nobody_can_write(write: Write, name: str) -> None:
+    found = fault(write(f'[models."{name}"]\npath = "m"'))
+
+    assert found.endswith("name it with 1 to 200 printable bytes")
+
+
+def test_each_name_stands_for_one_model_or_adapter(write: Write) -> None:
+    adapter = '{ path = "a" }'
+    file = write(f"""
+        [models.one]
+        path = "m"
+        adapters = {{ two = {adapter}, same = {adapter} }}
+        [models.two]
+        path = "m"
+        adapters = {{ two = {adapter}, same = {adapter} }}
+    """)
+
+    assert faults(file) == [
+        "models.two: models.one.adapters.two has this name too; give it another",
+        "models.two.adapters.two: models.one.adapters.two has this name too; give it another",
+        "models.two.adapters.same: models.one.adapters.same has this name too; give it another",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, ".path: {folder} is no adapter: no adapter_config.json there"),
+        ("{", ".path: {folder}/adapter_config.json cannot be used: "),
+        ('{"r": "8"}', ".path: {folder}/adapter_config.json cannot be used: Expected `int`"),
+        ("{}", ".path: {folder}/adapter_config.json cannot be used: Object missing required"),
+        ('{"r": 17}', ": has rank 17: raise max_lora_rank, which is 16"),
+    ],
+)
+def test_a_folder_that_is_no_adapter(
+    write: Write, tmp_path: Path, config: str | None, message: str
+) -> None:
+    folder = tmp_path / "b"
+    folder.mkdir()
+    if config is not None:
+        (folder / "adapter_config.json").write_text(config, encoding="utf-8")
+
+    found = fault(write('[models.x]\npath = "m"\n[models.x.adapters.y]\npath = "b"'))
+
+    assert found.startswith(f"models.x.adapters.y{message.format(folder=folder)}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "models: list at least one"),
+        ("[models]", "models: list at least one"),
+        ("models = 1", "models: must be a table"),
+        ("[models.x]", "models.x.path: is missing: give a folder, or a Hugging Face name"),
+        ('[models.x]\npath = ""', "models.x.path: Expected `str` of length >= 1"),
+        ("[models.x]\npath = 1", "models.x.path: Expected `str`, got `int`"),
+        ("[models]\nx = 1", "models.x: must be a table"),
+        ("[models.x]\npath = 'm'\n[models.x.adapters.y]", "models.x.adapters.y.path: is missing"),
+        ("[models.x]\npath = 'm'\nadapters.y = 'a'", "models.x.adapters.y: must be a table"),
+        ("[model.x]\npath = 'm'", "model: is not known; did you mean models?"),
+        ("[models.x", "is not TOML: "),
+        ("[models.x]\n[models.x]", "is not TOML: "),
+    ],
+)
+def test_files_that_are_wrong_as_a_whole(write: Write, text: str, message: str) -> None:
+    assert faults(write(text))[0].startswith(message)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert fault(tmp_path / "gone.toml") == "cannot be read: No such file or directory"
+    (tmp_path / "latin.toml").write_bytes(b"# \xff")
+    assert fault(tmp_path / "latin.toml").startswith("is not TOML: ")
+
+
+def test_every_fault_is_told_at_once(write: Write) -> None:
+    file = write("""
+        [default]
+        [defaults]
+        dtype = 1
+        sampling.temperature = -1
+        [models.one]
+        path = "./gone"
+        max_num_seqs = 0
+        [models."two.5"]
+        pth = "m"
+        sampling.top_p = 7
+        engine_args.model = "m"
+    """)
+
+    assert [found.partition(": ")[0] for found in faults(file)] == [
+        "default",
+        "defaults.dtype",
+        "defaults.sampling.temperature",
+        "models.one.max_num_seqs",
+        "models.one.path",
+        'models."two.5".pth',
+        'models."two.5".sampling.top_p',
+        'models."two.5".engine_args.model',
+        'models."two.5".path',
+    ]
+
+
+def test_the_models_of_the_example_can_be_read() -> None:
+    found = read_models(Path(__file__).parents[3] / "examples/arithmetic/models.toml")
+
+    assert set(found) == {"adder", "subtractor"}
+    assert [adapter.name for adapter in found["adder"].adapters] == ["adder-subtracts"]
