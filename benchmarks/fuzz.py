@@ -82,7 +82,7 @@ def fold(fields: Fields) -> Fields:
     """The same request with all but its id and prompt in the field `shared`."""
     own: Fields = {name: fields[name] for name in (b"id", b"tokens", b"prompt") if name in fields}
     rest = {name.decode(): fields[name].decode() for name in fields.keys() - own.keys()}
-    return {**own, b"shared": json.dumps(rest).encode()}
+    return {**own, b"common": json.dumps(rest).encode()}
 
 
 def rubbish(draw: random.Random) -> bytes:
@@ -108,7 +108,7 @@ NAMES = [b"id", b"client", b"prompt", b"tokens", b"messages", b"model", b"params
 NAMES += [b"tools", b"documents", b"chat_template_kwargs", b"continue_final_message"]
 NAMES += [b"reply_to", b"priority", b"deadline", b"result_ttl", b"metadata", b"v", b"tenant"]
 NAMES += [b"sid", b"attempt", b"crashes", b"published", b"faults", b"not_before", b"cancel"]
-NAMES += [b"shared"]
+NAMES += [b"common"]
 
 
 def mangle(draw: random.Random, fields: Fields) -> Fields:
@@ -195,9 +195,9 @@ class Fuzzer:
             stray: dict[Any, Any] = mangle(self._draw, {b"cancel": b"1-0", b"id": b"none"})
             pipeline.xadd(lane, stray)
             self.strays += 1
-        event: dict[Any, Any] = mangle(self._draw, {b"event": b"freed", b"count": b"1"})
+        event: dict[Any, Any] = mangle(self._draw, {b"event": b"capacity", b"count": b"1"})
         pipeline.xadd(self._keys.events, event)
-        pipeline.xadd(self._keys.freed, event)
+        pipeline.xadd(self._keys.capacity, event)
 
     def wait_until_quiet(self) -> None:
         """Wait until nothing waits and nothing runs; exits where that does not come."""

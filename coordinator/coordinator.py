@@ -17,15 +17,15 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 from coordinator.counts import Counts
-from coordinator.dispatch.dispatcher import Deposed, Dispatcher
+from coordinator.dispatch.dispatcher import Dispatcher, LostLeadership
 from coordinator.dispatch.intake import Intake
-from coordinator.dispatch.lane_scanner import Recall
+from coordinator.dispatch.lane_scanner import LaneScanner
 from coordinator.dispatch.models import Models
 from coordinator.dispatch.shares import by_arrival, by_client_and_guest
 from coordinator.dispatch.spans import QueueSpans
-from coordinator.dispatch.validator import Judge
-from coordinator.failover import Promotion
-from coordinator.guests.cancels import Wishes
+from coordinator.dispatch.validator import RequestValidator
+from coordinator.failover import FailoverDetector
+from coordinator.guests.cancels import CancelRequests
 from coordinator.guests.inboxes import Inboxes
 from coordinator.history import Limits
 from coordinator.leadership import Leadership
@@ -44,7 +44,7 @@ from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
 from tokenyard.process.embedding import Address, started_address
 from tokenyard.process.service_manager import ServiceManager
-from tokenyard.process.wake_pipe import Bell
+from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.receipts import mark_of
@@ -92,7 +92,7 @@ class Coordinator:
             reply_maxlen=settings.reply_maxlen,
             dead_maxlen=settings.dead_maxlen,
         )
-        self._bell = Bell()
+        self._wakeup = WakeupPipe()
         self._counts = Counts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._roster = Roster(self._connection, self._keys)
@@ -119,7 +119,7 @@ class Coordinator:
             self._scripts,
             self._intake,
             self._roster,
-            Judge(
+            RequestValidator(
                 max_request_bytes=settings.max_request_bytes,
                 limits=Limits(
                     max_crashes=settings.max_crashes,
@@ -168,9 +168,11 @@ class Coordinator:
             clock=self._roster.server_ms,
             ended=lambda intake: self._counts.answered("", intake, Code.ENTRY_LOST, is_dead=False),
         )
-        self._recall = Recall(self._connection, self._keys, self._roster, self._selection)
-        self._promotion = Promotion(self._connection, self._scripts)
-        self._wishes = Wishes(self._connection, self._scripts, self._keys, self._counts.found_bad)
+        self._recall = LaneScanner(self._connection, self._keys, self._roster, self._selection)
+        self._promotion = FailoverDetector(self._connection, self._scripts)
+        self._cancels = CancelRequests(
+            self._connection, self._scripts, self._keys, self._counts.found_bad
+        )
         self._inboxes = Inboxes(self._connection, self._scripts, self._keys, settings, self._counts)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
@@ -207,14 +209,14 @@ class Coordinator:
                 failures = 0
                 self._health.turned()
                 outage.over()
-            except Deposed:
+            except LostLeadership:
                 self._leadership.lose()
             except redis.RedisError as fault:
                 failures += 1
                 outage.note(fault)
                 self._recover()
                 self._health.turned(f"no usable broker: {fault}")
-                self._bell.wait(backoff.compute(failures))
+                self._wakeup.wait(backoff.compute(failures))
         self._manager.stopping()
         self._health.stopping()
         self._close()
@@ -223,7 +225,7 @@ class Coordinator:
     def stop(self) -> None:
         """End `run` after the turn that is under way; idempotent, also before `run`."""
         self._is_stopped = True
-        self._bell.ring()
+        self._wakeup.ring()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait until it leads or stands by."""
@@ -246,7 +248,7 @@ class Coordinator:
         if not self._keep_lead():
             self._prepared_for = ""
             self._ready.set()
-            self._bell.wait(min(0.5, self._settings.lease_ms / 10_000))
+            self._wakeup.wait(min(0.5, self._settings.lease_ms / 10_000))
             return
         self._take_over()
         self._follow_roster()
@@ -255,7 +257,7 @@ class Coordinator:
         self._hearings.run_once(self._leadership.token)
         self._sweeper.run_once()
         self._reconcile()
-        self._wishes.run_once(is_woken=self._intake.take_wished())
+        self._cancels.run_once(is_woken=self._intake.take_wished())
         self._inboxes.run_once()
         if self._complete:
             self._placer.run_once(self._leadership.token)
@@ -301,7 +303,7 @@ class Coordinator:
         """A connection may have been made anew to another server, unnoticed by its user."""
         fenced = self._promotion.check(self._leadership.token)
         if fenced < 0:
-            raise Deposed
+            raise LostLeadership
         if fenced:
             self._roster.mark_stale()
 
@@ -340,7 +342,7 @@ class Coordinator:
             ),
         }
         if not self._scripts.take_over(self._leadership.token, info):
-            raise Deposed
+            raise LostLeadership
 
     def _follow_roster(self) -> None:
         if not self._roster.refresh():
@@ -355,7 +357,7 @@ class Coordinator:
         elif self._dispatcher.rate.measure(time.monotonic()):
             self._publish_handshake()
         self._intake.compare()
-        self._muster()
+        self._start_when_complete()
 
     def _follow_lanes(self) -> None:
         """Forget the prefixes of workers that have left, and weigh lanes that nobody has yet."""
@@ -365,13 +367,13 @@ class Coordinator:
             self._selection.follow(caches)
         self._recall.run_once()
 
-    def _muster(self) -> None:
+    def _start_when_complete(self) -> None:
         """Begin to dispatch once the expected workers are there."""
         joined = self._roster.joined()
         if self._complete or len(joined) < self._settings.expect_workers:
             return
         self._complete = True
-        self._selection.muster(self._roster.crew())
+        self._selection.start_when_complete(self._roster.crew())
         log.info("%s joined", counted(len(joined), "worker"))
 
     def _rescue(self) -> None:
@@ -384,7 +386,7 @@ class Coordinator:
             return
         self._backlog = self._rescuer.run_once(self._leadership.token, lost)
         if self._backlog == RESCUE_NOT_LEADER:
-            raise Deposed
+            raise LostLeadership
         if not self._backlog:
             self._roster.mark_stale()
 
@@ -392,7 +394,7 @@ class Coordinator:
         if self._dispatcher.take_missed():
             self._reconciler.hurry()
         if not self._reconciler.run_once(self._leadership.token):
-            raise Deposed
+            raise LostLeadership
 
     def _slots_of(self, worker: str) -> int:
         """How many requests a worker's engine runs at once, as far as the roster tells."""
@@ -411,7 +413,7 @@ class Coordinator:
 
     def _patience_ms(self) -> int:
         """How long this turn may wait for something to read."""
-        services = (self._sweeper, self._wishes, self._reconciler)
+        services = (self._sweeper, self._cancels, self._reconciler)
         if self._backlog or any(service.has_more for service in services):
             return 0
         patience_s = min(self._placer.patience_s, self._hearings.patience_s)

@@ -26,7 +26,7 @@ DEATHS: Final = (
 #: What a request can end as that the coordinator answers.
 ENDS: Final[tuple[Status, ...]] = ("failed", "expired")
 #: Where clients write beside the intakes.
-PLACES: Final = ("inbox", "clients", "wishers", "wishes", "info")
+PLACES: Final = ("inbox", "clients", "cancels", "cancels", "info")
 WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
 
 

@@ -18,7 +18,7 @@ from tokenyard.scripts import Scripts
 log = logging.getLogger("tokenyard.coordinator.promotion")
 
 
-class Promotion:
+class FailoverDetector:
     """Compares the server with the one that the yard was on."""
 
     def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:

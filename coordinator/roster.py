@@ -17,7 +17,7 @@ import redis
 from coordinator.routing.lanes import Lanes, in_turn
 from coordinator.routing.policies import Lane
 from coordinator.routing.suspicion import UNMARKED, Mark, read_mark
-from tokenyard.protocol.control import CONDUCTS, Conduct, Postures, decode_postures
+from tokenyard.protocol.control import RUN_STATES, DesiredStates, RunState, decode_desired
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
@@ -42,7 +42,7 @@ class Member:
     work: int = 0
     weighed: tuple[int, int] = (0, 0)
     mark: Mark = UNMARKED  # what is on trial on its lane
-    conduct: Conduct = "RUNNING"  # see `_conduct`
+    run_state: RunState = "RUNNING"  # see `_run_state`
     worked_ms: float = 0.0  # when it was last seen at work, by the server's clock; 0: never
 
     @property
@@ -63,7 +63,7 @@ class Member:
     @property
     def may_serve(self) -> bool:
         """Whether requests may be given to it."""
-        return self.serves and self.conduct == "RUNNING"
+        return self.serves and self.run_state == "RUNNING"
 
 
 class Roster:
@@ -75,7 +75,7 @@ class Roster:
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
         self.servable: set[str] = set()  # base models that living workers hold or may load
         self.lanes: dict[str, Lanes] = {}  # those that may be given requests, by model
-        self.postures = Postures()  # what operators have told the workers
+        self.desired_states = DesiredStates()  # what operators have told the workers
         self._unnamed: dict[bytes, float] = {}  # hosts that no worker names, monotonic since when
         self._connection = connection
         self._keys = keys
@@ -105,14 +105,14 @@ class Roster:
         pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
         pipeline.hgetall(self._keys.quarantine)
         pipeline.hgetall(self._keys.hosts)
-        pipeline.hgetall(self._keys.posture)
+        pipeline.hgetall(self._keys.desired)
         pipeline.time()
         entries, leases, marks, hosts, told, (seconds, micros) = pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
         self._clock = now_ms - time.monotonic() * 1000
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]
-        self.postures = decode_postures(told)
+        self.desired_states = decode_desired(told)
         before = self.members
         self.members = {
             worker: Member(
@@ -121,7 +121,7 @@ class Roster:
                 work=before[worker].work if worker in before else 0,
                 weighed=before[worker].weighed if worker in before else (0, 0),
                 mark=read_mark(marks.get(worker.encode())),
-                conduct=_conduct(info, self.postures),
+                run_state=_run_state(info, self.desired_states),
                 worked_ms=before[worker].worked_ms if worker in before else 0.0,
             )
             for worker, info in _decode(entries, decode_worker)
@@ -154,7 +154,7 @@ class Roster:
         # No transaction: a server without memory refuses them. So the last event comes first: what
         # leaves a lane in between is counted twice, not never, and `dispatch` knows of a full lane.
         pipeline = self._connection.pipeline(transaction=False)
-        pipeline.xrevrange(self._keys.freed, count=1)
+        pipeline.xrevrange(self._keys.capacity, count=1)
         for worker in self.members:
             pipeline.xlen(self._keys.lane(worker))
         last, *loads = pipeline.execute()
@@ -232,7 +232,7 @@ class Roster:
 
     def _idles(self, member: Member) -> bool:
         """Whether it is to get no further without a request, or until it may."""
-        if len(self.servable) > 1 or member.conduct != "RUNNING":
+        if len(self.servable) > 1 or member.run_state != "RUNNING":
             return member.info.state in ("warm", "asleep", "attached")
         return member.info.state == "attached"
 
@@ -264,15 +264,17 @@ def _lane(worker: str, member: Member) -> Lane:
 
 
 def _is_suspended(member: Member) -> bool:
-    return member.has_lease and member.conduct == "SUSPENDED" and bool(member.info.model)
+    return member.has_lease and member.run_state == "SUSPENDED" and bool(member.info.model)
 
 
-def _conduct(info: WorkerInfo, postures: Postures) -> Conduct:
+def _run_state(info: WorkerInfo, desired_states: DesiredStates) -> RunState:
     """The stricter of what a worker was told and what it does.
 
     It has yet to obey a new signal; and it is not running again before its engine is.
     """
-    return max(postures.of(info.name, info.model).conduct, info.conduct, key=CONDUCTS.index)
+    return max(
+        desired_states.of(info.name, info.model).run_state, info.run_state, key=RUN_STATES.index
+    )
 
 
 def _decode(

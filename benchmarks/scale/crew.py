@@ -28,7 +28,7 @@ import msgspec
 
 from tokenyard.broker.connection import open_connection
 from tokenyard.process.gc_tuning import collect_seldom
-from tokenyard.process.wake_pipe import Bell
+from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Provenance, Reply, Usage, json_text
@@ -200,7 +200,7 @@ def _info(host: str, slots: int, device: int) -> WorkerInfo:
 def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) -> None:
     """Play so many workers in each yard, until the process is ended."""
     # No `threading.Event`: one signal may interrupt the handler of the other, which holds its lock.
-    is_at_rest, bell = False, Bell()
+    is_at_rest, bell = False, WakeupPipe()
 
     def heed(number: int, _: object) -> None:
         nonlocal is_at_rest

@@ -30,29 +30,29 @@ RESULT_TTL_S: Final = 5
 _TIMEOUT_S: Final = 1200.0
 
 #: Resident bytes by process, at each of `LOOKS`.
-Looks = list[dict[str, int]]
+SnapshotHistory = list[dict[str, int]]
 
 
-def measure(broker: EmbeddedBroker, count: int) -> Looks:
+def measure(broker: EmbeddedBroker, count: int) -> SnapshotHistory:
     """Run a `map` over so many prompts in a process of its own."""
     progress(f"map: {count:,}")
     with scale_yards(broker, Crew()) as yards:
         pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
         words = [yards.url, yards.names[0], str(count), pids]
-        looks: Looks = run_child("benchmarks.scale.map", words, timeout_s=_TIMEOUT_S)
+        looks: SnapshotHistory = run_child("benchmarks.scale.map", words, timeout_s=_TIMEOUT_S)
     return looks
 
 
-def grown(looks: Looks) -> dict[str, float]:
+def grown(looks: SnapshotHistory) -> dict[str, float]:
     """By process: memory at the end over that at the first look."""
     return {name: looks[-1][name] / looks[0][name] for name in looks[0]}
 
 
-def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> Looks:
+def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> SnapshotHistory:
     """Ask, check, and look at all processes on the way."""
     expected = unpack_tokens(answer(pack_tokens(_PROMPT)))
     at = {count * percent // 100 for percent in LOOKS}
-    looks: Looks = []
+    looks: SnapshotHistory = []
     with Client(url, yard=yard) as client:
         items = (list(_PROMPT) for _ in range(count))
         results = client.map(items, window=2048, max_tokens=8, result_ttl_s=RESULT_TTL_S)

@@ -18,7 +18,7 @@ PAGE = 1000
 REST = 9
 
 
-class Audit:
+class PendingReconciler:
     """Compares the entries of one class with what is pending, a page in a turn."""
 
     def __init__(self, held: Sequence[str]) -> None:

@@ -10,10 +10,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, KeysView
 from itertools import chain, islice
 
-from coordinator.dispatch.delay_queue import Timetable
+from coordinator.dispatch.delay_queue import DelayQueue
 from coordinator.dispatch.demand import Demand
 from coordinator.dispatch.shares import Line, Shares, TurnOf, by_client
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass
 
 _Key = tuple[IntakeClass, str]
@@ -24,8 +24,8 @@ class Queue:
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
         """``turn_of`` says whose turn a request of a class is."""
-        self._suspects: OrderedDict[str, Waiting] = OrderedDict()
-        self._retries: OrderedDict[str, Waiting] = OrderedDict()
+        self._suspects: OrderedDict[str, QueuedRequest] = OrderedDict()
+        self._retries: OrderedDict[str, QueuedRequest] = OrderedDict()
         self._lines = {name: Line(turn_of) for name in PRIORITY_CLASSES}
         self._shares = Shares()
         self._classes = 0  # in which something waits
@@ -35,12 +35,12 @@ class Queue:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         """All of it, suspects first."""
         yield from self._suspects.values()
         yield from self.others
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: QueuedRequest) -> None:
         """Put a request behind those of its class and client."""
         if waiting.intake == "retry":
             self._again(waiting)[waiting.entry] = waiting
@@ -53,7 +53,7 @@ class Queue:
         self._count += 1
         self.tokens += waiting.tokens
 
-    def discard(self, waiting: Waiting) -> None:
+    def discard(self, waiting: QueuedRequest) -> None:
         """Take a request out, if it is here."""
         if waiting.intake == "retry":
             was_here = self._again(waiting).pop(waiting.entry, None) is not None
@@ -66,10 +66,10 @@ class Queue:
             self._count -= 1
             self.tokens -= waiting.tokens
 
-    def _again(self, waiting: Waiting) -> OrderedDict[str, Waiting]:
+    def _again(self, waiting: QueuedRequest) -> OrderedDict[str, QueuedRequest]:
         return self._suspects if waiting.is_suspect else self._retries
 
-    def note_served(self, waiting: Waiting) -> None:
+    def note_served(self, waiting: QueuedRequest) -> None:
         """A request that is here has got its place: it was the turn of its class and client."""
         if waiting.intake == "retry":
             return
@@ -78,12 +78,12 @@ class Queue:
             self._shares.note_served(waiting.intake)
 
     @property
-    def suspects(self) -> Iterator[Waiting]:
+    def suspects(self) -> Iterator[QueuedRequest]:
         """Those that must run alone, in order."""
         yield from self._suspects.values()
 
     @property
-    def others(self) -> Iterator[Waiting]:
+    def others(self) -> Iterator[QueuedRequest]:
         """The rest in the order in which it should be placed: first what was on a worker before."""
         yield from self._retries.values()
         yield from self._shares.order(self._lines)
@@ -101,17 +101,17 @@ class Queue:
         return min(chain((one.since_ms for one in again), lines))
 
 
-class Held:
+class Backlog:
     """All requests that are held: in a queue, pausing, or late."""
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
         """``turn_of`` is for the queues; see `Queue`."""
         self._turn_of = turn_of
-        self._entries: dict[IntakeClass, dict[str, Waiting]] = {n: {} for n in INTAKE_CLASSES}
+        self._entries: dict[IntakeClass, dict[str, QueuedRequest]] = {n: {} for n in INTAKE_CLASSES}
         self._queues: dict[str, Queue] = {}  # none is empty
-        self._pauses: Timetable[_Key] = Timetable()
-        self._deadlines: Timetable[_Key] = Timetable()
-        self._late: dict[_Key, Waiting] = {}
+        self._pauses: DelayQueue[_Key] = DelayQueue()
+        self._deadlines: DelayQueue[_Key] = DelayQueue()
+        self._late: dict[_Key, QueuedRequest] = {}
 
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._entries.values())
@@ -124,7 +124,7 @@ class Held:
         """The entries of a class that are held, in their order in the intake."""
         return list(self._entries[name])
 
-    def get(self, name: IntakeClass, entry: str) -> Waiting | None:
+    def get(self, name: IntakeClass, entry: str) -> QueuedRequest | None:
         """The request of that entry, if it is held."""
         return self._entries[name].get(entry)
 
@@ -142,7 +142,7 @@ class Held:
         """What waits for that model and could run now."""
         return self._queues.get(model)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: QueuedRequest) -> None:
         """Hold a request until it is placed or answered."""
         entries = self._entries[waiting.intake]
         before = entries.get(waiting.entry)
@@ -156,7 +156,7 @@ class Held:
         else:
             self._enqueue(waiting)
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: QueuedRequest) -> None:
         """Hold a request no more; nothing happens if it is not held."""
         self._entries[waiting.intake].pop(waiting.entry, None)
         self._dequeue(waiting)
@@ -166,7 +166,7 @@ class Held:
             self._pauses.discard(key)
             self._late.pop(key, None)
 
-    def note_served(self, waiting: Waiting) -> None:
+    def note_served(self, waiting: QueuedRequest) -> None:
         """A request that is held has got its place."""
         queue = self._queues.get(waiting.model)
         if queue is not None:
@@ -178,15 +178,15 @@ class Held:
             entries.clear()
         self._queues.clear()
         self._late.clear()
-        self._pauses, self._deadlines = Timetable(), Timetable()
+        self._pauses, self._deadlines = DelayQueue(), DelayQueue()
 
-    def _enqueue(self, waiting: Waiting) -> None:
+    def _enqueue(self, waiting: QueuedRequest) -> None:
         queue = self._queues.get(waiting.model)
         if queue is None:
             queue = self._queues[waiting.model] = Queue(self._turn_of)
         queue.add(waiting)
 
-    def _dequeue(self, waiting: Waiting) -> None:
+    def _dequeue(self, waiting: QueuedRequest) -> None:
         queue = self._queues.get(waiting.model)
         if queue is not None:
             queue.discard(waiting)
@@ -203,7 +203,7 @@ class Held:
         for key in self._pauses.take_due(now_ms):
             self._enqueue(self._entries[key[0]][key[1]])
 
-    def late(self, most: int) -> list[Waiting]:
+    def late(self, most: int) -> list[QueuedRequest]:
         """Requests whose deadlines have passed, the earliest first."""
         return list(islice(self._late.values(), most))
 

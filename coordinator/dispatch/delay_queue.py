@@ -12,7 +12,7 @@ K = TypeVar("K", bound=tuple[str, str])
 MOST_STALE = 64
 
 
-class Timetable(Generic[K]):
+class DelayQueue(Generic[K]):
     """Tells in order what is due; setting and taking out costs the same however much is in it."""
 
     def __init__(self) -> None:

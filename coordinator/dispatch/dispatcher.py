@@ -17,10 +17,10 @@ from coordinator.dispatch.intake import Entry, Event, Intake
 from coordinator.dispatch.plan import Placed, make_plan
 from coordinator.dispatch.rate import Rate
 from coordinator.dispatch.spans import QueueSpans
-from coordinator.dispatch.validator import Judge
+from coordinator.dispatch.validator import RequestValidator
 from coordinator.roster import Roster
 from coordinator.routing.lanes import Lanes
-from coordinator.routing.queued_request import Waiting, prompt_tokens
+from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from coordinator.routing.selection import Selection
 from tokenyard.protocol.digest import entry_digest
 from tokenyard.protocol.errors import Code, reused
@@ -39,7 +39,7 @@ HEAR_EVERY_S = 0.1
 _DISPATCHED: Final = Dispatched.DISPATCHED  # an enumeration takes its time to say it
 
 
-class Deposed(Exception):
+class LostLeadership(Exception):
     """Another coordinator leads."""
 
 
@@ -51,7 +51,7 @@ class Dispatcher:
         scripts: Scripts,
         intake: Intake,
         roster: Roster,
-        judge: Judge,
+        judge: RequestValidator,
         selection: Selection,
         *,
         max_batch: int,
@@ -79,13 +79,13 @@ class Dispatcher:
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
         """One turn: read, then place, so that what is placed is the first of all that waits.
 
-        It waits for something to read unless there is more to do. Raises `Deposed` where the
+        It waits for something to read unless there is more to do. Raises `LostLeadership` where the
         yard has another leader.
         """
         room = self._room() if may_place else 0
         patience_ms = min(block_ms, self._patience_ms)
         entries, events = self._intake.read(room, patience_ms, places=self._hears_places())
-        self._heed(events)
+        self._handle_signal(events)
         self.take_in(token, entries)
         self._drop_gone()
         self._patience_ms = block_ms
@@ -164,11 +164,11 @@ class Dispatcher:
         _expect_leader(buried is not Answered.NOT_LEADER)
         return buried is Answered.DONE
 
-    def _waiting(self, entry: Entry, request: Request, now_ms: float) -> Waiting:
+    def _waiting(self, entry: Entry, request: Request, now_ms: float) -> QueuedRequest:
         history = self._judge.history(entry.intake, entry.fields)
         # Clients may choose the ids of entries; nothing has waited for less than no time.
         since_ms = min(float(position(entry.id)[0]), now_ms)
-        return Waiting(
+        return QueuedRequest(
             intake=entry.intake,
             entry=entry.id,
             id=request.id,
@@ -198,7 +198,7 @@ class Dispatcher:
             token, entry.intake, entry.id, refused, _published(entry), model, _digest(entry)
         )
 
-    def refuse(self, token: str, waiting: Waiting, refused: Refused) -> None:
+    def refuse(self, token: str, waiting: QueuedRequest, refused: Refused) -> None:
         """Give a request that is held its result without running it."""
         self._drop(waiting)
         self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
@@ -212,7 +212,7 @@ class Dispatcher:
         has_missed, self._has_missed = self._has_missed, False
         return has_missed
 
-    def _drop(self, waiting: Waiting) -> None:
+    def _drop(self, waiting: QueuedRequest) -> None:
         """Hold a request no more that was not given to a worker."""
         self._held.remove(waiting)
         self._selection.settle(waiting, None)
@@ -252,11 +252,11 @@ class Dispatcher:
         """How many requests could be placed now, at most a batch."""
         return min(sum(lanes.room for lanes in self._roster.lanes.values()), self._max_batch)
 
-    def _heed(self, events: Iterable[Event]) -> None:
+    def _handle_signal(self, events: Iterable[Event]) -> None:
         """Places became free, or the roster changed and must be read again."""
         for event in events:
             count = event.fields.get(b"count", b"")
-            if event.fields.get(b"event") == b"freed" and count.isdigit() and len(count) < 10:
+            if event.fields.get(b"event") == b"capacity" and count.isdigit() and len(count) < 10:
                 worker = event.fields.get(b"worker", b"").decode(errors="replace")
                 work = event.fields.get(b"work", b"")
                 weight = int(work) if work.isdigit() and len(work) < 16 else None
@@ -366,7 +366,7 @@ def _digest(entry: Entry) -> str:
 
 def _expect_leader(leads: bool) -> None:
     if not leads:
-        raise Deposed
+        raise LostLeadership
 
 
 def _published(entry: Entry) -> bytes:

@@ -14,10 +14,10 @@ from typing import Any
 import redis
 from msgspec import Struct
 
-from coordinator.dispatch.audit import PAGE, Audit
-from coordinator.dispatch.backlog import Held
+from coordinator.dispatch.audit import PAGE, PendingReconciler
+from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.shares import TurnOf, by_client
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
 #: Requests of each class that are read where more wait than may be held and no lane has room, so
@@ -55,7 +55,7 @@ class Intake:
         turn_of: TurnOf = by_client,
     ) -> None:
         """Hold about ``max_held`` requests at most; ``turn_of`` as in `backlog`."""
-        self.held = Held(turn_of)
+        self.held = Backlog(turn_of)
         self._connection = connection
         self._keys = keys
         self._max_batch = max_batch
@@ -66,7 +66,7 @@ class Intake:
         # Classes of which not all is read that was pending when we began, and behind which entry
         # to go on.
         self._behind: dict[IntakeClass, str] = {}
-        self._audits: dict[IntakeClass, Audit] = {}
+        self._audits: dict[IntakeClass, PendingReconciler] = {}
         self._next_audit = 0.0  # not before (monotonic)
         self._is_wished = False
         self._heard: dict[str, list[bytes]] = {}  # events to acknowledge, by stream
@@ -82,14 +82,14 @@ class Intake:
         classes and clients have their turns. Beyond the bound about ``room`` of each class. What
         was pending when a term began is read before anything new of its class. With ``places`` it
         also hears of those that became free on lanes. Events are acknowledged with the next read,
-        which spares a round trip in each turn; they and wishers only wake, and whoever takes over
+        which spares a round trip in each turn; they and cancels only wake, and whoever takes over
         reads the yard anew.
         """
         count, wanted = self._wants(room)
         streams = {self._keys.intake(name): self._behind.get(name, ">") for name in wanted}
-        for stream in (self._keys.events, *([self._keys.freed] if places else ())):
+        for stream in (self._keys.events, *([self._keys.capacity] if places else ())):
             streams[stream] = "0" if stream in self._missed else ">"
-        streams[self._keys.wishers] = ">"
+        streams[self._keys.cancelling] = ">"
         answer = self._ask(
             "XREADGROUP",
             *("GROUP", GROUP, CONSUMER, "COUNT", count),
@@ -125,8 +125,8 @@ class Intake:
         events: list[Event] = []
         for stream, items in answer:
             name = self._names.get(stream)
-            if stream == self._keys.wishers.encode():
-                self._connection.xack(self._keys.wishers, GROUP, *(item[0] for item in items))
+            if stream == self._keys.cancelling.encode():
+                self._connection.xack(self._keys.cancelling, GROUP, *(item[0] for item in items))
                 self._is_wished = True
                 continue
             if name is None:
@@ -148,7 +148,7 @@ class Intake:
             self._missed.discard(stream)
 
     def take_wished(self) -> bool:
-        """Whether clients have wished for a cancel since this was asked; see `Wishes`."""
+        """Whether clients have wished for a cancel since this was asked; see `CancelRequests`."""
         is_wished, self._is_wished = self._is_wished, False
         return is_wished
 
@@ -157,7 +157,7 @@ class Intake:
         self.held.clear()
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
-        self._missed = {self._keys.events, self._keys.freed}
+        self._missed = {self._keys.events, self._keys.capacity}
 
     @property
     def is_auditing(self) -> bool:
@@ -182,11 +182,11 @@ class Intake:
                 self.read_again()
                 return
             if pending < held and name not in self._audits and may_audit:
-                self._audits[name] = Audit(self.held.ids(name))
+                self._audits[name] = PendingReconciler(self.held.ids(name))
 
-    def gone(self) -> list[Waiting]:
+    def gone(self) -> list[QueuedRequest]:
         """Requests found to wait no more, though they are held: a page of each audit."""
-        found: list[Waiting | None] = []
+        found: list[QueuedRequest | None] = []
         for name, audit in list(self._audits.items()):
             page: Any = self._connection.xpending_range(
                 self._keys.intake(name), GROUP, min=audit.after, max="+", count=PAGE

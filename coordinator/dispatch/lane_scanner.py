@@ -20,7 +20,7 @@ from tokenyard.protocol.wire import Request
 MOST_AT_ONCE: Final = 32
 
 
-class Recall:
+class LaneScanner:
     """Tells the roster and the selection what an earlier leader knew."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Recall:
         # The last event first, as where the loads are read: what leaves in between is counted
         # twice, not never.
         pipeline = self._connection.pipeline(transaction=False)
-        pipeline.xrevrange(self._keys.freed, count=1)
+        pipeline.xrevrange(self._keys.capacity, count=1)
         pipeline.xrange(self._keys.lane(worker))
         last, entries = pipeline.execute()
         work = sum(self._weigh(worker, fields, is_new=is_new) for _, fields in entries)

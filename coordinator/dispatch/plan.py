@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.wording import counted
 
 #: Chooses among the lanes of a request's model; None: it has to wait.
-Choose = Callable[[Waiting, Lanes], Pick | None]
+Choose = Callable[[QueuedRequest, Lanes], Pick | None]
 
 ALONE = "a suspect, alone on an empty lane"
 
@@ -28,7 +28,7 @@ ALONE = "a suspect, alone on an empty lane"
 class Placed(Struct, frozen=True):
     """A request and the lane chosen for it."""
 
-    waiting: Waiting
+    waiting: QueuedRequest
     lane: Lane  # as it was found
     why: str  # there, in words
     alone: bool = False
@@ -37,8 +37,8 @@ class Placed(Struct, frozen=True):
 
 
 def make_plan(
-    suspects: Iterable[Waiting],
-    others: Iterable[Waiting],
+    suspects: Iterable[QueuedRequest],
+    others: Iterable[QueuedRequest],
     lanes: Lanes,
     *,
     choose: Choose,
@@ -61,7 +61,7 @@ def make_plan(
 
 
 def _place_suspects(
-    waiting: Sequence[Waiting], lanes: Lanes, share: float
+    waiting: Sequence[QueuedRequest], lanes: Lanes, share: float
 ) -> tuple[list[Placed], Lanes]:
     """What goes on trial now, and the lanes that are left for others."""
     if not waiting:  # nearly always, and then nobody looks at a thousand lanes
@@ -91,7 +91,7 @@ def _place_suspects(
     return placed, Lanes(left)
 
 
-def take_group(waiting: list[Waiting], room: int) -> list[Waiting]:
+def take_group(waiting: list[QueuedRequest], room: int) -> list[QueuedRequest]:
     """Take the next group out of suspects in their order: no more than each of it may be with."""
     count, limit = 0, room
     for one in waiting:
@@ -114,13 +114,13 @@ def _emptiest(lanes: Sequence[Lane]) -> Lane:
     return min(lanes, key=lambda lane: lane.load)
 
 
-def _on_trial(group: Sequence[Waiting], lane: Lane) -> list[Placed]:
+def _on_trial(group: Sequence[QueuedRequest], lane: Lane) -> list[Placed]:
     others = counted(len(group) - 1, "other suspect")
     return [Placed(one, lane, f"on trial with {others}", on_trial=True) for one in group]
 
 
 def _place_others(
-    others: Iterable[Waiting], lanes: Lanes, choose: Choose, most: int
+    others: Iterable[QueuedRequest], lanes: Lanes, choose: Choose, most: int
 ) -> list[Placed]:
     placed: list[Placed] = []
     for waiting in islice(others, max(0, most) if lanes else 0):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.receipts import owns
 
@@ -22,15 +22,15 @@ WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1
 
 
 #: The name of whoever has a turn with this request.
-TurnOf = Callable[[Waiting], str]
+TurnOf = Callable[[QueuedRequest], str]
 
 
-def by_client(waiting: Waiting) -> str:
+def by_client(waiting: QueuedRequest) -> str:
     """Each client has a turn."""
     return waiting.client
 
 
-def by_arrival(_: Waiting) -> str:
+def by_arrival(_: QueuedRequest) -> str:
     """There are no turns."""
     return ""
 
@@ -41,7 +41,7 @@ def by_client_and_guest(guests: Sequence[str]) -> TurnOf:
         return by_client
     longest_first = sorted(guests, key=len, reverse=True)
 
-    def turn_of(waiting: Waiting) -> str:
+    def turn_of(waiting: QueuedRequest) -> str:
         client = waiting.client
         return next((guest for guest in longest_first if owns(guest, client)), client)
 
@@ -58,20 +58,20 @@ class Line:
         """``turn_of`` says whose turn a request is; where all are the same, there are none."""
         self._turn_of = turn_of
         # Ordered ones find their first as fast when thousands before it have left.
-        self._clients: OrderedDict[str, OrderedDict[str, Waiting]] = OrderedDict()
+        self._clients: OrderedDict[str, OrderedDict[str, QueuedRequest]] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._clients)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         """All of it, in the order in which it should be served."""
         if len(self._clients) > 1:
             return self._in_turn()
         return chain.from_iterable(requests.values() for requests in self._clients.values())
 
-    def _in_turn(self) -> Iterator[Waiting]:
+    def _in_turn(self) -> Iterator[QueuedRequest]:
         left = deque(self._clients.values())
-        turns: deque[Iterator[Waiting]] = deque()
+        turns: deque[Iterator[QueuedRequest]] = deque()
         while left or turns:
             requests = iter(left.popleft().values()) if left else turns.popleft()
             waiting = next(requests, None)
@@ -79,7 +79,7 @@ class Line:
                 yield waiting
                 turns.append(requests)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: QueuedRequest) -> None:
         """Put a request behind those of its client."""
         client = self._turn_of(waiting)
         requests = self._clients.get(client)
@@ -87,7 +87,7 @@ class Line:
             requests = self._clients[client] = OrderedDict()
         requests[waiting.entry] = waiting
 
-    def discard(self, waiting: Waiting) -> bool:
+    def discard(self, waiting: QueuedRequest) -> bool:
         """Take a request out; whether it was here."""
         client = self._turn_of(waiting)
         requests = self._clients.get(client)
@@ -97,7 +97,7 @@ class Line:
             del self._clients[client]
         return True
 
-    def note_served(self, waiting: Waiting) -> None:
+    def note_served(self, waiting: QueuedRequest) -> None:
         """It was the turn of this request's client."""
         if len(self._clients) < 2:  # as mostly
             return
@@ -123,7 +123,7 @@ class Shares:
         self._served = dict.fromkeys(WEIGHTS, 0.0)  # when the last request of each class was due
         self._now = 0.0  # when the last request of all was
 
-    def order(self, lines: Mapping[PriorityClass, Line]) -> Iterator[Waiting]:
+    def order(self, lines: Mapping[PriorityClass, Line]) -> Iterator[QueuedRequest]:
         """What waits in these classes, in the order in which it should be served.
 
         Nothing changes until `note_served`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.routing.queued_request import NOTHING, Waiting
+from coordinator.routing.queued_request import NOTHING, QueuedRequest
 from tokenyard.protocol.wire import Request
 from tokenyard.telemetry.tracing import Tracer, carrier_of
 
@@ -20,7 +20,9 @@ class QueueSpans:
         """What to keep of a request that waits."""
         return carrier_of(request.metadata) if self._tracer.is_on else NOTHING
 
-    def ended(self, waiting: Waiting, now_ms: float, *, worker: str = "", error: str = "") -> None:
+    def ended(
+        self, waiting: QueuedRequest, now_ms: float, *, worker: str = "", error: str = ""
+    ) -> None:
         """A request waits no longer: it was given to ``worker``, or answered with ``error``.
 
         Times are those of the server, in unix ms.

@@ -16,7 +16,7 @@ from tokenyard.protocol.wording import did_you_mean
 Verdict = Request | Refused | Unanswerable
 
 
-class Judge:
+class RequestValidator:
     """Judges entries; pure but for the models, which the yard's workers and hosts determine."""
 
     def __init__(self, *, max_request_bytes: int, limits: Limits, models: Models) -> None:

@@ -19,10 +19,10 @@ from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
     MAX_ID_BYTES,
     OWN_FIELDS,
-    Mould,
     Refused,
     ReplyKind,
     Request,
+    RequestTemplate,
     Unanswerable,
 )
 
@@ -48,7 +48,7 @@ class Submission(Struct, frozen=True):
 
     address: Address
     request: Request
-    mould: Mould
+    template: RequestTemplate
     digest: str
     priority_class: GuestClass
     watched: str = ""  # the client, if its disappearance is to cancel the request
@@ -132,7 +132,7 @@ def _submission(client: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> 
             return Submission(
                 address,
                 request,
-                _mould(own, request, is_late_refused=fields.get(b"refuse_late") == b"1"),
+                _template(own, request, is_late_refused=fields.get(b"refuse_late") == b"1"),
                 entry_digest(own),
                 name,
                 client if fields.get(b"attach") == b"1" else "",
@@ -159,7 +159,9 @@ def _receipt(fields: Mapping[bytes, bytes]) -> str:
     return text
 
 
-def _mould(own: Mapping[bytes, bytes], request: Request, *, is_late_refused: bool) -> Mould:
+def _template(
+    own: Mapping[bytes, bytes], request: Request, *, is_late_refused: bool
+) -> RequestTemplate:
     """What `submit` writes beside id and prompt: the fields as the guest gave them.
 
     A default that was said stays said, which a model's own would else take the place of.
@@ -172,7 +174,7 @@ def _mould(own: Mapping[bytes, bytes], request: Request, *, is_late_refused: boo
     [field] = {name.decode() for name in own} & (OWN_FIELDS - {"id"})
     shared = msgspec.json.encode(texts).decode()
     deadline_ms = (request.deadline_ms or 0) if is_late_refused else 0
-    return Mould(request.client, field, shared, len(shared), deadline_ms)
+    return RequestTemplate(request.client, field, shared, len(shared), deadline_ms)
 
 
 def _cancelling(client: str, fields: Mapping[bytes, bytes]) -> Ask:

@@ -1,8 +1,8 @@
-"""Cancels what clients wish to be cancelled that have no right to do it themselves.
+"""Cancels requests for clients that have no right to do so themselves.
 
-The stream `wishers` wakes and names clients; what a client wishes stands in a set of its own,
-which nobody else may write, so nobody can wish for another. An entry of the stream stays until
-all wishes of its client are granted, so a successor finds what a leader has left.
+The stream `cancelling` wakes and names clients; what a client wants cancelled stands in a set of
+its own, which nobody else may write, so nobody can ask for another. An entry of the stream stays
+until all cancel requests of its client are granted, so a successor finds what a leader has left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import position
 from tokenyard.scripts import Cancelled, Scripts
 
-log = logging.getLogger("tokenyard.coordinator.wishes")
+log = logging.getLogger("tokenyard.coordinator.cancelling")
 
 #: Looked for without being woken, for what an earlier leader has left.
 EVERY_S = 1.0
@@ -30,8 +30,8 @@ MOST_CANCELLED = 100
 FAR_FUTURE_MS = 10**13
 
 
-class Wishes:
-    """Grants the wishes of clients, a bounded number in a turn."""
+class CancelRequests:
+    """Grants the cancel requests of clients, a bounded number in a turn."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class Wishes:
         if not is_woken and time.monotonic() < self._due:
             return
         self._left = MOST_CANCELLED
-        wishers: Any = self._connection.xrange(self._keys.wishers, count=MOST_CLIENTS)
+        cancels: Any = self._connection.xrange(self._keys.cancelling, count=MOST_CLIENTS)
         served: dict[str, bool] = {}
         done = []
-        for entry, fields in wishers:
+        for entry, fields in cancels:
             client = parse_name(fields.get(b"client", b""))
             if client is None:
-                self._found_bad("wishers")
-                log.warning("removed an entry of the wishers that names no client: %s", entry)
+                self._found_bad("cancels")
+                log.warning("removed an entry of the cancels that names no client: %s", entry)
                 done.append(entry)
                 continue
             if client not in served:
@@ -73,47 +73,47 @@ class Wishes:
             if served[client]:
                 done.append(entry)
         if done:
-            self._connection.xdel(self._keys.wishers, *done)
-        if len(done) == len(wishers) < MOST_CLIENTS:
+            self._connection.xdel(self._keys.cancelling, *done)
+        if len(done) == len(cancels) < MOST_CLIENTS:
             self._heal()
-        has_more = len(done) < len(wishers) or len(wishers) == MOST_CLIENTS
+        has_more = len(done) < len(cancels) or len(cancels) == MOST_CLIENTS
         self._due = 0.0 if has_more else time.monotonic() + EVERY_S
 
     def _heal(self) -> None:
         """Make the stream anew behind an id of the far future, which lets no other follow."""
-        wishers = self._keys.wishers
+        cancels = self._keys.cancelling
         try:
-            last: Any = self._connection.xinfo_stream(wishers)["last-generated-id"]
+            last: Any = self._connection.xinfo_stream(cancels)["last-generated-id"]
         except redis.ResponseError:  # there is none: the next leader makes it
             return
-        if position(last.decode())[0] < FAR_FUTURE_MS or self._connection.xlen(wishers):
+        if position(last.decode())[0] < FAR_FUTURE_MS or self._connection.xlen(cancels):
             return
         pipeline = self._connection.pipeline(transaction=False)
-        pipeline.delete(wishers)
-        pipeline.xgroup_create(wishers, GROUP, id="0", mkstream=True)
+        pipeline.delete(cancels)
+        pipeline.xgroup_create(cancels, GROUP, id="0", mkstream=True)
         pipeline.execute()
-        self._found_bad("wishers")
-        log.warning("made the stream of wishers anew: its last entry was %s", last.decode())
+        self._found_bad("cancels")
+        log.warning("made the stream of cancels anew: its last entry was %s", last.decode())
 
     def _serve(self, client: str) -> bool:
-        """Cancel what a client wishes; whether nothing of it is left."""
-        wishes = self._keys.wishes(client)
-        ids: Any = self._connection.srandmember(wishes, self._left) if self._left else ()
+        """Cancel what a client asks for; whether nothing of it is left."""
+        cancels = self._keys.cancels(client)
+        ids: Any = self._connection.srandmember(cancels, self._left) if self._left else ()
         has_room = len(ids) < self._left
         self._left -= len(ids)
-        granted = [self._grant(client, wish) for wish in ids]
+        granted = [self._grant(client, request_id) for request_id in ids]
         return all(granted) and has_room
 
-    def _grant(self, client: str, wish: bytes) -> bool:
+    def _grant(self, client: str, request_id: bytes) -> bool:
         """Cancel one request, if its id is one; not where it moves faster than one can look."""
-        name, code = parse_id(wish), Cancelled.OVER
+        name, code = parse_id(request_id), Cancelled.OVER
         if name is None:
-            self._found_bad("wishes")
+            self._found_bad("cancels")
         else:
             code = self._scripts.cancel(client, name, "cancelled by the client")
         if code is Cancelled.MOVED:
             return False
         # Not before: should we die in between, our successor tries again.
-        self._connection.srem(self._keys.wishes(client), wish)
+        self._connection.srem(self._keys.cancels(client), request_id)
         log.info("cancelled %s/%s, as its client wished: %s", client, name, code.name)
         return True

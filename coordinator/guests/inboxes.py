@@ -194,8 +194,8 @@ class Inboxes:
                     group[0].priority_class,
                     [one.request for one in group],
                     watched=group[0].watched,
-                    refuse_late=True,  # those whose mould has a deadline
-                    moulds=[one.mould for one in group],
+                    refuse_late=True,  # those whose template has a deadline
+                    templates=[one.template for one in group],
                     digests=[one.digest for one in group],
                 )
             )

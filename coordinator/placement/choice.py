@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coordinator.placement.devices import Device, DeviceId, Holder
 from coordinator.placement.needs import Need, Reach
-from coordinator.placement.state import Standing
+from coordinator.placement.state import PlacementState
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Option:
 class Choice:
     """Chooses devices."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: PlacementState) -> None:
         self._standing = standing
 
     def choose(self, need: Need) -> Option | None:

@@ -13,7 +13,7 @@ from coordinator.dispatch.demand import Demand
 from coordinator.placement.choice import Choice, Option
 from coordinator.placement.devices import LEAVING, SERVING, Device, DeviceId, Holder, Worker, survey
 from coordinator.placement.needs import Catalog, Need, hopeless, needs
-from coordinator.placement.state import Standing
+from coordinator.placement.state import PlacementState
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo
 
@@ -75,7 +75,7 @@ class _Decision:
             max_model_wait_s=situation.max_model_wait_s,
             max_swap_share=situation.max_swap_share,
         )
-        self._standing = Standing(
+        self._standing = PlacementState(
             survey(situation.workers), situation.demands, self._catalog, now_ms
         )
         self._choice = Choice(self._standing)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from tokenyard.protocol.control import Conduct
+from tokenyard.protocol.control import RunState
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
 
 DeviceId = tuple[str, int]  # controller, index on its host
@@ -32,12 +32,12 @@ class Worker:
     info: WorkerInfo
     load: int = 0  # entries on its lane
     worked_ms: float = 0.0  # when it was last seen at work; 0: never
-    conduct: Conduct = "RUNNING"  # what it was told, or still does
+    run_state: RunState = "RUNNING"  # what it was told, or still does
 
     @property
     def is_running(self) -> bool:
         """Whether it may be commanded; what operators have paused is left as it is."""
-        return self.conduct == "RUNNING"
+        return self.run_state == "RUNNING"
 
     @property
     def device(self) -> DeviceId:
@@ -93,7 +93,7 @@ class Device:
         awake = self._awake()
         if not awake:
             asleep = (one for one in self.workers if one.info.state == "asleep")
-            return any(one.conduct == "SUSPENDED" for one in asleep)
+            return any(one.run_state == "SUSPENDED" for one in asleep)
         return not all(one.is_running for one in awake)
 
     @property

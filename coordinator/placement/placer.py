@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from coordinator.counts import Counts
 from coordinator.dispatch.demand import Demand
-from coordinator.dispatch.dispatcher import Deposed
+from coordinator.dispatch.dispatcher import LostLeadership
 from coordinator.placement.decide import Order, Placement, Situation, place
 from coordinator.placement.devices import SERVING, Worker
 from coordinator.roster import Member, Roster
@@ -72,8 +72,8 @@ class Placer:
     def run_once(self, token: str) -> None:
         """Decide, if there may be something new to decide, and command.
 
-        Raises `Deposed` where the yard has another leader. Where no host says what it may load
-        there is nothing to place.
+        Raises `LostLeadership` where the yard has another leader. Where no host says what it may
+        load there is nothing to place.
         """
         self.patience_s = math.inf
         if self._settings.static or not self._roster.hosts:
@@ -91,7 +91,7 @@ class Placer:
 
     def _is_running(self, model: str) -> bool:
         """Whether operators have not told the model to pause, or all."""
-        return self._roster.postures.is_running("", model)
+        return self._roster.desired_states.is_running("", model)
 
     def _begin_term(self, token: str) -> None:
         """Another may have led meanwhile, and commanded otherwise."""
@@ -114,7 +114,7 @@ class Placer:
         return Situation(
             demands=demands,
             workers=[
-                Worker(one, m.info, m.load, now_ms if m.load else m.worked_ms, m.conduct)
+                Worker(one, m.info, m.load, now_ms if m.load else m.worked_ms, m.run_state)
                 for one, m in members
                 if m.has_lease
             ],
@@ -136,7 +136,7 @@ class Placer:
 
     def _command(self, token: str, command: Command) -> None:
         if self._scripts.command(command, token) is None:
-            raise Deposed
+            raise LostLeadership
         self._counts.swaps += 1
         log.info("%s is to load %s: %s", command.worker, command.model, command.why)
         if self._record:

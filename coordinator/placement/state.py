@@ -14,7 +14,7 @@ from coordinator.placement.needs import Catalog, Supply
 REST: Final = 0.5
 
 
-class Standing:
+class PlacementState:
     """Answers what the rules ask of models, devices and their holders."""
 
     def __init__(

@@ -17,7 +17,7 @@ BLOCK_BYTES: Final = 64
 MOST_BLOCKS: Final = 256
 
 
-class Hints(Struct, frozen=True, gc=False):
+class RoutingFeatures(Struct, frozen=True, gc=False):
     """What a policy asked for; light, since very many requests may wait."""
 
     work: int = 0  # tokens, see `Request.work`
@@ -30,20 +30,20 @@ class Hints(Struct, frozen=True, gc=False):
         return memoryview(self.packed).cast("q") if self.packed else ()
 
 
-NO_HINTS: Final = Hints()
+NO_HINTS: Final = RoutingFeatures()
 
 
-def weigh(request: Request) -> Hints:
+def weigh(request: Request) -> RoutingFeatures:
     """How much work a request is."""
-    return Hints(request.work)
+    return RoutingFeatures(request.work)
 
 
-def look_closely(request: Request, fields: Mapping[bytes, bytes]) -> Hints:
+def look_closely(request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
     """How much work a request is, how its prompt begins, and of which session it is."""
     session = 0
     if request.session:
         session = hash((request.client, request.session, request.model)) or 1
-    return Hints(request.work, block_hashes(request, fields).tobytes(), session)
+    return RoutingFeatures(request.work, block_hashes(request, fields).tobytes(), session)
 
 
 def block_hashes(request: Request, fields: Mapping[bytes, bytes]) -> array[int]:

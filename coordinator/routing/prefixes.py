@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.routing.affinity import Match
-from coordinator.routing.features import Hints
+from coordinator.routing.features import RoutingFeatures
 
 #: Tokens of a block; what a worker says of its cache is in tokens.
 BLOCK_TOKENS: Final = 16
@@ -61,7 +61,7 @@ class Prefixes:
         for known in self._known.values():
             self._trim(known)
 
-    def matches(self, workers: Iterable[str], hints: Hints) -> dict[str, Match]:
+    def matches(self, workers: Iterable[str], hints: RoutingFeatures) -> dict[str, Match]:
         """What those of the workers have of a request that have anything of it."""
         blocks = hints.blocks
         at_home = self._sessions.get(hints.session, "") if hints.session else ""
@@ -75,7 +75,7 @@ class Prefixes:
             found[worker] = Match(depth, len(blocks), recency, worker == at_home)
         return found
 
-    def note(self, worker: str, hints: Hints) -> None:
+    def note(self, worker: str, hints: RoutingFeatures) -> None:
         """A worker is given a request: it will have its prompt, and its session lives there."""
         known = self._known.get(worker)
         if known is None:  # it will be known when the roster was read

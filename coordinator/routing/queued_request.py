@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from coordinator.history import FRESH, History
-from coordinator.routing.features import NO_HINTS, Hints, prompt_bytes
+from coordinator.routing.features import NO_HINTS, RoutingFeatures, prompt_bytes
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
 
@@ -17,7 +17,7 @@ from tokenyard.protocol.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RES
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Waiting(Struct, frozen=True, kw_only=True, gc=False):
+class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     """A valid request that waits for a lane: what it takes to place it or to answer it.
 
     `dispatch` moves the rest inside Redis. ``gc=False``: nothing here can be part of a cycle, and
@@ -38,7 +38,7 @@ class Waiting(Struct, frozen=True, kw_only=True, gc=False):
     trial: int | None = None  # see `History.trial_size`; only a retry can be a suspect
     published: bytes = b""  # packed tokens that its readers have seen
     trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
-    hints: Hints = NO_HINTS  # what the policy wants to know of it
+    hints: RoutingFeatures = NO_HINTS  # what the policy wants to know of it
     digest: str = ""  # see `tokenyard.protocol.digest`; a retry needs none
 
     @property

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from coordinator.routing.absences import Absences
 from coordinator.routing.affinity import NO_MATCH, Matches, megatron, prefix_affinity
-from coordinator.routing.features import NO_HINTS, Hints, look_closely, weigh
+from coordinator.routing.features import NO_HINTS, RoutingFeatures, look_closely, weigh
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick, least_loaded, vllm
 from coordinator.routing.prefixes import Cache, Prefixes
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.schedule import Replay, ScheduleWriter, read_schedule
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.settings import CoordinatorSettings, PolicyName
@@ -67,12 +67,12 @@ class Selection:
         if self._settings.replay:
             self._replay = Replay(read_schedule(self._settings.replay))
 
-    def muster(self, lanes: Sequence[Lane]) -> None:
+    def start_when_complete(self, lanes: Sequence[Lane]) -> None:
         """The expected workers have joined: the deterministic mode deals to these, by name."""
         for lane in lanes:
             self._crews.setdefault(lane.model, []).append(lane.name)
 
-    def hints(self, request: Request, fields: Mapping[bytes, bytes]) -> Hints:
+    def hints(self, request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
         """What the policy wants to know of a request; one that asks for nothing pays nothing."""
         if self.is_affine:
             return look_closely(request, fields)
@@ -82,12 +82,12 @@ class Selection:
         """The roster was read: forget the prefixes of workers that have left."""
         self._prefixes.follow(caches)
 
-    def note(self, worker: str, hints: Hints) -> None:
+    def note(self, worker: str, hints: RoutingFeatures) -> None:
         """A worker has a request: so will it have its prefix."""
         if self.is_affine:
             self._prefixes.note(worker, hints)
 
-    def choose(self, waiting: Waiting, lanes: Lanes) -> Pick | None:
+    def choose(self, waiting: QueuedRequest, lanes: Lanes) -> Pick | None:
         """A lane for the request among those of its model, or None while it has to wait."""
         recorded = self._recorded(waiting)
         if not recorded:
@@ -97,11 +97,11 @@ class Selection:
         pick = self._by_rule(waiting, lanes)
         return pick and replace(pick, why=f"replay: {recorded} is absent; {pick.why}")
 
-    def _recorded(self, waiting: Waiting) -> str:
+    def _recorded(self, waiting: QueuedRequest) -> str:
         """The worker that the schedule to follow names, or ""."""
         return (self._replay and self._replay.worker(waiting.client, waiting.id)) or ""
 
-    def _by_rule(self, waiting: Waiting, lanes: Lanes) -> Pick | None:
+    def _by_rule(self, waiting: QueuedRequest, lanes: Lanes) -> Pick | None:
         """A lane where no schedule says which."""
         if self._settings.deterministic:
             return _told("deterministic", self._in_turn(waiting, lanes))
@@ -111,7 +111,7 @@ class Selection:
             self.note(pick.lane.worker, waiting.hints)
         return pick
 
-    def _by_policy(self, hints: Hints, lanes: Lanes) -> Pick | None:
+    def _by_policy(self, hints: RoutingFeatures, lanes: Lanes) -> Pick | None:
         policy, last = self._settings.policy, self._last.get(lanes[0].model, "")
         if policy in _PLAIN:
             return _told(policy, _PLAIN[policy](lanes, last), weighs=self.is_weighing)
@@ -122,7 +122,7 @@ class Selection:
         lane, match = pick.lane, matches.get(pick.lane.worker, NO_MATCH)
         return Pick(lane, f"{policy}, {pick.why}, {_load(lane)}", match.known)
 
-    def _in_turn(self, waiting: Waiting, lanes: Lanes) -> Lane | None:
+    def _in_turn(self, waiting: QueuedRequest, lanes: Lanes) -> Lane | None:
         """Entry k of a class belongs to worker k modulo the workers.
 
         However full that one is, and also while it is away: when a place becomes free, and in
@@ -138,7 +138,7 @@ class Selection:
         _gives_up(due, lanes, self._crew_absences)  # never, but it says whom it waits for
         return lanes.named(due)
 
-    def settle(self, waiting: Waiting, lane: Lane | None) -> None:
+    def settle(self, waiting: QueuedRequest, lane: Lane | None) -> None:
         """The request was handed over to ``lane``, or turned out to wait no more."""
         if self._due:
             self._due.pop((waiting.intake, waiting.entry), None)

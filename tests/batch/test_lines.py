@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.batch.conftest import completion
 from tokenyard.batch.asking import ask_for, output_for
-from tokenyard.batch.lines import BadLine, Sought, parse_line
+from tokenyard.batch.lines import BadLine, ParsedLine, parse_line
 from tokenyard.batch.state import BatchSpec
-from tokenyard.client.build import Draft, Drafter
+from tokenyard.client.build import PreparedRequest, RequestBuilder
 from tokenyard.client.pending import rejected
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import ChatOptions, Request
@@ -23,13 +23,13 @@ HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def parse(line: dict[str, Any]) -> Sought | BadLine:
+def parse(line: dict[str, Any]) -> ParsedLine | BadLine:
     return parse_line(7, json.dumps(line).encode())
 
 
-def sought(line: dict[str, Any]) -> Sought:
+def sought(line: dict[str, Any]) -> ParsedLine:
     found = parse(line)
-    assert isinstance(found, Sought), found
+    assert isinstance(found, ParsedLine), found
     return found
 
 
@@ -63,8 +63,8 @@ CHAT_OPTIONS: dict[str, Any] = {
 def drafted(line: dict[str, Any]) -> Request:
     """The request that a line becomes."""
     asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
-    [draft] = Drafter("me", None).draft_many([asked.item], {})
-    assert isinstance(draft, Draft), draft
+    [draft] = RequestBuilder("me", None).draft_many([asked.item], {})
+    assert isinstance(draft, PreparedRequest), draft
     return draft.request
 
 
@@ -103,7 +103,7 @@ def test_an_effort_goes_to_the_chat_template_as_in_vllm() -> None:
 def test_a_chat_that_cannot_be_is_refused_before_it_is_sent(body: dict[str, Any]) -> None:
     line = {**CHAT, "body": body}
     asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
-    [draft] = Drafter("me", None).draft_many([asked.item], {})
+    [draft] = RequestBuilder("me", None).draft_many([asked.item], {})
     assert isinstance(draft, InvalidRequest)
 
 
@@ -222,8 +222,8 @@ def test_no_line_is_more_than_a_bad_line(body: dict[str, Any], url: str | None) 
     line = body if url is None else {"custom_id": "c", "method": "POST", "url": url, "body": body}
     asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     # If it is drafted as `Client.map` does it, I expect a draft or a refusal, and no other error.
-    [draft] = Drafter("fuzz", None).draft_many([asked.item], {"priority_class": "low"})
-    assert isinstance(draft, Draft | InvalidRequest)
+    [draft] = RequestBuilder("fuzz", None).draft_many([asked.item], {"priority_class": "low"})
+    assert isinstance(draft, PreparedRequest | InvalidRequest)
     if isinstance(asked.sought, BadLine):
         assert isinstance(draft, InvalidRequest)
     line_out = output_for("batch_0", asked, rejected("1", Code.INVALID_REQUEST, "no"))

@@ -166,11 +166,11 @@ def test_a_path_that_each_host_would_take_for_another_is_wrong_usage(run: Run) -
 def test_new_weights_come_with_a_new_epoch(run: Run) -> None:
     said(run("load", "one", "--json"))
     reloaded = said(run("reload", "one", "--path", "/step-1", "--json"))
-    assert (reloaded["epoch"], reloaded["conduct"], reloaded["holdouts"]) == (1, "RUNNING", [])
+    assert (reloaded["epoch"], reloaded["run_state"], reloaded["holdouts"]) == (1, "RUNNING", [])
     [model] = [each for each in said(run("list", "--json"))["models"] if each["name"] == "one"]
-    assert (model["weights"], model["epoch"], model["conduct"]) == ("/step-1", 1, "RUNNING")
+    assert (model["weights"], model["epoch"], model["run_state"]) == ("/step-1", 1, "RUNNING")
     [worker] = model["workers"]
-    assert (worker["weights"], worker["epoch"], worker["conduct"]) == ("/step-1", 1, "RUNNING")
+    assert (worker["weights"], worker["epoch"], worker["run_state"]) == ("/step-1", 1, "RUNNING")
 
     own = run("reload", "one", "--path", "", "--epoch", "7", "--mode", "wait")
     assert (own.returncode, own.stdout) == (Exit.OK, "one: its own weights, in epoch 7\n")
@@ -196,10 +196,10 @@ def test_a_reload_that_fails_leaves_the_model_as_it_was(
     assert line.startswith("Error: ")
     assert f"/w/{name}: {name} weights; two is RUNNING with its own weights in epoch 6" in line
     [model] = [each for each in said(run("list", "--json"))["models"] if each["name"] == "two"]
-    assert (model["weights"], model["epoch"], model["conduct"]) == ("", 6, "RUNNING")
+    assert (model["weights"], model["epoch"], model["run_state"]) == ("", 6, "RUNNING")
     assert model["workers"] or not is_held
     for worker in model["workers"]:
-        assert (worker["weights"], worker["epoch"], worker["conduct"]) == ("", 6, "RUNNING")
+        assert (worker["weights"], worker["epoch"], worker["run_state"]) == ("", 6, "RUNNING")
 
 
 # Where a model is loaded
@@ -230,7 +230,7 @@ SLEEPER = worker("sleeper", "asleep", 3, "m")
         ([BUSY, IDLE, FREE], "free.1"),
         ([BUSY, IDLE], "idle.1"),
         ([IDLE, worker("other", "asleep", 2, "m"), worker("idle-2", "ready", 1, "n")], "idle.1"),
-        ([worker("paused", "warm", 0, conduct="PAUSED"), IDLE], "idle.1"),
+        ([worker("paused", "warm", 0, run_state="PAUSED"), IDLE], "idle.1"),
     ],
 )
 def test_the_place_that_costs_the_others_least(workers: list[WorkerView], chosen: str) -> None:
@@ -255,8 +255,8 @@ def test_a_worker_that_is_named_may_be_busy() -> None:
 @pytest.mark.parametrize(
     ("model", "one", "reason"),
     [
-        ("m", worker("w", "ready", 0, conduct="PAUSED"), "w is PAUSED: unpause it first"),
-        ("m", worker("w", "asleep", 0, conduct="SUSPENDED"), "resume and unpause it first"),
+        ("m", worker("w", "ready", 0, run_state="PAUSED"), "w is PAUSED: unpause it first"),
+        ("m", worker("w", "asleep", 0, run_state="SUSPENDED"), "resume and unpause it first"),
         ("k", worker("w", "warm", 0), "no host that is there may load 'k'"),
         ("m", worker("other", "warm", 0), "'w' is not there now"),
     ],

@@ -21,7 +21,7 @@ from tests.support.yard import Yard
 from tokenyard import Client
 from tokenyard.process.program import Exit
 from tokenyard.protocol.commands import Acknowledgement
-from tokenyard.protocol.control import CONDUCTS
+from tokenyard.protocol.control import RUN_STATES
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
 from tokenyard.scripts import Scripts
@@ -197,7 +197,7 @@ def test_a_pause_is_seen_everywhere(quiet: Yard, run: Run) -> None:
         assert all(each in shown for each in words), (command, shown)
     assert "waiting, PAUSED" in run("requests").stdout
     assert "model:adder is PAUSED for " in run("doctor").stdout
-    pause = {"scope": "model:adder", "conduct": "PAUSED", "by": "kim@north"}
+    pause = {"scope": "model:adder", "run_state": "PAUSED", "by": "kim@north"}
     pause["why"] = "look at its driver"
     [model] = json.loads(run("models", "list", "--json").stdout)["models"]
     explained = json.loads(run("explain", "held", "--json").stdout)
@@ -206,8 +206,10 @@ def test_a_pause_is_seen_everywhere(quiet: Yard, run: Run) -> None:
         [told] = found["pauses"]
         assert pause.items() <= told.items()
         assert told["since_ms"] > 0
-    posture = json.loads(run("info", "--json").stdout)["postures"]["by_scope"]["model:adder"]
-    assert (posture["by"], posture["why"]) == ("kim@north", "look at its driver")
+    desired_state = json.loads(run("info", "--json").stdout)["desired_states"]["by_scope"][
+        "model:adder"
+    ]
+    assert (desired_state["by"], desired_state["why"]) == ("kim@north", "look at its driver")
     run("unpause", "--no-wait", "--model", "adder")
     assert "kim@north" not in run("info").stdout + run("explain", "held").stdout
 
@@ -216,7 +218,7 @@ def test_an_operator_is_the_user_and_host_where_nobody_says_otherwise(
     quiet: Yard, run: Run
 ) -> None:
     run("pause", "--no-wait")
-    shown = json.loads(run("info", "--json").stdout)["postures"]["by_scope"]["all"]["by"]
+    shown = json.loads(run("info", "--json").stdout)["desired_states"]["by_scope"]["all"]["by"]
     assert shown == f"{getpass.getuser()}@{socket.gethostname()}"
 
 
@@ -302,10 +304,10 @@ def live(yard: dict[str, Any]) -> Iterator[Run]:
         assert done.returncode == Exit.OK, done.stderr
 
 
-def conducts(live: Run) -> set[str]:
+def run_states(live: Run) -> set[str]:
     """What the workers really do."""
     workers = json.loads(live("info", "--json").stdout)["workers"]
-    return {each["info"].get("conduct", CONDUCTS[0]) for each in workers if each["lease_ms"]}
+    return {each["info"].get("run_state", RUN_STATES[0]) for each in workers if each["lease_ms"]}
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
@@ -319,11 +321,11 @@ def test_a_paused_yard_takes_requests_and_answers_them_later(
         tokens = list(next(deltas).tokens)
         paused = live("pause", "--mode", mode, "--why", "the test says so")
         assert (paused.returncode, paused.stdout) == (Exit.OK, "all workers: paused\n")
-        assert conducts(live) == {"PAUSED"}
+        assert run_states(live) == {"PAUSED"}
         waiting = client.submit("hello", max_tokens=2)
         unpaused = live("unpause")
         assert (unpaused.returncode, unpaused.stdout) == (Exit.OK, "all workers: unpaused\n")
-        assert conducts(live) == {"RUNNING"}
+        assert run_states(live) == {"RUNNING"}
         for delta in deltas:
             tokens += delta.tokens
         assert len(tokens) == 100
@@ -335,9 +337,9 @@ def test_suspended_workers_sleep_and_wake(live: Run) -> None:
     for command in ("pause", "suspend"):
         done = live(command)
         assert done.returncode == Exit.OK, done.stderr
-    assert conducts(live) == {"SUSPENDED"}
+    assert run_states(live) == {"SUSPENDED"}
     assert live("resume").stdout == "all workers: awake, and paused\n"
-    assert conducts(live) == {"PAUSED"}
+    assert run_states(live) == {"PAUSED"}
 
 
 def test_one_worker_is_paused_and_the_others_serve(live: Run, yard: dict[str, Any]) -> None:

@@ -23,28 +23,28 @@ from tests.support.servers import Server, find_binary
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.admin.dead_letters import DeadLetter
-from tokenyard.admin.history import Look, Looks
+from tokenyard.admin.history import Look, SnapshotHistory
 from tokenyard.cli.shared.watching import watch
 from tokenyard.cli.top.frame import Paper, frame, history
 from tokenyard.process.program import Exit
-from tokenyard.protocol.control import Posture, Postures
+from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally
 
 Ask = Callable[..., Result]
-PAUSED = Posture(conduct="PAUSED", by="kim@north", why="its driver")
+PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver")
 
 
-def drawn(looks: Looks, width: int = 80, height: int = 0, fault: str = "") -> str:
+def drawn(looks: SnapshotHistory, width: int = 80, height: int = 0, fault: str = "") -> str:
     console = Console(width=width, markup=False, highlight=False, record=True)
     with console.capture() as capture:
         console.print(frame(looks, "yard main at redis://x", Paper(width, height), fault))
     return capture.get()
 
 
-def many(count: int) -> Looks:
+def many(count: int) -> SnapshotHistory:
     """Two looks at a yard with some workers, where much went wrong."""
-    looks = Looks()
+    looks = SnapshotHistory()
     letter = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
     hosts = [HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faulted_ms=1)])]
     for second in (1, 2):
@@ -60,7 +60,7 @@ def many(count: int) -> Looks:
                 waiting=4 * second,
                 letters=[letter],
                 hosts=hosts,
-                postures=Postures({"model:adder": PAUSED}),
+                desired_states=DesiredStates({"model:adder": PAUSED}),
             )
         )
     return looks
@@ -85,9 +85,9 @@ def test_a_picture_says_what_goes_on() -> None:
 
 
 def test_a_long_reason_leaves_the_names_of_the_lines() -> None:
-    looks = Looks()
-    long = Posture(conduct="PAUSED", by="kim@north", why="look at its driver " * 10)
-    looks.add(make_look(1000, postures=Postures({"all": long})))
+    looks = SnapshotHistory()
+    long = DesiredState(run_state="PAUSED", by="kim@north", why="look at its driver " * 10)
+    looks.add(make_look(1000, desired_states=DesiredStates({"all": long})))
 
     lines = drawn(looks, height=24).splitlines()
 
@@ -109,7 +109,7 @@ def test_a_picture_fits(workers: int, width: int, height: int, fault: str) -> No
 
 
 def test_an_empty_yard_has_a_picture() -> None:
-    looks = Looks()
+    looks = SnapshotHistory()
     looks.add(make_look(leader=None))
 
     text = drawn(looks, height=24)

@@ -19,13 +19,13 @@ from tokenyard.cli import dead, doctor, explain, info, requests
 from tokenyard.cli.batch import jobs as batch_jobs
 from tokenyard.cli.models import list as models_list
 from tokenyard.cli.shared.tables import Column, Listing
-from tokenyard.protocol.control import Posture, Postures
+from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo
 
 WIDTH = 80
 MODEL = "meta-llama/Llama-3.1-405B-Instruct-quantized.w8a8"
 HOST = "gpu-node-0017.cluster-3.example-datacenter.internal"
-PAUSE = Posture(conduct="PAUSED", by=f"kim@{HOST}", why="look at its driver", since_ms=1)
+PAUSE = DesiredState(run_state="PAUSED", by=f"kim@{HOST}", why="look at its driver", since_ms=1)
 ELLIPSIS = "…"
 
 
@@ -41,7 +41,7 @@ def drawn(*pictures: RenderableType, width: int = WIDTH) -> str:
 
 
 def workers(names: list[str]) -> list[WorkerView]:
-    """Each in another state, with a pid and a conduct of its own."""
+    """Each in another state, with a pid and a run state of its own."""
     found = []
     for number, name in enumerate(names):
         one = make_view_worker(
@@ -53,11 +53,11 @@ def workers(names: list[str]) -> list[WorkerView]:
             lane=100 + number,
             lane_limit=320,
             memory_bytes=2**36,
-            conduct="SUSPENDED" if number % 2 else "RUNNING",
+            run_state="SUSPENDED" if number % 2 else "RUNNING",
             phases_s={"weights": 12.0, "profile": 3.0},
         )
-        conduct: Any = one.info.conduct if one.info else "RUNNING"
-        found.append(WorkerView(one.worker, one.state, one.lane, one.lease_ms, one.info, conduct))
+        run_state: Any = one.info.run_state if one.info else "RUNNING"
+        found.append(WorkerView(one.worker, one.state, one.lane, one.lease_ms, one.info, run_state))
     return found
 
 
@@ -70,13 +70,13 @@ LONGEST = [f"{number}{'x' * 90}" for number in range(3)]
 def yard(names: list[str]) -> YardView:
     fault = "no such file: /models/a/path/that/is/so/long/that/it/has/no/room/in/one/line/of/80"
     models = [ModelInfo(name=MODEL, fault=fault, faulted_ms=1, faults=2, load_s=3.0)]
-    postures = {"all": PAUSE, f"model:{MODEL}": PAUSE, f"worker:{names[0]}": PAUSE}
+    desired_states = {"all": PAUSE, f"model:{MODEL}": PAUSE, f"worker:{names[0]}": PAUSE}
     return make_view(
         workers(names),
         waiting=1_234_567,
         models={MODEL: 3},
         hosts=[HostInfo(name=HOST, models=models)],
-        postures=Postures(postures),
+        desired_states=DesiredStates(desired_states),
         at_ms=90_000,
     )
 
@@ -173,7 +173,7 @@ def test_requests(
     client: str,
     is_whole: bool,
 ) -> None:
-    pauses = all_pauses(yard(LONG).postures)
+    pauses = all_pauses(yard(LONG).desired_states)
     found = [
         Listed(
             client=client,
@@ -207,7 +207,7 @@ def test_requests(
 
 def test_models_list() -> None:
     view = yard(LONG)
-    views = models_list.model_views(view, view.postures)
+    views = models_list.model_views(view, view.desired_states)
     text = drawn(models_list._table(views))
     assert MODEL in text
     assert "PAUSED" in text
@@ -243,7 +243,7 @@ def test_explain() -> None:
         server_id="normal/1763700000000-0",
         accepted_ms=1,
         attempts=[attempt],
-        waits_for=all_pauses(yard(LONG).postures)[0].text(90_000),
+        waits_for=all_pauses(yard(LONG).desired_states)[0].text(90_000),
     )
     text = drawn(explain._table(timeline))
     assert f"{HOST}-0.12" in text

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.guests.cancels import Wishes
+from coordinator.guests.cancels import CancelRequests
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard import Cancellation, Code, QueueFull, RequestFailed, WaitTimeout
-from tokenyard.client.core import Dialogue
+from tokenyard.client.core import ClientCore
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Call, Scripts
 from tokenyard.scripts import client as client_scripts
@@ -65,12 +65,12 @@ class TestCancel:
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         client = new_client()
-        assert client.cancel("later") == Cancellation.FORESTALLED
+        assert client.cancel("later") == Cancellation.CANCELLED_BEFORE_ARRIVAL
         assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
         assert yard.dispatch() == 0
 
     def test_needs_no_coordinator(self, new_client: NewClient) -> None:
-        assert new_client(client_id="me").cancel("q") == Cancellation.FORESTALLED
+        assert new_client(client_id="me").cancel("q") == Cancellation.CANCELLED_BEFORE_ARRIVAL
 
     def test_another_client_of_that_name_may_cancel(
         self, yard: StandIn, new_client: NewClient
@@ -84,10 +84,10 @@ class TestCancel:
     ) -> None:
         handle = new_client(client_id="me").submit([1])
         ledger = keys.ledger("me", handle.id)
-        original, places = Dialogue.cancel, itertools.cycle(("high", "low"))
+        original, places = ClientCore.cancel, itertools.cycle(("high", "low"))
 
-        def moving(dialogue: Dialogue, request_id: str) -> Any:
-            steps = original(dialogue, request_id)
+        def moving(core: ClientCore, request_id: str) -> Any:
+            steps = original(core, request_id)
             answer = None
             try:
                 while True:
@@ -100,7 +100,7 @@ class TestCancel:
                 return end.value
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Dialogue, "cancel", moving)
+            patch.setattr(ClientCore, "cancel", moving)
             with pytest.raises(WaitTimeout, match="moved"):
                 handle.cancel()
         connection.hdel(ledger, "intake", "entry")
@@ -111,13 +111,13 @@ RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
 
 
 class Granting:
-    """A leader of which there is nothing but that it grants wishes."""
+    """A leader of which there is nothing but that it grants cancel requests."""
 
     def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
-        self.wishes = Wishes(connection, scripts, scripts.keys)
+        self.cancelling = CancelRequests(connection, scripts, scripts.keys)
 
     def once(self) -> None:
-        self.wishes.run_once(is_woken=True)
+        self.cancelling.run_once(is_woken=True)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -189,7 +189,7 @@ class TestCancelWithoutTheRight:
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]
         assert handle.cancel() == Cancellation.OVER
-        assert not connection.exists(keys.wishers, keys.wishes(client.client_id))
+        assert not connection.exists(keys.cancelling, keys.cancels(client.client_id))
 
     def test_what_ends_meanwhile_is_over(
         self, yard: StandIn, confined: NewClient, granting: Granting
@@ -204,7 +204,7 @@ class TestCancelWithoutTheRight:
     ) -> None:
         client = confined()
         with granting.running():
-            assert client.cancel("later") == Cancellation.FORESTALLED
+            assert client.cancel("later") == Cancellation.CANCELLED_BEFORE_ARRIVAL
         assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
         assert yard.dispatch() == 0
 
@@ -227,15 +227,15 @@ class TestCancelWithoutTheRight:
         keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.client.core._WISH_AGAIN_S", 0.05)
+        monkeypatch.setattr("tokenyard.client.core._CANCEL_AGAIN_S", 0.05)
         client = confined()
         handle = client.submit([1])
         lost: list[int] = []
 
         def lose_and_grant() -> None:
-            eventually(lambda: connection.xlen(keys.wishers))
-            lost.append(connection.delete(keys.wishers))
-            eventually(lambda: connection.xlen(keys.wishers))
+            eventually(lambda: connection.xlen(keys.cancelling))
+            lost.append(connection.delete(keys.cancelling))
+            eventually(lambda: connection.xlen(keys.cancelling))
             granting.once()
 
         thread = threading.Thread(target=lose_and_grant)
@@ -247,7 +247,7 @@ class TestCancelWithoutTheRight:
     def test_too_many_wishes_are_refused(
         self, yard: StandIn, confined: NewClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(client_scripts, "MOST_WISHES", 1)
+        monkeypatch.setattr(client_scripts, "MOST_CANCELS", 1)
         client = confined(connect_timeout_s=0.3)
         for message in ("no coordinator", "too many"):
             with pytest.raises(WaitTimeout, match=message):

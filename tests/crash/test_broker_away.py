@@ -86,7 +86,7 @@ def test_forgotten_scripts_and_groups(plant: Plant) -> None:
 
     # If the scripts, the consumer groups and all connections are gone
     plant.connection.script_flush()
-    for stream in (plant.keys.intake("normal"), plant.keys.events, plant.keys.freed):
+    for stream in (plant.keys.intake("normal"), plant.keys.events, plant.keys.capacity):
         plant.connection.xgroup_destroy(stream, GROUP)
     plant.connection.client_kill_filter(_type="normal", skipme=True)
 

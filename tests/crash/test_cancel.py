@@ -57,7 +57,9 @@ def test_waiting_read_and_unread(plant: Plant) -> None:
     assert plant.scripts.submit("normal", [make_request("known")])[0].code is Submitted.ACCEPTED
     assert plant.scripts.cancel("anon", "known", "enough") is Cancelled.CANCELLED
     # (of a plain XADD nobody knows yet: it is dropped when it is read)
-    assert plant.scripts.cancel("anon", unread[0].id, "enough") is Cancelled.FORESTALLED
+    assert (
+        plant.scripts.cancel("anon", unread[0].id, "enough") is Cancelled.CANCELLED_BEFORE_ARRIVAL
+    )
     plant.coordinator()
     plant.worker(max_num_seqs=1, simulated_step_s=0.01)
     plant.wait_for_workers(1)
@@ -65,7 +67,9 @@ def test_waiting_read_and_unread(plant: Plant) -> None:
     first, second, *waiting = streams(5, max_tokens=100)
     plant.push_all([first, second, *waiting])
     wait_mid_stream(plant, [first])
-    assert plant.scripts.cancel("anon", waiting[0].id, "enough") is Cancelled.FORESTALLED
+    assert (
+        plant.scripts.cancel("anon", waiting[0].id, "enough") is Cancelled.CANCELLED_BEFORE_ARRIVAL
+    )
     last = make_request(params=SamplingParams(max_tokens=1))
     assert plant.scripts.submit("normal", [last])[0].code is Submitted.ACCEPTED
 

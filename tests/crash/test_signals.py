@@ -2,8 +2,8 @@
 
 Three hosts, each with one worker, have requests that run and requests that wait. One of them is
 frozen before the signal, so that it is certain not to have obeyed when it is killed; a fourth one
-joins after the signal. Nothing may be lost or come twice, all must end in the posture that the
-table says, and whoever waits must be told who is missing, and no longer than it is.
+joins after the signal. Nothing may be lost or come twice, all must end in the desired state that
+the table says, and whoever waits must be told who is missing, and no longer than it is.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tests.support.processes import Plant, Program
 from tests.support.servers import Server
 from tests.support.streams import check_exact, dead_letters, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Given, Holdout, Signals
+from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,
-    CONDUCTS,
     PAUSE_MODES,
+    RUN_STATES,
     SIGNALS,
-    Conduct,
+    DesiredState,
     Invalid,
     Order,
     PauseMode,
-    Posture,
+    RunState,
     Signal,
     after,
     model_scope,
@@ -47,7 +47,7 @@ LEASE_MS = 4_000
 LONG_MS = 3_600_000
 BOUND_S = 60.0
 NEW = "/checkpoints/new"
-WAYS: dict[Conduct, tuple[Signal, ...]] = {
+WAYS: dict[RunState, tuple[Signal, ...]] = {
     "RUNNING": (),
     "PAUSED": ("PAUSE",),
     "SUSPENDED": ("PAUSE", "SUSPEND"),
@@ -102,8 +102,8 @@ class Cast:
             given = self.signals.give(self.order(signal))
             assert self.signals.wait(given, BOUND_S) == []
 
-    def posture(self) -> Posture:
-        return self.signals.postures().by_scope.get(self.scope, Posture())
+    def desired_state(self) -> DesiredState:
+        return self.signals.desired_states().by_scope.get(self.scope, DesiredState())
 
     def freeze(self, name: str) -> str:
         """A host hears nothing any longer; its worker."""
@@ -133,17 +133,17 @@ class Cast:
         incarnations = sorted(roster, key=lambda worker: int(worker.rpartition(".")[2]))
         return {roster[worker].name: roster[worker] for worker in incarnations}
 
-    def are_in(self, posture: Posture, names: str) -> None:
-        """Wait until these, and no others, do what the posture says."""
+    def are_in(self, desired_state: DesiredState, names: str) -> None:
+        """Wait until these, and no others, do what the desired state says."""
 
         def are_there() -> bool:
             shown = {name: _shown(info) for name, info in self.newest().items()}
-            return shown == dict.fromkeys(names, _shown(posture))
+            return shown == dict.fromkeys(names, _shown(desired_state))
 
         eventually(are_there, timeout_s=BOUND_S)
 
     def go_on(self) -> None:
-        """Whatever the posture is, all run again."""
+        """Whatever the desired state is, all run again."""
         self.tell("RESUME", "UNPAUSE")
 
     def check_requests(self) -> None:
@@ -162,32 +162,32 @@ class Cast:
         assert dead_letters(self.plant) == []
 
 
-def _shown(one: WorkerInfo | Posture) -> tuple[object, ...]:
-    """What a worker shows of its posture; one without an engine has neither epoch nor weights."""
-    has_engine = one.conduct != "SUSPENDED"
-    return (one.conduct, one.epoch, one.weights) if has_engine else (one.conduct,)
+def _shown(one: WorkerInfo | DesiredState) -> tuple[object, ...]:
+    """What a worker shows of its desired state; without an engine no epoch and no weights."""
+    has_engine = one.run_state != "SUSPENDED"
+    return (one.run_state, one.epoch, one.weights) if has_engine else (one.run_state,)
 
 
-def workers(holdouts: Sequence[Holdout]) -> list[str]:
+def workers(holdouts: Sequence[Unacknowledged]) -> list[str]:
     return [one.worker for one in holdouts]
 
 
-def start(plant: Plant, signal: Signal, conduct: Conduct) -> Cast:
-    """Three workers in a posture, in the middle of requests, with others that wait."""
-    is_for_model = (signal, conduct) == ("RELOAD_WEIGHTS", "PAUSED")
+def start(plant: Plant, signal: Signal, run_state: RunState) -> Cast:
+    """Three workers in a desired state, in the middle of requests, with others that wait."""
+    is_for_model = (signal, run_state) == ("RELOAD_WEIGHTS", "PAUSED")
     cast = Cast(plant, model_scope("sim") if is_for_model else ALL)
     running = cast.ask(12)[:3]
     wait_mid_stream(plant, running)
-    cast.tell(*WAYS[conduct])
+    cast.tell(*WAYS[run_state])
     return cast
 
 
-def cells(kind: str) -> list[tuple[Signal, Conduct]]:
+def cells(kind: str) -> list[tuple[Signal, RunState]]:
     """Cells of the table in which a signal is valid, redundant or invalid."""
     found = []
     for signal in SIGNALS:
-        for conduct in CONDUCTS:
-            begin = Posture(conduct=conduct)
+        for run_state in RUN_STATES:
+            begin = DesiredState(run_state=run_state)
             order = Order(signal=signal, scope=model_scope("sim"), epoch=7, weights=NEW)
             try:
                 is_new = after(begin, order) != begin or signal in ENDS
@@ -196,28 +196,28 @@ def cells(kind: str) -> list[tuple[Signal, Conduct]]:
             else:
                 is_kind = kind == ("valid" if is_new else "redundant")
             if is_kind:
-                found.append((signal, conduct))
+                found.append((signal, run_state))
     return found
 
 
 def test_each_cell_is_of_one_kind() -> None:
     kinds = [cells(kind) for kind in ("valid", "redundant", "invalid")]
-    assert sum(map(len, kinds)) == len(SIGNALS) * len(CONDUCTS)
+    assert sum(map(len, kinds)) == len(SIGNALS) * len(RUN_STATES)
     assert all(kinds)
 
 
 VALID = [cell for cell in cells("valid") if cell[0] not in ENDS | {"START_PROFILE"}]
 
 
-@pytest.mark.parametrize(("signal", "conduct"), VALID)
-def test_a_valid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
+@pytest.mark.parametrize(("signal", "run_state"), VALID)
+def test_a_valid_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
-    cast = start(plant, signal, conduct)
+    cast = start(plant, signal, run_state)
     victim = cast.freeze("b")
     cast.prolong(victim)
 
     # If a signal is given, and a fourth one joins,
-    expected_posture = after(cast.posture(), cast.order(signal))
+    expected_posture = after(cast.desired_state(), cast.order(signal))
     given = cast.signals.give(cast.order(signal))
     assert not given.is_redundant
     cast.enter("d")
@@ -231,10 +231,10 @@ def test_a_valid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
     cast.expire(victim)
     assert cast.signals.wait(given, BOUND_S) == []
 
-    # I expect whoever is there, joined late or came back to be in the posture,
+    # I expect whoever is there, joined late or came back to be in the desired state,
     cast.enter("b")
     cast.are_in(expected_posture, "abcd")
-    found = msgspec.structs.replace(cast.posture(), since_ms=expected_posture.since_ms)
+    found = msgspec.structs.replace(cast.desired_state(), since_ms=expected_posture.since_ms)
     assert found == expected_posture
     # and no request to have suffered.
     cast.go_on()
@@ -245,7 +245,7 @@ def test_a_valid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
         cast.check_requests()
 
 
-def only(cast: Cast, given: Given, victim: str) -> bool:
+def only(cast: Cast, given: SignalReceipt, victim: str) -> bool:
     """Wait until this one alone has yet to obey."""
     return eventually(lambda: workers(cast.signals.holdouts(given)) == [victim], timeout_s=BOUND_S)
 
@@ -261,11 +261,11 @@ def check_mixed(cast: Cast) -> None:
     cast.check_blame()
 
 
-@pytest.mark.parametrize(("signal", "conduct"), cells("redundant"))
-def test_a_redundant_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
+@pytest.mark.parametrize(("signal", "run_state"), cells("redundant"))
+def test_a_redundant_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
-    cast = start(plant, signal, conduct)
-    begin = cast.posture()
+    cast = start(plant, signal, run_state)
+    begin = cast.desired_state()
     cast.freeze("b")
     said = plant.connection.xlen(plant.keys.control)
 
@@ -287,15 +287,15 @@ def test_a_redundant_signal(plant: Plant, signal: Signal, conduct: Conduct) -> N
     cast.check_requests()
 
 
-@pytest.mark.parametrize(("signal", "conduct"), cells("invalid"))
-def test_an_invalid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> None:
+@pytest.mark.parametrize(("signal", "run_state"), cells("invalid"))
+def test_an_invalid_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
-    cast = start(plant, signal, conduct)
-    begin = cast.posture()
+    cast = start(plant, signal, run_state)
+    begin = cast.desired_state()
     cast.freeze("b")
 
     # If a signal is given that is not allowed, while the one is killed and another joins,
-    with pytest.raises(Invalid, match=f"{signal}: {cast.scope} is {conduct}"):
+    with pytest.raises(Invalid, match=f"{signal}: {cast.scope} is {run_state}"):
         cast.signals.give(cast.order(signal))
     cast.enter("d")
     cast.kill("b")
@@ -303,18 +303,18 @@ def test_an_invalid_signal(plant: Plant, signal: Signal, conduct: Conduct) -> No
     # I expect that all are as they were, and no request to have suffered.
     cast.enter("b")
     cast.are_in(begin, "abcd")
-    assert cast.posture() == begin
+    assert cast.desired_state() == begin
     cast.go_on()
     cast.ask(4)
     cast.check_requests()
 
 
-@pytest.mark.parametrize("conduct", CONDUCTS)
+@pytest.mark.parametrize("run_state", RUN_STATES)
 @pytest.mark.parametrize("signal", sorted(ENDS))
-def test_a_signal_to_go(plant: Plant, signal: Signal, conduct: Conduct) -> None:
+def test_a_signal_to_go(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
-    cast = start(plant, signal, conduct)
-    begin = cast.posture()
+    cast = start(plant, signal, run_state)
+    begin = cast.desired_state()
     victim = cast.freeze("b")
     cast.prolong(victim)
 
@@ -333,7 +333,7 @@ def test_a_signal_to_go(plant: Plant, signal: Signal, conduct: Conduct) -> None:
     cast.expire(victim)
     assert cast.signals.wait(given, BOUND_S) == []
 
-    # I expect that the late one and a successor stay, in the posture that there was,
+    # I expect that the late one and a successor stay, in the desired state that there was,
     cast.enter("b")
     cast.are_in(begin, "bd")
     # and do what the others have left.
@@ -341,10 +341,10 @@ def test_a_signal_to_go(plant: Plant, signal: Signal, conduct: Conduct) -> None:
     cast.check_requests()
 
 
-@pytest.mark.parametrize("conduct", ["RUNNING", "PAUSED"])
-def test_a_signal_that_all_refuse(plant: Plant, conduct: Conduct) -> None:
+@pytest.mark.parametrize("run_state", ["RUNNING", "PAUSED"])
+def test_a_signal_that_all_refuse(plant: Plant, run_state: RunState) -> None:
     # Given three workers without a profiler, one of which hears nothing any longer
-    cast = start(plant, "START_PROFILE", conduct)
+    cast = start(plant, "START_PROFILE", run_state)
     victim = cast.freeze("b")
     cast.prolong(victim)
     given = cast.signals.give(cast.order("START_PROFILE"))
@@ -368,7 +368,7 @@ def test_a_signal_that_all_refuse(plant: Plant, conduct: Conduct) -> None:
     assert all("no profiler" in one.reason for one in left)
     # that those who cannot do as they should are otherwise as all others,
     cast.enter("b")
-    cast.are_in(cast.posture(), "abcd")
+    cast.are_in(cast.desired_state(), "abcd")
     assert not any(one.profiling for one in cast.newest().values())
     # and that nobody holds out once that is taken back.
     cast.tell("STOP_PROFILE")
@@ -396,7 +396,7 @@ def test_a_pause_in_each_mode(plant: Plant, mode: PauseMode) -> None:
     cast.enter("b")
     assert cast.signals.wait(given, BOUND_S) == []
     cast.expire(victim)
-    cast.are_in(Posture(conduct="PAUSED", mode=mode), "abcd")
+    cast.are_in(DesiredState(run_state="PAUSED", mode=mode), "abcd")
     # that nothing runs: no token more is published,
     before = {one.id: plant.published(one.id) for one in cast.sent}
     assert not any(plant.answer(one.id).results for one in late)
@@ -406,20 +406,22 @@ def test_a_pause_in_each_mode(plant: Plant, mode: PauseMode) -> None:
     cast.check_requests()
 
 
-@pytest.mark.parametrize("conduct", CONDUCTS)
-def test_a_process_that_dies_comes_back_in_its_posture(plant: Plant, conduct: Conduct) -> None:
-    # Given three workers in a posture, with an epoch
-    cast = start(plant, "SET_GENERATION_EPOCH", conduct)
+@pytest.mark.parametrize("run_state", RUN_STATES)
+def test_a_process_that_dies_comes_back_in_its_posture(plant: Plant, run_state: RunState) -> None:
+    # Given three workers in a desired state, with an epoch
+    cast = start(plant, "SET_GENERATION_EPOCH", run_state)
     cast.tell("SET_GENERATION_EPOCH")
     (victim, info), *_ = plant.roster().items()
 
     # If the process of one is killed, and its controller is not,
     os.kill(info.pid, signals_of_the_system.SIGKILL)
 
-    # I expect it to come back as somebody else, and in the same posture,
+    # I expect it to come back as somebody else, and in the same desired state,
     eventually(lambda: victim not in plant.roster(), timeout_s=BOUND_S)
-    cast.are_in(cast.posture(), "abc")
-    asked_again = Given(cast.order("SET_GENERATION_EPOCH"), (cast.signals.postures().changed,))
+    cast.are_in(cast.desired_state(), "abc")
+    asked_again = SignalReceipt(
+        cast.order("SET_GENERATION_EPOCH"), (cast.signals.desired_states().changed,)
+    )
     assert cast.signals.wait(asked_again, BOUND_S) == []
     # and no request to have suffered.
     cast.go_on()

@@ -224,7 +224,7 @@ def metrics_are_read(day: Day) -> None:
 
 
 def operator_signals(day: Day) -> None:
-    """Postures that are given, obeyed and taken back."""
+    """Desired states that are given, obeyed and taken back."""
     ways: tuple[Signal, ...] = ("SET_GENERATION_EPOCH", "PAUSE", "SUSPEND", "RESUME", "UNPAUSE")
     with day.connect("admin") as connection:
         signals = Signals(connection, day.keys)
@@ -233,7 +233,7 @@ def operator_signals(day: Day) -> None:
         # One pause is that of a reload whose caller has died: the leader ends it.
         scope = model_scope("small")
         signals.give(Order(signal="PAUSE", scope=scope, trial=Trial(until_ms=1)))
-        eventually(lambda: scope not in signals.postures().by_scope)
+        eventually(lambda: scope not in signals.desired_states().by_scope)
     streamed = make_request(client="client", model="large", stream=True)
     day.push(streamed)
     assert day.plant.result(streamed.id, "client").provenance.epoch == 1

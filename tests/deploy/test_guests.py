@@ -121,10 +121,10 @@ def test_a_guest_cancels_what_is_its_own(day: GuestDay, new_client: NewClient) -
     assert guest.cancel("waits") is Cancellation.CANCELLED
     assert waits.wait().status == "cancelled"
     assert guest.cancel("waits") is Cancellation.OVER
-    assert guest.cancel("later") is Cancellation.FORESTALLED
+    assert guest.cancel("later") is Cancellation.CANCELLED_BEFORE_ARRIVAL
     # An id of the same name of another guest is another's.
     theirs = other.submit([1], id="theirs")
-    assert guest.cancel("theirs") is Cancellation.FORESTALLED
+    assert guest.cancel("theirs") is Cancellation.CANCELLED_BEFORE_ARRIVAL
     assert other.status(theirs.id).state == "waiting"
 
 
@@ -132,7 +132,7 @@ def test_a_cancel_is_the_first_thing_that_a_guest_says(
     day: GuestDay, new_client: NewClient
 ) -> None:
     day.open()
-    assert new_client().cancel("later") is Cancellation.FORESTALLED
+    assert new_client().cancel("later") is Cancellation.CANCELLED_BEFORE_ARRIVAL
 
 
 def test_requests_end_with_a_guest_that_leaves(day: GuestDay, new_client: NewClient) -> None:

@@ -17,7 +17,7 @@ from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.scripts import attend, submit, wish
+from tokenyard.scripts import attend, request_cancel, submit
 
 HIGHEST = "18446744073709551615-18446744073709551615"
 
@@ -146,12 +146,12 @@ def test_the_highest_id_of_an_inbox_harms_nobody(day: GuestDay) -> None:
     [
         {"id": "q1", "prompt": "x", "client": "eve"},
         {"id": "q1", "prompt": "x", "client": "client"},
-        {"id": "q1", "prompt": "x", "shared": '{"client":"eve"}'},
+        {"id": "q1", "prompt": "x", "common": '{"client":"eve"}'},
         {"id": "q1", "prompt": "x", "client": b"\xff\xfe"},
         {"id": "q1", "prompt": "x", "client": "guest", "reply_to": "replies:eve"},
         {"id": b"\xff\xfe", "prompt": "x"},
         {"prompt": "x"},
-        {"id": "q1", "prompt": "x", "shared": "[" * 90_000},
+        {"id": "q1", "prompt": "x", "common": "[" * 90_000},
         {"do": "cancel", "client": "eve", "id": "theirs"},
         {"do": "cancel", "id": "x" * 201},
         {"do": "attend", "ended": "[" * 90_000},
@@ -194,8 +194,8 @@ def test_what_only_the_system_writes_is_left_out(day: GuestDay) -> None:
         eventually(lambda: day.plant.connection.xlen(day.keys.intake("normal")))
     found: Any = day.plant.connection.xrange(day.keys.intake("normal"))
     [(_, fields)] = found
-    assert fields.keys() == {b"id", b"prompt", b"shared"}
-    assert not any(name in fields[b"shared"] for name in (b"attempt", b"crashed", b"unknown"))
+    assert fields.keys() == {b"id", b"prompt", b"common"}
+    assert not any(name in fields[b"common"] for name in (b"attempt", b"crashed", b"unknown"))
     day.command_as_default("unpause")
 
 
@@ -243,11 +243,11 @@ def test_bad_names_among_the_clients_keep_no_cancel_waiting(day: GuestDay) -> No
 
 def test_the_highest_id_onto_wishers_keeps_no_wish_waiting(day: GuestDay) -> None:
     with day.connect("client") as connection:
-        connection.xadd(day.keys.wishers, {"client": b"\xff\xfe"}, id=HIGHEST)
+        connection.xadd(day.keys.cancelling, {"client": b"\xff\xfe"}, id=HIGHEST)
     eventually(
-        lambda: "made the stream of wishers anew" in day.plant.programs[0].log, timeout_s=20.0
+        lambda: "made the stream of cancels anew" in day.plant.programs[0].log, timeout_s=20.0
     )
-    day.plant.scripts.call(wish(day.keys, "client", "later"))
+    day.plant.scripts.call(request_cancel(day.keys, "client", "later"))
     ledger = day.keys.ledger("client", "later")
     eventually(lambda: day.plant.connection.hget(ledger, "state") == b"cancelled")
 

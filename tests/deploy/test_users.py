@@ -17,7 +17,7 @@ from tokenyard.scripts import source
 
 #: The scripts that each user calls.
 SCRIPTS = {
-    "client": {"submit", "attend", "wish", "probe"},
+    "client": {"submit", "attend", "request_cancel", "probe"},
     "coordinator": {
         *(
             "probe",

@@ -15,9 +15,9 @@ from tests.support.builders import random_name
 from tokenyard import Cancellation
 from tokenyard.admin.signals import Signals
 from tokenyard.broker.check import check_broker
-from tokenyard.protocol.control import Order, Posture
+from tokenyard.protocol.control import DesiredState, Order
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import Scripts, Wished, wish
+from tokenyard.scripts import CancelRequested, Scripts, request_cancel
 
 MANAGEMENT = [
     ("FLUSHALL",),
@@ -136,7 +136,7 @@ def test_client_has_its_own_requests_cancelled(guarded: GuardedServer, name: str
             assert handle.wait().status == "cancelled"
             # and to hear at once what is over, or is not there yet.
             assert handle.cancel() == Cancellation.OVER
-            assert client.cancel("later") == Cancellation.FORESTALLED
+            assert client.cancel("later") == Cancellation.CANCELLED_BEFORE_ARRIVAL
 
 
 def is_refused_to_cancel(guarded: GuardedServer, keys: Keys, client: str, request_id: str) -> bool:
@@ -153,17 +153,17 @@ def test_client_wishes_for_nobody_else(
 ) -> None:
     # Given a client that may wish for itself
     scripts = Scripts(client, yard)
-    assert scripts.call(wish(yard, "client-1", "q1")) is Wished.WISHED
+    assert scripts.call(request_cancel(yard, "client-1", "q1")) is CancelRequested.REQUESTED
 
     # I expect that it cannot wish in the name of others,
     for name in ("bob", "client1", "anon"):
-        assert is_refused(client, "SADD", yard.wishes(name), "q1")
+        assert is_refused(client, "SADD", yard.cancels(name), "q1")
         with pytest.raises(redis.exceptions.NoPermissionError):
-            scripts.call(wish(yard, name, "q1"))
-    # nor read who wishes, or take wishes away.
-    assert is_refused(client, "XRANGE", yard.wishers, "-", "+")
-    assert is_refused(client, "DEL", yard.wishers)
-    assert is_refused(client, "SMEMBERS", yard.wishes("bob"))
+            scripts.call(request_cancel(yard, name, "q1"))
+    # nor read who cancel requests, or take cancel requests away.
+    assert is_refused(client, "XRANGE", yard.cancelling, "-", "+")
+    assert is_refused(client, "DEL", yard.cancelling)
+    assert is_refused(client, "SMEMBERS", yard.cancels("bob"))
 
 
 def test_other_clients_are_made_from_the_one(guarded: GuardedServer, yard: Keys) -> None:
@@ -184,13 +184,15 @@ def test_only_operators_and_the_leader_give_signals(
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
         # If anybody else gives a signal, by script or by hand, I expect that it is refused.
         with pytest.raises(redis.ResponseError, match=r"ermission|ACL failure"):
-            Scripts(connection, yard).signal(Order(signal="PAUSE"), b"", Posture(conduct="PAUSED"))
-        assert is_refused(connection, "HSET", yard.posture, "all", "{}")
-        assert is_refused(connection, "HDEL", yard.posture, "all")
-        assert is_refused(connection, "DEL", yard.posture)
-        # Postures are read by those who act on them, and by the view of the yard.
+            Scripts(connection, yard).signal(
+                Order(signal="PAUSE"), b"", DesiredState(run_state="PAUSED")
+            )
+        assert is_refused(connection, "HSET", yard.desired_state, "all", "{}")
+        assert is_refused(connection, "HDEL", yard.desired_state, "all")
+        assert is_refused(connection, "DEL", yard.desired_state)
+        # Desired states are read by those who act on them, and by the view of the yard.
         may_read = user in {"worker", "batch"}
-        assert is_refused(connection, "HGETALL", yard.posture) is not may_read
+        assert is_refused(connection, "HGETALL", yard.desired_state) is not may_read
 
 
 def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
@@ -198,11 +200,11 @@ def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
         signals = Signals(connection, yard)
         given = signals.give(Order(signal="PAUSE"))
         assert signals.wait(given, 30.0) == []
-        [(scope, posture)] = signals.postures().by_scope.items()
-        assert (scope, posture.conduct) == ("all", "PAUSED")
+        [(scope, desired_state)] = signals.desired_states().by_scope.items()
+        assert (scope, desired_state.run_state) == ("all", "PAUSED")
         signals.give(Order(signal="UNPAUSE"))
-        # But they cannot take all postures away at once.
-        assert is_refused(connection, "DEL", yard.posture)
+        # But they cannot take all desired states away at once.
+        assert is_refused(connection, "DEL", yard.desired_state)
 
 
 def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> None:

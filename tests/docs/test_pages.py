@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
 from tokenyard.cli import COMMANDS
-from tokenyard.protocol.control import CONDUCTS, TRANSITIONS
+from tokenyard.protocol.control import RUN_STATES, TRANSITIONS
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from worker.host.process_handle import State
@@ -88,16 +88,16 @@ def _is_told(default: Any, told: str) -> bool:
 
 
 def test_the_diagrams_have_the_states_of_the_code() -> None:
-    request, _, lease, process, posture = code(page("docs/states.md"), "mermaid")
+    request, _, lease, process, desired_state = code(page("docs/states.md"), "mermaid")
     assert _states(request) == {"waiting", "assigned"} | TERMINAL
     assert _states(lease) == {"held", "lost", "left", "crashed"}
     assert _states(process) == {state.value for state in State}
-    assert _states(posture) == set(CONDUCTS)
+    assert _states(desired_state) == set(RUN_STATES)
 
 
 def test_the_table_of_postures_is_that_of_the_code() -> None:
     told = {}
-    for signal, *cells, _ in rows(section(page("docs/states.md"), "## A posture")):
+    for signal, *cells, _ in rows(section(page("docs/states.md"), "## A desired state")):
         allowed, idempotent, leads_to = (frozenset(names(cell)) for cell in cells)
         told[signal.strip("`")] = (allowed, idempotent, next(iter(leads_to), None))
     table = {

@@ -16,7 +16,7 @@ import redis
 from tests.docs.pages import ROOT, code, first_names, names, page, section
 from tests.support.up import running_up
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
-from tokenyard.protocol.control import ALL, CONDUCTS, PAUSE_MODES, SIGNALS, Order, Posture
+from tokenyard.protocol.control import ALL, PAUSE_MODES, RUN_STATES, SIGNALS, DesiredState, Order
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND
@@ -77,7 +77,7 @@ def every_request_field() -> set[str]:
 
 
 def test_every_request_field_is_in_the_table_and_none_that_is_not() -> None:
-    assert first_names(section(PROTOCOL, "## Requests")) == every_request_field() | {"shared"}
+    assert first_names(section(PROTOCOL, "## Requests")) == every_request_field() | {"common"}
 
 
 def test_the_fields_of_the_system_are_named() -> None:
@@ -123,7 +123,7 @@ def test_every_key_is_in_the_table() -> None:
     client, request = "<client>", "<id>"
     built = {keys.intake(name) for name in ("high", "normal", "low", "retry")}
     built |= {keys.lane("<worker>"), keys.replies(client), keys.attached(client)}
-    built.add(keys.wishes(client))
+    built.add(keys.cancels(client))
     built |= {keys.acks("<command>"), keys.inbox("<guest>")}
     built |= {
         make(client, request) for make in (keys.ledger, keys.tokens, keys.choices, keys.reply)
@@ -175,7 +175,7 @@ def test_every_roster_field_and_event_is_told() -> None:
     events = set()
     for script in SCRIPTS:
         events |= set(re.findall(r"'event', '(\w+)'", _code_of(script)))
-    assert "freed" in events
+    assert "capacity" in events
     assert events <= names(section(PROTOCOL, "### Events"))
 
 
@@ -190,8 +190,8 @@ def test_every_field_of_hosts_and_commands_is_told() -> None:
 
 def test_everything_about_signals_is_told() -> None:
     text = section(PROTOCOL, "### Signals")
-    assert first_names(text) == set(Posture.__struct_fields__)
-    assert {*Order.__struct_fields__, *SIGNALS, *CONDUCTS, *PAUSE_MODES, ALL} <= names(text)
+    assert first_names(text) == set(DesiredState.__struct_fields__)
+    assert {*Order.__struct_fields__, *SIGNALS, *RUN_STATES, *PAUSE_MODES, ALL} <= names(text)
 
 
 def test_every_script_has_its_section() -> None:

@@ -205,8 +205,8 @@ def test_a_death_before_anybody_listens_wakes_too(ranks: Callable[..., Ranks]) -
 def test_the_first_reason_stands(ranks: Callable[..., Ranks]) -> None:
     leader, _ = ranks().form()
 
-    leader.spoil("the first")
-    leader.spoil("the second")
+    leader.mark_broken("the first")
+    leader.mark_broken("the second")
 
     with pytest.raises(GroupFault, match="the first"):
         leader.check()

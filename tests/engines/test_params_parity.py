@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.support.vllm_versions import installed_vllm
-from tokenyard.client.build import Drafter
+from tokenyard.client.build import RequestBuilder
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.sampling import REFUSED, TAKEN
@@ -63,7 +63,7 @@ def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
     assert isinstance(parsed, Refused)
     assert parsed.message == f"params.{name}: is not taken: {REFUSED[name]}"
     with pytest.raises(InvalidRequest, match=f"params.{name}: is not taken: "):
-        Drafter("me", None).draft("text", {name: 1})
+        RequestBuilder("me", None).draft("text", {name: 1})
 
 
 def test_what_the_installed_version_has_not_is_refused_by_its_name(

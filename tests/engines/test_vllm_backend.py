@@ -226,15 +226,15 @@ def _configured(**fields: object) -> Callable[[Path], None]:
 def test_a_model_that_cannot_be_loaded_leaves_the_process_warm(
     backend: Backend,
     tmp_path: Path,
-    spoil: Callable[[Path], object] | None,
+    mark_broken: Callable[[Path], object] | None,
     fields: dict[str, object],
 ) -> None:
     from torch import distributed
 
     folder = tmp_path / "broken"
     shutil.copytree(MODELS / "adder", folder)
-    if spoil is not None:
-        spoil(folder)
+    if mark_broken is not None:
+        mark_broken(folder)
 
     with pytest.raises(Exception, match=r"\w{3}"):
         backend.load(spec_of("broken", folder, **fields))

@@ -10,32 +10,36 @@ from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import read_yard
-from tokenyard.protocol.control import ALL, Order, Posture, Postures, model_scope
+from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, Order, model_scope
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 
 def test_a_yard_without_signals_has_no_postures(connection: redis.Redis, keys: Keys) -> None:
-    assert read_yard(connection, keys).postures == Postures()
+    assert read_yard(connection, keys).desired_states == DesiredStates()
 
 
 def test_the_postures_of_all_scopes(connection: redis.Redis, keys: Keys) -> None:
-    # Given two scopes with a posture, and one that nobody can read
+    # Given two scopes with a desired state, and one that nobody can read
     signals = Signals(connection, keys)
     signals.give(Order(signal="PAUSE", mode="keep", by="kim@north", why="night"))
     last = signals.give(Order(signal="SET_GENERATION_EPOCH", scope=model_scope("a"), epoch=3))
-    connection.hset(keys.posture, "worker:w", b"{")
+    connection.hset(keys.desired, "worker:w", b"{")
     view = read_yard(connection, keys)
 
     # I expect the two, for Python and for scripts.
-    since_ms = view.postures.by_scope[ALL].since_ms
+    since_ms = view.desired_states.by_scope[ALL].since_ms
     assert 0 < since_ms <= view.at_ms
-    paused = Posture(conduct="PAUSED", mode="keep", by="kim@north", why="night", since_ms=since_ms)
-    assert view.postures == Postures({ALL: paused, "model:a": Posture(epoch=3)}, last.ids[0])
-    assert json.loads(view.as_json())["postures"] == {
+    paused = DesiredState(
+        run_state="PAUSED", mode="keep", by="kim@north", why="night", since_ms=since_ms
+    )
+    assert view.desired_states == DesiredStates(
+        {ALL: paused, "model:a": DesiredState(epoch=3)}, last.ids[0]
+    )
+    assert json.loads(view.as_json())["desired_states"] == {
         "by_scope": {
             ALL: {
-                "conduct": "PAUSED",
+                "run_state": "PAUSED",
                 "mode": "keep",
                 "by": "kim@north",
                 "why": "night",
@@ -51,8 +55,8 @@ def test_what_each_worker_does_of_it(connection: redis.Redis, keys: Keys, script
     # Given one that runs, one that is paused, one that was suspended, and one that is unreadable
     roster = {
         "a": worker_json("a"),
-        "b": worker_json("b", conduct="PAUSED"),
-        "c": worker_json("c", conduct="SUSPENDED", state="asleep"),
+        "b": worker_json("b", run_state="PAUSED"),
+        "c": worker_json("c", run_state="SUSPENDED", state="asleep"),
         "d": b"{",
     }
     for name, packed in roster.items():
@@ -60,8 +64,8 @@ def test_what_each_worker_does_of_it(connection: redis.Redis, keys: Keys, script
     view = read_yard(connection, keys)
 
     # I expect to see it, and who may be given requests now.
-    assert [one.conduct for one in view.workers] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]
+    assert [one.run_state for one in view.workers] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]
     assert [one.is_ready for one in view.workers] == [True, True, False, False]
     assert [one.is_serving for one in view.workers] == [True, False, False, False]
     shown = json.loads(view.as_json())["workers"]
-    assert [one["conduct"] for one in shown] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]
+    assert [one["run_state"] for one in shown] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]

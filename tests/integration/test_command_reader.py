@@ -11,7 +11,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.commands import Command
-from tokenyard.protocol.control import Order, Posture
+from tokenyard.protocol.control import DesiredState, Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 from worker.host.command_reader import COUNT, CommandReader
@@ -89,7 +89,7 @@ def test_signals_come_between_commands(
 ) -> None:
     order = Order(signal="PAUSE", mode="keep")
     given = [command(scripts, "first")]
-    entry = scripts.signal(order, b"", Posture(conduct="PAUSED", mode="keep"))
+    entry = scripts.signal(order, b"", DesiredState(run_state="PAUSED", mode="keep"))
     assert entry
     given += [(entry, order), command(scripts, "last")]
 

@@ -66,8 +66,8 @@ class TestLead:
 
         # I expect it to move nothing more, even what it has read,
         eventually(lambda: lanes.pending() == 5)
-        deposed = time.monotonic() + 1.0
-        eventually(lambda: time.monotonic() > deposed)
+        lost_leadership = time.monotonic() + 1.0
+        eventually(lambda: time.monotonic() > lost_leadership)
         assert lanes.load(worker) == 1
         assert lanes.connection.get(lanes.keys.leader) == b"99:thief"
 
@@ -126,7 +126,7 @@ BURIED = {
     "long id": {"id": "x" * 201, "prompt": "p"},
     "id that is not UTF-8": {"id": b"\xff", "prompt": "p"},
     "empty client": {"id": "x", "client": "", "prompt": "p"},
-    "empty client among what is shared": {"id": "x", "prompt": "p", "shared": '{"client":""}'},
+    "empty client among what is shared": {"id": "x", "prompt": "p", "common": '{"client":""}'},
     "client that forges a key": {"id": "x", "client": "a}/b", "prompt": "p"},
     "almost nothing": {"": ""},
     "thousands of fields": {f"f{n}": "x" for n in range(5_000)},
@@ -199,12 +199,12 @@ class TestHostileEntries:
         worker = lanes.worker()
         lanes.coordinator()
         for fields in (
-            {"event": "freed", "worker": worker, "count": "9" * 5_000},
-            {"event": "freed", "worker": b"\xff", "count": "1"},
-            {"event": "freed"},
+            {"event": "capacity", "worker": worker, "count": "9" * 5_000},
+            {"event": "capacity", "worker": b"\xff", "count": "1"},
+            {"event": "capacity"},
             {b"\xff": b"\xff"},
         ):
-            for stream in (lanes.keys.events, lanes.keys.freed):
+            for stream in (lanes.keys.events, lanes.keys.capacity):
                 lanes.connection.xadd(stream, fields)
 
         assert served(lanes, worker)
@@ -308,7 +308,7 @@ class TestBrokenBroker:
         worker = lanes.worker()
         lanes.coordinator(block_ms=50)
 
-        lanes.connection.delete(lanes.keys.events, lanes.keys.freed)
+        lanes.connection.delete(lanes.keys.events, lanes.keys.capacity)
 
         assert served(lanes, worker)
 

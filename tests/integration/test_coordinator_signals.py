@@ -241,7 +241,7 @@ class TestPlacement:
 
 def test_request_of_no_model_waits(yard: Yard) -> None:
     """Given a yard whose only model is suspended, asleep and all."""
-    worker = yard.worker(state="asleep", conduct="SUSPENDED")
+    worker = yard.worker(state="asleep", run_state="SUSPENDED")
     yard.give("PAUSE")
     yard.give("SUSPEND")
     yard.coordinator()

@@ -88,7 +88,7 @@ class TestPlaces:
 
     def heard(self, lanes: Lanes) -> int:
         """How many the coordinator has read."""
-        [group] = lanes.connection.xinfo_groups(lanes.keys.freed)
+        [group] = lanes.connection.xinfo_groups(lanes.keys.capacity)
         return int(group["entries-read"] or 0)
 
     def test_nobody_is_woken_where_nothing_waits(self, lanes: Lanes) -> None:
@@ -102,7 +102,7 @@ class TestPlaces:
         # I expect it to go on without hearing of any.
         for _ in range(5):
             self.answer_one(lanes, worker)
-        assert self.heard(lanes) == before < lanes.connection.xlen(lanes.keys.freed)
+        assert self.heard(lanes) == before < lanes.connection.xlen(lanes.keys.capacity)
 
     def test_a_policy_that_looks_at_loads_hears_of_each(self, lanes: Lanes) -> None:
         worker = lanes.worker()

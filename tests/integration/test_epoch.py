@@ -22,7 +22,7 @@ from tests.support.servers import Server
 from tests.support.streams import check_exact, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals
-from tokenyard.protocol.control import Order, PauseMode, Posture, Trial, model_scope
+from tokenyard.protocol.control import DesiredState, Order, PauseMode, Trial, model_scope
 from tokenyard.protocol.wire import Request, SamplingParams
 from worker.engines.simulated.backend import BROKEN, CORRUPT
 
@@ -238,7 +238,7 @@ def test_the_leader_ends_a_reload_whose_caller_is_dead(plant: Plant, signals: Si
     # If a leader is there when its time is over, I expect the model to run as before.
     coordinator = plant.coordinator()
     assert set(check_weights(plant, requests)) == {(4, None)}
-    assert signals.postures().by_scope == {SIM: Posture(epoch=4)}
+    assert signals.desired_states().by_scope == {SIM: DesiredState(epoch=4)}
     assert "nobody has ended the reload" in coordinator.log
 
 
@@ -255,7 +255,7 @@ def test_the_leader_leaves_a_reload_alone_that_is_under_way(plant: Plant, signal
     requests = quiet(5)
     plant.push_all(requests)
     assert set(check_weights(plant, requests)) == {(5, None)}
-    assert signals.postures().by_scope == {SIM: Posture(weights=PATH, epoch=5)}
+    assert signals.desired_states().by_scope == {SIM: DesiredState(weights=PATH, epoch=5)}
 
 
 def test_a_host_that_is_killed_in_the_middle_of_a_reload_comes_back_as_the_others(

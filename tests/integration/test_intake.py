@@ -10,7 +10,7 @@ import redis
 import coordinator.dispatch.audit
 import coordinator.dispatch.intake
 from coordinator.dispatch.intake import LOOK_AHEAD, Entry, Intake
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
 BATCH = 8
@@ -18,7 +18,7 @@ BATCH = 8
 
 @pytest.fixture
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
-    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.freed, keys.wishers):
+    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.capacity, keys.cancelling):
         connection.xgroup_create(stream, GROUP, "0", mkstream=True)
     return Intake(connection, keys, max_batch=BATCH, max_held=5 * BATCH)
 
@@ -41,7 +41,7 @@ class Yard:
         """What one turn reads and holds."""
         entries, _ = self.intake.read(room, 0)
         for one in entries:
-            self.intake.held.add(Waiting(intake=one.intake, entry=one.id, id="r"))
+            self.intake.held.add(QueuedRequest(intake=one.intake, entry=one.id, id="r"))
         return entries
 
     def read_all(self, room: int = 0) -> list[str]:
@@ -126,7 +126,7 @@ class TestAgain:
 
         # If there is room again, I expect the next of them.
         for entry in ids[:BATCH]:
-            yard.intake.held.remove(Waiting(intake="normal", entry=entry, id="r"))
+            yard.intake.held.remove(QueuedRequest(intake="normal", entry=entry, id="r"))
         yard.leave(ids[:BATCH])
         assert [one.id for one in yard.read()] == ids[5 * BATCH : 6 * BATCH]
 
@@ -208,7 +208,7 @@ class TestCompare:
         yard.leave(ids[:3])
         yard.intake.compare()
 
-        yard.intake.held.remove(Waiting(intake="normal", entry=ids[0], id="r"))
+        yard.intake.held.remove(QueuedRequest(intake="normal", entry=ids[0], id="r"))
         yard.push(3)
         yard.read()
 
@@ -235,16 +235,16 @@ class TestCompare:
 
 
 def test_wishers_wake_and_are_told_once(yard: Yard) -> None:
-    # Given a client that wishes for something
-    yard.connection.xadd(yard.keys.wishers, {"client": "ann"})
+    # Given a client that cancel requests for something
+    yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
     # I expect a read to end with it, and to say so once,
     assert not yard.intake.take_wished()
     assert yard.intake.read(0, 60_000) == ([], [])
     assert [yard.intake.take_wished() for _ in range(2)] == [True, False]
     # and the entry to stay until somebody grants the wish, though nobody is given it again.
-    assert yard.connection.xlen(yard.keys.wishers) == 1
-    assert yard.connection.xpending(yard.keys.wishers, GROUP)["pending"] == 0
+    assert yard.connection.xlen(yard.keys.cancelling) == 1
+    assert yard.connection.xpending(yard.keys.cancelling, GROUP)["pending"] == 0
 
 
 class TestEvents:

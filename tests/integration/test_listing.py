@@ -291,7 +291,7 @@ def test_other_yards_are_others(yard: Yard) -> None:
 
 
 def test_a_worker_that_is_paused_holds_what_is_on_its_lane(yard: Yard) -> None:
-    worker = yard.scripts.register("w", LONG_MS, worker_json("w", conduct="PAUSED"))
+    worker = yard.scripts.register("w", LONG_MS, worker_json("w", run_state="PAUSED"))
     yard.assign(worker, make_request("kept"))
     [kept] = listed(yard).requests
     assert [pause.scope for pause in kept.pauses] == ["worker:w"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.dispatch.demand import Demand
-from coordinator.dispatch.dispatcher import Deposed
+from coordinator.dispatch.dispatcher import LostLeadership
 from coordinator.placement import placer
 from coordinator.placement.placer import Placer
 from coordinator.roster import Roster
@@ -130,7 +130,7 @@ class TestOneTurn:
         leader.queue.want("adder")
         lanes.connection.set(lanes.keys.leader, "99:thief")
 
-        with pytest.raises(Deposed):
+        with pytest.raises(LostLeadership):
             leader.run_once()
 
         assert leader.commands() == []

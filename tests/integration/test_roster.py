@@ -10,9 +10,9 @@ from coordinator.roster import Roster
 from tests.support.builders import worker_json
 from tokenyard.protocol.control import (
     ALL,
-    Conduct,
+    DesiredState,
     Order,
-    Posture,
+    RunState,
     model_scope,
     worker_scope,
 )
@@ -43,11 +43,11 @@ class Yard:
         info = encode_host(HostInfo(name=name, models=list(models)))
         self.connection.hset(self.keys.hosts, name, info)
 
-    def tell(self, scope: str, conduct: Conduct) -> None:
+    def tell(self, scope: str, run_state: RunState) -> None:
         """What an operator tells a scope to do from now on."""
-        seen = self.connection.hget(self.keys.posture, scope) or b""
+        seen = self.connection.hget(self.keys.desired, scope) or b""
         order = Order(signal="PAUSE", scope=scope)
-        assert self.scripts.signal(order, seen, Posture(conduct=conduct))
+        assert self.scripts.signal(order, seen, DesiredState(run_state=run_state))
 
     def hosts(self) -> set[bytes]:
         return set(self.connection.hkeys(self.keys.hosts))
@@ -82,18 +82,18 @@ def test_only_a_ready_worker_with_a_model_is_given_requests(
 
 
 class TestPostures:
-    @pytest.mark.parametrize("conduct", ["PAUSED", "SUSPENDED"])
+    @pytest.mark.parametrize("run_state", ["PAUSED", "SUSPENDED"])
     @pytest.mark.parametrize(
         ("scope", "left"),
         [(ALL, []), (model_scope("adder"), ["c"]), (worker_scope("a"), ["b", "c"])],
     )
     def test_lanes_of_who_is_not_running_are_none(
-        self, yard: Yard, roster: Roster, scope: str, left: list[str], conduct: Conduct
+        self, yard: Yard, roster: Roster, scope: str, left: list[str], run_state: RunState
     ) -> None:
         yard.worker("a", model="adder")
         yard.worker("b", model="adder")
         yard.worker("c", model="subtractor")
-        yard.tell(scope, conduct)
+        yard.tell(scope, run_state)
 
         roster.refresh()
         assert given(roster) == left
@@ -106,8 +106,8 @@ class TestPostures:
     def test_who_has_not_begun_to_run_again_is_given_nothing(
         self, yard: Yard, roster: Roster
     ) -> None:
-        """Given a posture that says RUNNING, and a worker that has yet to obey it."""
-        worker = yard.worker("a", conduct="PAUSED")
+        """Given a desired state that says RUNNING, and a worker that has yet to obey it."""
+        worker = yard.worker("a", run_state="PAUSED")
         roster.refresh()
         assert not roster.lanes
 
@@ -122,12 +122,12 @@ class TestPostures:
 
         roster.refresh()
 
-        assert [member.conduct for member in roster.members.values()] == ["PAUSED", "PAUSED"]
+        assert [member.run_state for member in roster.members.values()] == ["PAUSED", "PAUSED"]
 
     def test_models_of_paused_workers_are_served(self, yard: Yard, roster: Roster) -> None:
         """So that requests for them wait."""
         yard.worker("a", model="adder")
-        yard.worker("b", model="subtractor", state="asleep", conduct="SUSPENDED")
+        yard.worker("b", model="subtractor", state="asleep", run_state="SUSPENDED")
         yard.tell(ALL, "PAUSED")
 
         roster.refresh()
@@ -136,7 +136,7 @@ class TestPostures:
 
     def test_rubbish_there_pauses_nobody(self, yard: Yard, roster: Roster) -> None:
         yard.worker("a")
-        yard.connection.hset(yard.keys.posture, mapping={ALL: "{", b"\xff": "?"})
+        yard.connection.hset(yard.keys.desired, mapping={ALL: "{", b"\xff": "?"})
 
         roster.refresh()
 
@@ -286,13 +286,13 @@ class TestJoined:
 
     def test_requests_are_dealt_to_the_paused_as_well(self, yard: Yard, roster: Roster) -> None:
         yard.worker("c")
-        yard.worker("b", state="asleep", conduct="SUSPENDED")
-        yard.worker("a", conduct="PAUSED")
+        yard.worker("b", state="asleep", run_state="SUSPENDED")
+        yard.worker("a", run_state="PAUSED")
         yard.worker("d", state="asleep")
 
         roster.refresh()
 
-        assert [lane.name for lane in roster.crew()] == ["a", "b", "c"]
+        assert [lane.name for lane in roster.worker_order()] == ["a", "b", "c"]
         assert given(roster) == ["c"]
 
 

@@ -17,15 +17,15 @@ import redis
 from tests.support.builders import make_worker_info
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS
-from tokenyard.admin.signals import Given, Holdout, Signals
+from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.commands import Acknowledgement, Command, parse_command
 from tokenyard.protocol.control import (
     ALL,
     SIGNALS,
+    DesiredState,
     Invalid,
     Order,
-    Posture,
-    encode_posture,
+    encode_desired,
     model_scope,
     parse_order,
     worker_scope,
@@ -60,7 +60,7 @@ class Host:
         self._infos[worker] = info = WorkerInfo(**(values | fields))
         assert self._scripts.renew(LONG_MS, [(worker, encode_worker(info))]) == [Renewed.HELD]
 
-    def obey(self, worker: str, given: Given) -> None:
+    def obey(self, worker: str, given: SignalReceipt) -> None:
         self.show(worker, obeyed=given.ids[-1])
 
     def answer(self, worker: str, entry: str, reason: str = "") -> None:
@@ -91,7 +91,7 @@ def signals(connection: redis.Redis, keys: Keys) -> Signals:
     return Signals(connection, keys)
 
 
-def names(holdouts: list[Holdout]) -> list[str]:
+def names(holdouts: list[Unacknowledged]) -> list[str]:
     return [one.worker for one in holdouts]
 
 
@@ -99,11 +99,11 @@ def entries(connection: redis.Redis, keys: Keys) -> int:
     return int(connection.xlen(keys.control))
 
 
-def ordered(signals: Signals) -> dict[str, Posture]:
-    """The postures without who ordered them, when and why."""
+def ordered(signals: Signals) -> dict[str, DesiredState]:
+    """The desired states without who ordered them, when and why."""
     return {
-        scope: msgspec.structs.replace(posture, by="", why="", since_ms=0)
-        for scope, posture in signals.postures().by_scope.items()
+        scope: msgspec.structs.replace(desired_state, by="", why="", since_ms=0)
+        for scope, desired_state in signals.desired_states().by_scope.items()
     }
 
 
@@ -115,32 +115,32 @@ def test_a_pause_says_who_ordered_it_when_and_why(
 ) -> None:
     before_ms = connection.time()[0] * 1000
     signals.give(Order(signal="PAUSE", scope=ADDER, by="kim@north", why="its driver"))
-    paused = signals.postures().by_scope[ADDER]
+    paused = signals.desired_states().by_scope[ADDER]
     assert (paused.by, paused.why) == ("kim@north", "its driver")
     assert before_ms <= paused.since_ms <= before_ms + 60_000
 
     # If another pauses it again, I expect that it stays the pause of the first.
     signals.give(Order(signal="PAUSE", scope=ADDER, by="lee@south", why="no reason"))
-    assert signals.postures().by_scope[ADDER] == paused
+    assert signals.desired_states().by_scope[ADDER] == paused
 
     # A suspend is its own order; without a reason it has that of the pause.
     signals.give(Order(signal="SUSPEND", scope=ADDER, by="lee@south"))
-    suspended = signals.postures().by_scope[ADDER]
+    suspended = signals.desired_states().by_scope[ADDER]
     assert (suspended.by, suspended.why) == ("lee@south", "its driver")
     signals.give(Order(signal="RESUME", scope=ADDER))
     signals.give(Order(signal="UNPAUSE", scope=ADDER, by="kim@north", why="mended"))
-    assert signals.postures().by_scope == {}
+    assert signals.desired_states().by_scope == {}
 
 
 def test_a_reload_says_whose_it_is(
     signals: Signals, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a reload that is under way
-    def look(*_: object, **__: object) -> list[Holdout]:
-        seen.append(signals.postures().by_scope[ADDER])
+    def look(*_: object, **__: object) -> list[Unacknowledged]:
+        seen.append(signals.desired_states().by_scope[ADDER])
         return []
 
-    seen: list[Posture] = []
+    seen: list[DesiredState] = []
     host.join("w")
     monkeypatch.setattr(signals, "wait", look)
     assert signals.reload("adder", "", 1, "abort", SOON_S, by="kim@north") == []
@@ -148,7 +148,7 @@ def test_a_reload_says_whose_it_is(
     # I expect that whoever looks sees whose it is, until all run again.
     *held, over = seen
     assert [(one.by, one.why) for one in held] == [("kim@north", "reload")] * 3
-    assert (over.conduct, over.by, over.why) == ("RUNNING", "", "")
+    assert (over.run_state, over.by, over.why) == ("RUNNING", "", "")
 
 
 def test_a_signal_leaves_its_posture(signals: Signals, connection: redis.Redis, keys: Keys) -> None:
@@ -156,9 +156,9 @@ def test_a_signal_leaves_its_posture(signals: Signals, connection: redis.Redis, 
     order = Order(signal="PAUSE", scope=ADDER, mode="keep", why="night")
     given = signals.give(order)
 
-    # I expect the posture of its scope, and the order for the controllers.
-    assert ordered(signals) == {ADDER: Posture(conduct="PAUSED", mode="keep")}
-    assert given == Given(order, (signals.postures().changed,))
+    # I expect the desired state of its scope, and the order for the controllers.
+    assert ordered(signals) == {ADDER: DesiredState(run_state="PAUSED", mode="keep")}
+    assert given == SignalReceipt(order, (signals.desired_states().changed,))
     [(entry, fields)] = connection.xrange(keys.control)
     assert (entry.decode(), parse_order(fields)) == (given.ids[0], order)
 
@@ -178,7 +178,7 @@ def test_a_redundant_signal_writes_nothing_and_can_be_waited_for(
     assert (again.is_redundant, again.ids) == (True, first.ids)
     assert entries(connection, keys) == 1
     assert connection.xlen(keys.events) == events
-    assert signals.postures().by_scope[ALL].mode == "abort"
+    assert signals.desired_states().by_scope[ALL].mode == "abort"
     assert names(signals.holdouts(again)) == [worker]
     host.obey(worker, first)
     assert signals.holdouts(again) == []
@@ -197,7 +197,7 @@ def test_where_nothing_was_ever_given_nobody_holds_out(
 
     assert given.is_redundant
     assert signals.wait(given, BOUND_S) == []
-    assert not connection.exists(keys.posture, keys.control)
+    assert not connection.exists(keys.desired, keys.control)
 
 
 @pytest.mark.parametrize(
@@ -216,31 +216,31 @@ def test_what_is_not_allowed_changes_nothing(
     with pytest.raises(Invalid, match=hint):
         signals.give(order)
 
-    assert not connection.exists(keys.posture, keys.control, keys.events)
+    assert not connection.exists(keys.desired, keys.control, keys.events)
 
 
 def test_a_posture_that_cannot_be_read_is_overwritten(
     signals: Signals, connection: redis.Redis, keys: Keys
 ) -> None:
-    # Given nonsense where the posture should be, which all take for the first posture
-    for nonsense in (b"{", b"\xff", b'{"conduct":"DANCING"}'):
-        connection.hset(keys.posture, ALL, nonsense)
+    # Given nonsense where the desired state should be, which all take for the first desired state
+    for nonsense in (b"{", b"\xff", b'{"run_state":"DANCING"}'):
+        connection.hset(keys.desired, ALL, nonsense)
         with pytest.raises(Invalid):
             signals.give(Order(signal="SUSPEND"))
 
         # I expect that a pause puts that right.
         assert not signals.give(PAUSE).is_redundant
-        assert ordered(signals) == {ALL: Posture(conduct="PAUSED")}
+        assert ordered(signals) == {ALL: DesiredState(run_state="PAUSED")}
 
 
 def test_a_posture_of_another_version_is_changed_as_far_as_we_know_it(
     signals: Signals, connection: redis.Redis, keys: Keys
 ) -> None:
-    connection.hset(keys.posture, ALL, b'{"conduct":"PAUSED","epoch":4,"tempo":"allegro"}')
+    connection.hset(keys.desired, ALL, b'{"run_state":"PAUSED","epoch":4,"tempo":"allegro"}')
 
     assert signals.give(PAUSE).is_redundant
     assert not signals.give(Order(signal="SUSPEND")).is_redundant
-    assert ordered(signals) == {ALL: Posture(conduct="SUSPENDED", epoch=4)}
+    assert ordered(signals) == {ALL: DesiredState(run_state="SUSPENDED", epoch=4)}
 
 
 def test_operators_who_race_all_succeed(
@@ -253,7 +253,7 @@ def test_operators_who_race_all_succeed(
         *(Order(signal="SET_GENERATION_EPOCH", epoch=epoch) for epoch in range(1, 7)),
     ]
     begin = threading.Barrier(len(orders))
-    found: list[Given] = []
+    found: list[SignalReceipt] = []
 
     def give(order: Order) -> None:
         begin.wait(timeout=BOUND_S)
@@ -271,20 +271,20 @@ def test_operators_who_race_all_succeed(
     assert sorted(one.ids[0] for one in found) == [
         entry.decode() for entry, _ in connection.xrange(keys.control)
     ]
-    postures = signals.postures()
-    (last,) = (one.order for one in found if one.ids == (postures.changed,))
+    desired_states = signals.desired_states()
+    (last,) = (one.order for one in found if one.ids == (desired_states.changed,))
     if last.epoch is not None:
-        assert postures.by_scope[ALL].epoch == last.epoch
-    assert postures.by_scope[ALL].conduct == "PAUSED"
-    assert postures.by_scope[ALL].mode == "keep"
-    assert postures.by_scope[ALL].profiling
+        assert desired_states.by_scope[ALL].epoch == last.epoch
+    assert desired_states.by_scope[ALL].run_state == "PAUSED"
+    assert desired_states.by_scope[ALL].mode == "keep"
+    assert desired_states.by_scope[ALL].profiling
 
 
 def test_of_two_operators_who_pause_at_once_one_is_redundant(
     connection: redis.Redis, keys: Keys, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given somebody who pauses between this operator's look and change
-    def interrupted(self: Scripts, order: Order, seen: bytes, now: Posture) -> str | None:
+    def interrupted(self: Scripts, order: Order, seen: bytes, now: DesiredState) -> str | None:
         monkeypatch.undo()
         Signals(connection, keys).give(PAUSE)
         return self.signal(order, seen, now)
@@ -294,7 +294,7 @@ def test_of_two_operators_who_pause_at_once_one_is_redundant(
 
     # I expect that this one finds it done.
     assert given.is_redundant
-    assert given.ids == (signals.postures().changed,)
+    assert given.ids == (signals.desired_states().changed,)
     assert entries(connection, keys) == 1
 
 
@@ -303,7 +303,7 @@ def test_what_became_invalid_meanwhile_is_refused(
 ) -> None:
     signals.give(PAUSE)
 
-    def interrupted(self: Scripts, order: Order, seen: bytes, now: Posture) -> str | None:
+    def interrupted(self: Scripts, order: Order, seen: bytes, now: DesiredState) -> str | None:
         monkeypatch.undo()
         Signals(connection, keys).give(Order(signal="UNPAUSE"))
         return self.signal(order, seen, now)
@@ -316,7 +316,7 @@ def test_what_became_invalid_meanwhile_is_refused(
 def test_races_have_an_end(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scripts, "signal", lambda *_: None)
 
-    with pytest.raises(BrokerUnavailable, match="others change the posture of all"):
+    with pytest.raises(BrokerUnavailable, match="others change the desired state of all"):
         signals.give(PAUSE)
 
 
@@ -369,7 +369,7 @@ def test_an_acknowledgement_counts_too(signals: Signals, host: Host) -> None:
     given = signals.give(PAUSE)
     host.answer(worker, given.ids[0])
 
-    assert signals.holdouts(given) == [Holdout(mute, "b")]
+    assert signals.holdouts(given) == [Unacknowledged(mute, "b")]
 
 
 def test_who_refuses_is_named_with_the_reason(signals: Signals, host: Host) -> None:
@@ -381,8 +381,8 @@ def test_who_refuses_is_named_with_the_reason(signals: Signals, host: Host) -> N
 
     # I expect that to wait for them has an end.
     assert signals.wait(given, BOUND_S) == [
-        Holdout(first, "a", "this engine cannot sleep"),
-        Holdout(second, "b", " "),
+        Unacknowledged(first, "a", "this engine cannot sleep"),
+        Unacknowledged(second, "b", " "),
     ]
 
 
@@ -414,8 +414,8 @@ def test_who_refused_is_told_again_when_the_same_is_ordered(signals: Signals, ho
     # If it is ordered once more, I expect another signal, which it has yet to answer,
     again = signals.give(PAUSE)
     assert not again.is_redundant
-    assert signals.postures().changed == again.ids[0] != first.ids[0]
-    assert signals.holdouts(again) == [Holdout(worker, "a")]
+    assert signals.desired_states().changed == again.ids[0] != first.ids[0]
+    assert signals.holdouts(again) == [Unacknowledged(worker, "a")]
     # and silence where it has obeyed.
     host.obey(worker, again)
     assert signals.give(PAUSE).is_redundant
@@ -428,13 +428,13 @@ def test_answers_that_cannot_be_read_are_none(
     given = signals.give(PAUSE)
     connection.hset(keys.acks(given.ids[0]), mapping={worker: b"{", b"\xff": b"{}"})
 
-    assert signals.holdouts(given) == [Holdout(worker, "a")]
+    assert signals.holdouts(given) == [Unacknowledged(worker, "a")]
 
 
 def test_the_wait_ends_when_all_have_obeyed(signals: Signals, host: Host) -> None:
     workers = [host.join(name) for name in "abcd"]
     given = signals.give(PAUSE)
-    found: list[list[Holdout]] = []
+    found: list[list[Unacknowledged]] = []
     waiting = threading.Thread(target=lambda: found.append(signals.wait(given, BOUND_S)))
     waiting.start()
     for worker in workers:
@@ -464,7 +464,7 @@ def test_a_dead_worker_is_named_until_its_successor_obeys(signals: Signals, host
     for _ in range(10):
         latest = host.join("a")
         # I expect that it is always the latest who has to obey.
-        assert signals.holdouts(given) == [Holdout(latest, "a")]
+        assert signals.holdouts(given) == [Unacknowledged(latest, "a")]
     host.obey(latest, given)
     assert signals.holdouts(given) == []
 
@@ -496,7 +496,7 @@ def test_workers_are_commanded_to_go(
     order = replace_order(Order(signal="DRAIN", scope=ADDER, why="new host"), signal=signal)
     given = signals.give(order)
 
-    # I expect a command for each of the two, and no posture;
+    # I expect a command for each of the two, and no desired state;
     assert given.workers == (first, second)
     sent = [
         (entry.decode(), parse_command(fields)) for entry, fields in connection.xrange(keys.control)
@@ -526,7 +526,7 @@ def test_who_becomes_another_incarnation_has_to_go_still(signals: Signals, host:
     host.leave(before)
 
     # I expect it to be waited for until its process is gone.
-    assert signals.wait(given, 0.0) == [Holdout(latest, "a")]
+    assert signals.wait(given, 0.0) == [Unacknowledged(latest, "a")]
     host.leave(latest)
     assert signals.wait(given, BOUND_S) == []
 
@@ -536,7 +536,7 @@ def test_who_refuses_to_go_is_named_with_the_reason(signals: Signals, host: Host
     given = signals.give(Order(signal="DRAIN", scope=worker_scope("a")))
     host.answer(worker, given.ids[0], "no such verb")
 
-    assert signals.wait(given, BOUND_S) == [Holdout(worker, "a", "no such verb")]
+    assert signals.wait(given, BOUND_S) == [Unacknowledged(worker, "a", "no such verb")]
 
 
 @pytest.mark.parametrize("signal", ["DRAIN", "STOP"])
@@ -546,7 +546,7 @@ def test_where_nobody_is_nobody_is_told(
     order = replace_order(Order(signal="DRAIN", scope=worker_scope("ghost")), signal=signal)
     given = signals.give(order)
 
-    assert given == Given(order, is_redundant=True)
+    assert given == SignalReceipt(order, is_redundant=True)
     assert signals.wait(given, BOUND_S) == []
     assert not connection.exists(keys.control)
 
@@ -567,13 +567,13 @@ class Obedient:
         cannot_see: str = "",
     ) -> None:
         """It refuses weights, or ``cannot_see`` them already when its host is asked to look."""
-        self.seen: list[Posture] = []
+        self.seen: list[DesiredState] = []
         self._signals, self._host, self._refuses = signals, host, refuses
         self._cannot_see = cannot_see
         self._name = name
         self.worker = host.join(name, controller=name)
         host.offer(name, "adder")
-        self._obeyed = signals.postures().changed
+        self._obeyed = signals.desired_states().changed
         self._heard = "-"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -588,10 +588,10 @@ class Obedient:
 
     def _run(self) -> None:
         while not self._over.wait(0.005):
-            postures = self._signals.postures()
-            if postures.changed != self._obeyed:
-                self._obeyed = postures.changed
-                self._do(postures.of(self._name, "adder"))
+            desired_states = self._signals.desired_states()
+            if desired_states.changed != self._obeyed:
+                self._obeyed = desired_states.changed
+                self._do(desired_states.of(self._name, "adder"))
             self._check()
 
     def _check(self) -> None:
@@ -601,9 +601,9 @@ class Obedient:
                 is_seen = command.weights != self._cannot_see
                 self._host.answer(self.worker, entry, "" if is_seen else "no such folder")
 
-    def _do(self, posture: Posture) -> None:
-        self.seen.append(posture)
-        if self._refuses and posture.weights == self._refuses:
+    def _do(self, desired_state: DesiredState) -> None:
+        self.seen.append(desired_state)
+        if self._refuses and desired_state.weights == self._refuses:
             self._host.answer(self.worker, self._obeyed, "no such folder")
         else:
             self._host.show(self.worker, obeyed=self._obeyed)
@@ -616,12 +616,12 @@ def test_new_weights_are_one_call(signals: Signals, host: Host) -> None:
     # I expect the worker to have been through all steps, one after the other.
     assert left == []
     assert worker.seen == [
-        Posture(conduct="PAUSED", mode="wait"),
-        Posture(conduct="PAUSED", mode="wait", weights="/step-2"),
-        Posture(conduct="PAUSED", mode="wait", weights="/step-2", epoch=2),
-        Posture(weights="/step-2", epoch=2),
+        DesiredState(run_state="PAUSED", mode="wait"),
+        DesiredState(run_state="PAUSED", mode="wait", weights="/step-2"),
+        DesiredState(run_state="PAUSED", mode="wait", weights="/step-2", epoch=2),
+        DesiredState(weights="/step-2", epoch=2),
     ]
-    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
+    assert ordered(signals) == {ADDER: DesiredState(weights="/step-2", epoch=2)}
 
 
 def test_weights_that_one_worker_refuses_come_to_nobody(signals: Signals, host: Host) -> None:
@@ -637,14 +637,14 @@ def test_weights_that_one_worker_refuses_come_to_nobody(signals: Signals, host: 
         # I expect to be told, and both to run with the weights before, in the epoch before
         # (the other may not have answered yet: the first refusal ends the wait),
         refusals = [one for one in left if one.reason]
-        assert refusals == [Holdout(worker.worker, "v", "no such folder")]
-        assert ordered(signals) == {ADDER: Posture(weights="/step-1", epoch=1)}
-        eventually(lambda: other.seen[-1] == Posture(weights="/step-1", epoch=1))
-        assert Posture(conduct="PAUSED", weights="/bad", epoch=1) in other.seen[begun:]
+        assert refusals == [Unacknowledged(worker.worker, "v", "no such folder")]
+        assert ordered(signals) == {ADDER: DesiredState(weights="/step-1", epoch=1)}
+        eventually(lambda: other.seen[-1] == DesiredState(weights="/step-1", epoch=1))
+        assert DesiredState(run_state="PAUSED", weights="/bad", epoch=1) in other.seen[begun:]
         # also when it is asked once more, and others to be taken all the same.
         assert worker.worker in names(signals.reload("adder", "/bad", 2, "abort", BOUND_S))
         assert signals.reload("adder", "/good", 2, "abort", BOUND_S) == []
-    assert ordered(signals) == {ADDER: Posture(weights="/good", epoch=2)}
+    assert ordered(signals) == {ADDER: DesiredState(weights="/good", epoch=2)}
 
 
 def test_weights_that_a_host_cannot_see_pause_nobody(signals: Signals, host: Host) -> None:
@@ -657,7 +657,7 @@ def test_weights_that_a_host_cannot_see_pause_nobody(signals: Signals, host: Hos
 
         left = signals.reload("adder", "/nope", 2, "abort", BOUND_S)
 
-    assert left == [Holdout(worker.worker, "v", "no such folder")]
+    assert left == [Unacknowledged(worker.worker, "v", "no such folder")]
     assert (other.seen, worker.seen) == ([], [])
     assert ordered(signals) == {}
 
@@ -666,7 +666,7 @@ def test_a_host_that_does_not_answer_pauses_nobody(signals: Signals, host: Host)
     worker = host.join("w", controller="w")
     host.offer("w", "adder")
 
-    assert signals.reload("adder", "/step-2", 2, "abort", SOON_S) == [Holdout(worker, "w")]
+    assert signals.reload("adder", "/step-2", 2, "abort", SOON_S) == [Unacknowledged(worker, "w")]
     assert ordered(signals) == {}
 
 
@@ -695,15 +695,15 @@ def test_what_an_operator_had_paused_stays_so_where_a_reload_fails(
 
         assert signals.reload("adder", "/bad", 2, "abort", BOUND_S)
 
-    assert ordered(signals) == {ADDER: Posture(conduct="PAUSED", mode="wait")}
+    assert ordered(signals) == {ADDER: DesiredState(run_state="PAUSED", mode="wait")}
 
 
 def test_an_interrupted_reload_goes_back(
     signals: Signals, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a worker that is still loading when somebody presses Ctrl-C
-    def interrupt(*_: object, **__: object) -> list[Holdout]:
-        if signals.postures().of("w", "adder").weights == "/step-2":
+    def interrupt(*_: object, **__: object) -> list[Unacknowledged]:
+        if signals.desired_states().of("w", "adder").weights == "/step-2":
             raise KeyboardInterrupt
         return []
 
@@ -722,9 +722,9 @@ class Died(BaseException):
 @pytest.mark.parametrize(
     ("step", "left_behind"),
     [
-        (1, Posture(conduct="PAUSED")),
-        (2, Posture(conduct="PAUSED", weights="/step-2")),
-        (3, Posture(conduct="PAUSED", weights="/step-2", epoch=2)),
+        (1, DesiredState(run_state="PAUSED")),
+        (2, DesiredState(run_state="PAUSED", weights="/step-2")),
+        (3, DesiredState(run_state="PAUSED", weights="/step-2", epoch=2)),
     ],
 )
 def test_a_reload_whose_caller_was_killed_can_be_ended_or_done(
@@ -732,16 +732,16 @@ def test_a_reload_whose_caller_was_killed_can_be_ended_or_done(
     host: Host,
     monkeypatch: pytest.MonkeyPatch,
     step: int,
-    left_behind: Posture,
+    left_behind: DesiredState,
 ) -> None:
     # Given a caller that has died after so many steps
-    def die(given: Given, *_: object, **__: object) -> list[Holdout]:
+    def die(given: SignalReceipt, *_: object, **__: object) -> list[Unacknowledged]:
         waited.append(given)
         if len(waited) == step:
             raise Died
         return []
 
-    waited: list[Given] = []
+    waited: list[SignalReceipt] = []
     with Obedient(signals, host):
         with monkeypatch.context() as patched:
             patched.setattr(signals, "wait", die)
@@ -753,13 +753,13 @@ def test_a_reload_whose_caller_was_killed_can_be_ended_or_done(
 
         # I expect its end to bring back what was; or what is, once everybody has it;
         signals.end_trial(ADDER, "the test says so")
-        kept = {ADDER: Posture(weights="/step-2", epoch=2)} if step == 3 else {}
+        kept = {ADDER: DesiredState(weights="/step-2", epoch=2)} if step == 3 else {}
         assert ordered(signals) == kept
         assert signals.end_trial(ADDER, "the test says so") is None
 
         # and the same call to do it all.
         assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
-    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
+    assert ordered(signals) == {ADDER: DesiredState(weights="/step-2", epoch=2)}
 
 
 @pytest.mark.parametrize("done", [1, 2, 3])
@@ -777,29 +777,34 @@ def test_a_reload_that_was_cut_off_goes_on(signals: Signals, host: Host, done: i
         # I expect that the next one does the rest, and pauses nothing twice.
         assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
     paused, *others = worker.seen
-    assert paused == Posture(conduct="PAUSED")
+    assert paused == DesiredState(run_state="PAUSED")
     assert paused not in others
-    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
+    assert ordered(signals) == {ADDER: DesiredState(weights="/step-2", epoch=2)}
 
 
 @pytest.mark.parametrize(
     ("begin", "epoch", "hint"),
     [
-        (Posture(conduct="SUSPENDED"), 2, "is SUSPENDED: PAUSE it first"),
-        (Posture(), -1, "give the epoch"),
-        (Posture(weights="/step-2", epoch=1), 2, "a path of its own"),
+        (DesiredState(run_state="SUSPENDED"), 2, "is SUSPENDED: PAUSE it first"),
+        (DesiredState(), -1, "give the epoch"),
+        (DesiredState(weights="/step-2", epoch=1), 2, "a path of its own"),
     ],
 )
 def test_a_reload_that_cannot_succeed_does_not_begin(
-    signals: Signals, connection: redis.Redis, keys: Keys, begin: Posture, epoch: int, hint: str
+    signals: Signals,
+    connection: redis.Redis,
+    keys: Keys,
+    begin: DesiredState,
+    epoch: int,
+    hint: str,
 ) -> None:
-    packed = encode_posture(begin)
+    packed = encode_desired(begin)
     if packed:
-        connection.hset(keys.posture, ADDER, packed)
+        connection.hset(keys.desired, ADDER, packed)
     with pytest.raises(Invalid, match=hint):
         signals.reload("adder", "/step-2", epoch, "abort", BOUND_S)
 
-    assert connection.hget(keys.posture, ADDER) == (packed or None)
+    assert connection.hget(keys.desired, ADDER) == (packed or None)
     assert not connection.exists(keys.control)
 
 
@@ -809,7 +814,7 @@ def test_a_reload_that_is_done_already_changes_nothing_in_the_end(
     with Obedient(signals, host):
         for _ in range(2):
             assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []
-    assert ordered(signals) == {ADDER: Posture(weights="/step-2", epoch=2)}
+    assert ordered(signals) == {ADDER: DesiredState(weights="/step-2", epoch=2)}
 
 
 # All of them
@@ -819,8 +824,8 @@ def test_a_reload_that_is_done_already_changes_nothing_in_the_end(
 def test_every_signal_can_be_given_and_waited_for(
     signals: Signals, host: Host, signal: str
 ) -> None:
-    # Given a worker in the posture that the signal needs
-    needs: dict[str, list[Callable[[], Given]]] = {
+    # Given a worker in the desired state that the signal needs
+    needs: dict[str, list[Callable[[], SignalReceipt]]] = {
         "UNPAUSE": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
         "SUSPEND": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
         "RESUME": [

@@ -17,15 +17,15 @@ from tests.support.processes import START_S, Plant
 from tests.support.servers import Server
 from tests.support.streams import attempts, check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Given, Signals
+from tokenyard.admin.signals import SignalReceipt, Signals
 from tokenyard.protocol.control import (
     ALL,
     PAUSE_MODES,
+    DesiredState,
     Order,
     PauseMode,
-    Posture,
     Signal,
-    encode_posture,
+    encode_desired,
     model_scope,
     worker_scope,
 )
@@ -42,7 +42,7 @@ class Operator:
     def __init__(self, plant: Plant) -> None:
         self.signals = Signals(plant.connection, plant.keys)
 
-    def give(self, what: Signal, scope: str = ALL, **fields: Any) -> Given:
+    def give(self, what: Signal, scope: str = ALL, **fields: Any) -> SignalReceipt:
         return self.signals.give(Order(signal=what, scope=scope, **fields))
 
     def say(self, what: Signal, scope: str = ALL, **fields: Any) -> None:
@@ -104,9 +104,9 @@ def count_nothing(plant: Plant, requests: list[Request]) -> None:
         assert counted == {"0"}, ledger
 
 
-def conduct(host: Host, name: str = "host") -> str:
+def run_state(host: Host, name: str = "host") -> str:
     found = host.find(name)
-    return found[1].conduct if found else ""
+    return found[1].run_state if found else ""
 
 
 class TestPause:
@@ -127,7 +127,7 @@ class TestPause:
         # I expect them to be back in the queue, done, or where they were,
         after = host.find("host")
         assert after
-        assert (after[1].conduct, after[1].state) == ("PAUSED", "ready")
+        assert (after[1].run_state, after[1].state) == ("PAUSED", "ready")
         assert (after[0] == before[0]) == (mode != "abort")
         lane = plant.connection.xlen(plant.keys.lane(after[0]))
         assert lane == (len(requests) if mode == "keep" else 0)
@@ -145,7 +145,7 @@ class TestPause:
         answers = check_exact(plant, [*requests, *late])
         assert attempts(answers) == [2 if mode == "abort" else 1] * 3 + [1] * 2
         count_nothing(plant, [*requests, *late])
-        assert conduct(host) == "RUNNING"
+        assert run_state(host) == "RUNNING"
         assert host.wait("ready", "host", model="adder").pid == before[1].pid
 
     def test_a_kept_request_that_is_too_late_ends(
@@ -184,7 +184,7 @@ class TestPause:
 
         # I expect it to leave that behind, and to come back as paused as it was.
         eventually(lambda: (found := host.find("host")) and found[0] != first[0])
-        eventually(lambda: conduct(host) == "PAUSED")
+        eventually(lambda: run_state(host) == "PAUSED")
 
         # The request costs that nothing, and it is answered later.
         plant.coordinator(static=True)
@@ -208,7 +208,7 @@ class TestPause:
         # I expect them to be back, and to go on when nobody wants a pause any more.
         assert host.find("host") != kept
         operator.say("UNPAUSE", ADDER)
-        assert conduct(host) == "PAUSED"
+        assert run_state(host) == "PAUSED"
         operator.say("UNPAUSE", ALL)
         assert attempts(check_exact(plant, requests)) == [2] * 3
 
@@ -224,7 +224,7 @@ class TestPause:
         assert operator.signals.holdouts(given), "they still run"
         operator.say("UNPAUSE")
 
-        assert conduct(host) == "RUNNING"
+        assert run_state(host) == "RUNNING"
         assert attempts(check_exact(plant, requests)) == [1] * 3
 
     def test_only_who_is_meant(self, plant: Plant, new_host: NewHost, operator: Operator) -> None:
@@ -236,7 +236,7 @@ class TestPause:
 
         operator.say("PAUSE", worker_scope("host-0"))
 
-        assert (conduct(host, "host-0"), conduct(host, "host-1")) == ("PAUSED", "RUNNING")
+        assert (run_state(host, "host-0"), run_state(host, "host-1")) == ("PAUSED", "RUNNING")
         answers = check_exact(plant, requests)
         assert sorted(attempts(answers)) == [1, 1, 2, 2]
 
@@ -270,9 +270,9 @@ class TestDeath:
 
         # I expect it to be paused as before, and the streams to go on afterwards.
         eventually(lambda: host.state("host") == "ready")
-        assert conduct(host) == "PAUSED"
+        assert run_state(host) == "PAUSED"
         stands = published(plant, requests)
-        assert "PAUSED" in {info.conduct for info in plant.roster().values()}
+        assert "PAUSED" in {info.run_state for info in plant.roster().values()}
         operator.say("UNPAUSE")
         check_exact(plant, requests)
         assert len(stands) == 3
@@ -289,10 +289,10 @@ class TestDeath:
         again = Host(plant, tmp_path)
 
         eventually(lambda: (found := again.find("host")) and found[0] != first[0])
-        assert again.wait("warm", "host").conduct == "PAUSED"
+        assert again.wait("warm", "host").run_state == "PAUSED"
         again.obey("load", "host", model="adder")
         operator.say("UNPAUSE")
-        assert conduct(again) == "RUNNING"
+        assert run_state(again) == "RUNNING"
 
 
 class TestLate:
@@ -310,7 +310,7 @@ class TestLate:
         eventually(lambda: _obedient(plant, "late"))
         eventually(lambda: {info.epoch for info in plant.roster().values()} == {7})
         (info,) = plant.roster().values()
-        assert info.conduct == "PAUSED"
+        assert info.run_state == "PAUSED"
         request = make_request()
         plant.push(request)
 
@@ -330,12 +330,12 @@ class TestLate:
         eventually(lambda: _is_warm(plant), timeout_s=START_S)
         assert _obedient(plant, "late")
         (info,) = plant.roster().values()
-        assert info.conduct == "SUSPENDED"
+        assert info.run_state == "SUSPENDED"
         assert "is up" not in controller.log
 
         operator.say("RESUME")
         (info,) = plant.wait_for_workers(1).values()
-        assert info.conduct == "PAUSED"
+        assert info.run_state == "PAUSED"
         operator.say("UNPAUSE")
         request = make_request()
         plant.push(request)
@@ -344,16 +344,16 @@ class TestLate:
     def test_who_was_cut_off_finds_the_posture(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
-        # Given a posture of which no signal tells
+        # Given a desired state of which no signal tells
         host = new_host()
         host.obey("load", "host", model="adder")
-        paused = encode_posture(Posture(conduct="PAUSED"))
-        plant.connection.hset(plant.keys.posture, ALL, paused)
+        paused = encode_desired(DesiredState(run_state="PAUSED"))
+        plant.connection.hset(plant.keys.desired, ALL, paused)
 
         # If the connections are lost, so that signals may have been missed
         plant.connection.client_kill_filter(_type="normal", skipme=True)
 
-        eventually(lambda: conduct(host) == "PAUSED")
+        eventually(lambda: run_state(host) == "PAUSED")
 
 
 def _is_warm(plant: Plant) -> bool:
@@ -361,7 +361,7 @@ def _is_warm(plant: Plant) -> bool:
 
 
 def _obedient(plant: Plant, name: str) -> bool:
-    changed = plant.connection.hget(plant.keys.posture, "changed")
+    changed = plant.connection.hget(plant.keys.desired, "changed")
     found = [info for info in plant.roster().values() if info.name == name]
     return bool(found) and all(info.obeyed == changed.decode() for info in found)
 
@@ -383,8 +383,8 @@ class TestSuspend:
 
         # I expect its engine to sleep, its streams to wait, and nobody to take its device,
         info = host.wait("asleep", "host-0", model="adder")
-        assert info.conduct == "SUSPENDED"
-        assert conduct(host, "host-1") == "SUSPENDED"
+        assert info.run_state == "SUSPENDED"
+        assert run_state(host, "host-1") == "SUSPENDED"
         eventually(lambda: {plant.ledger(one.id)["state"] for one in requests} == {"waiting"})
         assert "suspended" in host.refuse("wake", "host-0")
         assert host.state("host-1") == "warm"
@@ -392,7 +392,7 @@ class TestSuspend:
         # and all to go on in the same process when it is woken and may run.
         operator.say("RESUME")
         info = host.wait("ready", "host-0", model="adder")
-        assert (info.conduct, info.pid) == ("PAUSED", pid)
+        assert (info.run_state, info.pid) == ("PAUSED", pid)
         operator.say("UNPAUSE")
         assert attempts(check_exact(plant, requests)) == [2] * 3
         count_nothing(plant, requests)
@@ -409,10 +409,10 @@ class TestSuspend:
         process.kill()
         process.wait(10.0)
         info = host.wait("warm", "host")
-        assert info.conduct == "SUSPENDED"
+        assert info.run_state == "SUSPENDED"
 
         operator.say("RESUME")
-        assert host.wait("ready", "host", model="adder").conduct == "PAUSED"
+        assert host.wait("ready", "host", model="adder").run_state == "PAUSED"
 
     def test_one_that_cannot_sleep_is_unloaded(self, new_host: NewHost, operator: Operator) -> None:
         host = new_host()
@@ -421,7 +421,7 @@ class TestSuspend:
 
         operator.say("SUSPEND")
 
-        assert host.wait("warm", "host").conduct == "SUSPENDED"
+        assert host.wait("warm", "host").run_state == "SUSPENDED"
         operator.say("RESUME")
         host.wait("ready", "host", model="wakeful")
 
@@ -452,7 +452,7 @@ class TestOthers:
         (reason,) = operator.reasons("START_PROFILE").values()
         assert "no profiler" in reason
         operator.say("PAUSE")
-        assert conduct(host) == "PAUSED"
+        assert run_state(host) == "PAUSED"
 
         operator.say("STOP_PROFILE")
         operator.say("UNPAUSE")
@@ -470,7 +470,7 @@ class TestOthers:
         # I expect it to answer nothing with others than it should have,
         reasons = operator.reasons("UNPAUSE", ADDER)
         assert "broken weights" in reasons["host"]
-        assert conduct(host) == "PAUSED"
+        assert run_state(host) == "PAUSED"
 
         # and to run as soon as it has some.
         operator.say("PAUSE", ADDER)
@@ -478,7 +478,7 @@ class TestOthers:
         operator.say("UNPAUSE", ADDER)
         found = host.find("host")
         assert found
-        assert (found[1].conduct, found[1].weights) == ("RUNNING", "/w/2")
+        assert (found[1].run_state, found[1].weights) == ("RUNNING", "/w/2")
 
     def test_who_loads_later_has_the_weights_from_the_start(
         self, new_host: NewHost, operator: Operator
@@ -548,7 +548,7 @@ class TestOthers:
         assert attempts(check_exact(plant, requests)) == [2] * 3
 
 
-#: The signals in an order in which each is allowed, from each posture from which it is.
+#: The signals in an order in which each is allowed, from each desired state from which it is.
 STEPS = (
     Order(signal="SET_GENERATION_EPOCH", epoch=1),
     Order(signal="PAUSE", mode="wait"),
@@ -600,13 +600,17 @@ class TestTransitions:
 
 
 def _do_as_wanted(plant: Plant, operator: Operator, count: int) -> bool:
-    """Whether so many workers do what their postures say."""
-    postures = operator.signals.postures()
+    """Whether so many workers do what their desired states say."""
+    desired_states = operator.signals.desired_states()
     seen = {info.name: info for info in plant.roster().values()}
     for name, info in seen.items():
-        wanted = postures.of(name, "adder")
-        assert (name, info.conduct, info.obeyed) == (name, wanted.conduct, postures.changed)
-        if wanted.conduct != "SUSPENDED":
+        wanted = desired_states.of(name, "adder")
+        assert (name, info.run_state, info.obeyed) == (
+            name,
+            wanted.run_state,
+            desired_states.changed,
+        )
+        if wanted.run_state != "SUSPENDED":
             shown = (name, info.state, info.epoch, info.weights)
             assert shown == (name, "ready", wanted.epoch, wanted.weights)
     assert len(seen) == count

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tests.support.yard import Waiting, Yard, requests
+from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES
 from tokenyard.protocol.replies import refusal
@@ -246,7 +246,7 @@ def test_count_below_zero_lets_nobody_slip_past_the_bound(yard: Yard) -> None:
 def test_count_follows_whatever_becomes_of_the_requests(yard: Yard, seed: int) -> None:
     """If requests leave the intake in every way and come back, I expect no token left over."""
     draw, worker = random.Random(seed), yard.worker()
-    queued: dict[str, tuple[Waiting, int]] = {}
+    queued: dict[str, tuple[QueuedRequest, int]] = {}
     running = []
     for _ in range(120):
         action = draw.choice(["submit", "submit", "plain", "place", "answer", "cancel", "back"])

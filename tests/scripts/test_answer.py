@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import Waiting, Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import refusal
@@ -13,7 +13,9 @@ from tokenyard.protocol.wire import Refused, pack_tokens, request_fields
 from tokenyard.scripts import Answered, Publication
 
 
-def answer(yard: Yard, waiting: Waiting, code: Code = Code.INVALID_REQUEST, **fields) -> Answered:
+def answer(
+    yard: Yard, waiting: QueuedRequest, code: Code = Code.INVALID_REQUEST, **fields
+) -> Answered:
     reply = refusal(waiting.request, code, "top_p: too high", **fields)
     return yard.scripts.answer(yard.token, waiting.intake, waiting.entry, waiting.request, reply)
 
@@ -210,7 +212,7 @@ def test_answered_request_counts_among_the_queued_tokens_no_more(yard: Yard) -> 
     assert yard.queued_tokens() == 0
 
 
-def answer_as(yard: Yard, waiting: Waiting, digest: str) -> Answered:
+def answer_as(yard: Yard, waiting: QueuedRequest, digest: str) -> Answered:
     reply = refusal(waiting.request, Code.INVALID_REQUEST, "top_p: too high")
     place = (waiting.intake, waiting.entry, waiting.request, reply)
     return yard.scripts.answer(yard.token, *place, digest=digest)

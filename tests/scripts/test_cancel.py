@@ -187,7 +187,7 @@ def test_plain_entry_that_nobody_knows_is_forestalled(yard: Yard, is_there: bool
     request, worker = make_request(), yard.worker()
     early = yard.push(request_fields(request), request) if is_there else None
 
-    assert stop(yard, request) is Cancelled.FORESTALLED
+    assert stop(yard, request) is Cancelled.CANCELLED_BEFORE_ARRIVAL
 
     result = only_result(yard, request)
     assert (result.seq, result.tokens) == (0, b"")

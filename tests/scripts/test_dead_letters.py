@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import framed, make_request
-from tests.support.yard import Waiting, Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.admin.dead_letters import (
     DeadLetter,
     all_letters,
@@ -22,7 +22,7 @@ from tokenyard.scripts import Answered
 
 def kill(yard: Yard, request: Request, *, priority_class: str = "normal") -> DeadLetter:
     """Give a request up; its letter."""
-    waiting: Waiting = yard.submit(request, priority_class)  # type: ignore[arg-type]
+    waiting: QueuedRequest = yard.submit(request, priority_class)  # type: ignore[arg-type]
     reply = refusal(request, Code.POISONED, "it killed its worker")
     code = yard.scripts.answer(
         yard.token, waiting.intake, waiting.entry, request, reply, dead="it killed its worker"
@@ -98,7 +98,7 @@ def test_a_requeued_request_runs_as_if_it_had_just_come(yard: Yard, make) -> Non
     assert yard.ledger(request)["state"] == "waiting"
     assert yard.result(request) is None
     worker = yard.worker()
-    assert yard.place(Waiting(request, "low", entry), worker).request == request
+    assert yard.place(QueuedRequest(request, "low", entry), worker).request == request
     assert dead_letters(yard.connection, yard.keys) == []
 
 
@@ -117,7 +117,7 @@ def test_a_second_life_counts_on_from_the_first_so_that_the_fence_holds(yard: Ya
     requeue_letter(yard.connection, yard.keys, letter)
 
     [(entry, _)] = yard.intake("normal")
-    again = yard.place(Waiting(request, "normal", entry), yard.worker("w2"))
+    again = yard.place(QueuedRequest(request, "normal", entry), yard.worker("w2"))
     assert (again.attempt, again.crashes, again.published) == (assignment.attempt + 1, 0, b"")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import Waiting, Yard, requests
+from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import GROUP
@@ -245,7 +245,7 @@ def test_field_named_thousands_of_times_counts_once_and_the_last_wins(yard: Yard
     assert request == Request(id="q1", prompt="x")
     neighbour, worker = yard.submit(), yard.worker()
 
-    pushed = Waiting(request, "normal", entry.decode())
+    pushed = QueuedRequest(request, "normal", entry.decode())
     codes = yard.scripts.dispatch(yard.token, [pushed.to(worker), neighbour.to(worker)])
 
     assert codes == [Dispatched.DISPATCHED] * 2
@@ -357,7 +357,7 @@ def test_round_of_a_thousand(yard: Yard) -> None:
     worker = yard.worker()
     answers = yard.scripts.submit("normal", batch := requests(1000))
     moves = [
-        Waiting(request, "normal", answer.sid.partition("/")[2]).to(worker)
+        QueuedRequest(request, "normal", answer.sid.partition("/")[2]).to(worker)
         for request, answer in zip(batch, answers, strict=True)
     ]
 
@@ -365,7 +365,7 @@ def test_round_of_a_thousand(yard: Yard) -> None:
     assert [item.request for item in yard.lane(worker)] == batch
 
 
-def reusing(yard: Yard, request: Request) -> Waiting:
+def reusing(yard: Yard, request: Request) -> QueuedRequest:
     """A plain entry under a known id with another prompt."""
     other = make_request(request.id, prompt="something else")
     pushed = yard.push(request_fields(other), other)

@@ -32,7 +32,7 @@ def test_result_is_published_kept_and_frees_its_place(yard: Yard, kind) -> None:
     assert yard.lane(worker) == []
     assert 95 <= yard.ttl_s(yard.keys.ledger(request.client, request.id)) <= 100
     assert yard.freed()[-1] == {
-        b"event": b"freed",
+        b"event": b"capacity",
         b"worker": worker.encode(),
         b"count": b"1",
         b"work": b"%d" % request.work,

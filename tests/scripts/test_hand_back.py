@@ -32,7 +32,7 @@ def test_request_waits_again_with_its_tokens_its_faults_and_a_pause(yard: Yard) 
     assert now_ms <= int(at) <= now_ms + 10_000
     assert record == f"{worker} fault no memory"
     assert yard.lane(worker) == [neighbour]
-    assert yard.freed()[-1] == {b"event": b"freed", b"worker": worker.encode(), b"count": b"1"}
+    assert yard.freed()[-1] == {b"event": b"capacity", b"worker": worker.encode(), b"count": b"1"}
 
 
 def test_next_attempt_knows_how_often_it_failed(yard: Yard) -> None:

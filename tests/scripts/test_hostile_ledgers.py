@@ -11,7 +11,7 @@ from coordinator.recovery.hearings import Hearings
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import Patience
 from tests.support.builders import make_request
-from tests.support.yard import Waiting, Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Request
@@ -57,7 +57,7 @@ class TestCounts:
         assert count(yard, mine.request, f"{why}_alone") == b"1"
         again, other = yard.worker(), yard.submit(theirs)
         ((entry, _),) = yard.intake("retry")
-        waiting = Waiting(mine.request, "retry", entry)
+        waiting = QueuedRequest(mine.request, "retry", entry)
         codes = yard.scripts.dispatch(yard.token, [waiting.to(again), other.to(again)])
         assert codes == [Dispatched.DISPATCHED] * 2
         assert [one.crashes for one in yard.lane(again)] == [1, 0]
@@ -72,7 +72,7 @@ class TestCounts:
 
         assert count(yard, mine.request, "faults") == b"1"
         ((entry, _),) = yard.intake("retry")
-        assert yard.place(Waiting(mine.request, "retry", entry), worker).faults == 1
+        assert yard.place(QueuedRequest(mine.request, "retry", entry), worker).faults == 1
 
 
 @pytest.mark.parametrize("odd", [*ODD, "9" * 5000, "9" * 5000 + "-1 w.1"])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.scripts.test_spoilt import SPOILT
 from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import Waiting, Yard, requests
+from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.replies import decode_replies, to_result
 from tokenyard.protocol.wire import Request, pack_tokens
 from tokenyard.scripts import (
@@ -34,7 +34,7 @@ def of(request: Request, found: list[Astray]) -> list[Astray]:
     return [one for one in found if one.request_id == request.id]
 
 
-def drop(yard: Yard, waiting: Waiting) -> None:
+def drop(yard: Yard, waiting: QueuedRequest) -> None:
     assert yard.connection.xdel(yard.keys.intake(waiting.intake), waiting.entry) == 1
 
 

@@ -1,4 +1,4 @@
-"""signal.lua: the posture of a scope changes, and everybody is told."""
+"""signal.lua: the desired state of a scope changes, and everybody is told."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tests.support.yard import Yard
 from tokenyard.protocol.control import (
     ALL,
     CHANGED,
+    DesiredState,
+    DesiredStates,
     Order,
-    Posture,
-    Postures,
-    decode_postures,
-    encode_posture,
+    decode_desired,
+    encode_desired,
     model_scope,
     parse_order,
 )
 from tokenyard.scripts import Scripts
 
 PAUSE = Order(signal="PAUSE", mode="wait", why="the test says so")
-PAUSED = Posture(conduct="PAUSED", mode="wait")
+PAUSED = DesiredState(run_state="PAUSED", mode="wait")
 
 
-def postures(yard: Yard) -> Postures:
-    return decode_postures(yard.connection.hgetall(yard.keys.posture))
+def desired_states(yard: Yard) -> DesiredStates:
+    return decode_desired(yard.connection.hgetall(yard.keys.desired))
 
 
 def entries(yard: Yard) -> list[tuple[str, Order | None]]:
@@ -38,25 +38,25 @@ def test_a_signal_changes_the_posture_and_tells_everybody(yard: Yard) -> None:
     # Given a yard in which no signal was ever given
     signal = yard.scripts.signal(PAUSE, b"", PAUSED)
 
-    # I expect the posture, who changed it last, the signal for the controllers,
+    # I expect the desired state, who changed it last, the signal for the controllers,
     assert signal
-    assert postures(yard) == Postures({ALL: PAUSED}, signal)
+    assert desired_states(yard) == DesiredStates({ALL: PAUSED}, signal)
     assert entries(yard) == [(signal, PAUSE)]
     # and a wake-up for the coordinator.
     assert yard.events()[-1] == {b"event": b"signal"}
 
 
 def test_who_has_seen_another_posture_changes_nothing(yard: Yard) -> None:
-    # Given a posture that was changed by somebody else since the caller looked
+    # Given a desired state that was changed by somebody else since the caller looked
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     events = len(yard.events())
 
     # If the caller signals still, having seen none, an older one or nonsense,
-    for seen in (b"", b'{"conduct":"SUSPENDED"}', b"?"):
-        assert yard.scripts.signal(Order(signal="SUSPEND"), seen, Posture()) is None
+    for seen in (b"", b'{"run_state":"SUSPENDED"}', b"?"):
+        assert yard.scripts.signal(Order(signal="SUSPEND"), seen, DesiredState()) is None
 
     # I expect that nothing is written.
-    assert postures(yard) == Postures({ALL: PAUSED}, first or "")
+    assert desired_states(yard) == DesiredStates({ALL: PAUSED}, first or "")
     assert entries(yard) == [(first, PAUSE)]
     assert len(yard.events()) == events
 
@@ -64,29 +64,31 @@ def test_who_has_seen_another_posture_changes_nothing(yard: Yard) -> None:
 def test_the_first_posture_leaves_no_field(yard: Yard) -> None:
     # Given a paused yard, if it is unpaused,
     yard.scripts.signal(PAUSE, b"", PAUSED)
-    signal = yard.scripts.signal(Order(signal="UNPAUSE"), encode_posture(PAUSED), Posture())
+    signal = yard.scripts.signal(Order(signal="UNPAUSE"), encode_desired(PAUSED), DesiredState())
 
     # I expect only the id of the last change to stay.
-    assert yard.connection.hgetall(yard.keys.posture) == {CHANGED.encode(): (signal or "").encode()}
+    assert yard.connection.hgetall(yard.keys.desired) == {CHANGED.encode(): (signal or "").encode()}
 
 
 def test_each_scope_has_its_own_posture(yard: Yard) -> None:
     scope = model_scope("adder")
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     epoch = Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=3)
-    second = yard.scripts.signal(epoch, b"", Posture(epoch=3))
+    second = yard.scripts.signal(epoch, b"", DesiredState(epoch=3))
 
     assert first
     assert second
-    assert postures(yard) == Postures({ALL: PAUSED, scope: Posture(epoch=3)}, second)
+    assert desired_states(yard) == DesiredStates(
+        {ALL: PAUSED, scope: DesiredState(epoch=3)}, second
+    )
     assert entries(yard) == [(first, PAUSE), (second, epoch)]
 
 
 def test_what_cannot_be_read_there_can_be_replaced_by_who_has_seen_it(yard: Yard) -> None:
-    for nonsense in (b"{", b"\xff\x00", b'{"conduct":"DANCING"}'):
-        yard.connection.hset(yard.keys.posture, ALL, nonsense)
+    for nonsense in (b"{", b"\xff\x00", b'{"run_state":"DANCING"}'):
+        yard.connection.hset(yard.keys.desired, ALL, nonsense)
         assert yard.scripts.signal(PAUSE, nonsense, PAUSED)
-        assert postures(yard).by_scope == {ALL: PAUSED}
+        assert desired_states(yard).by_scope == {ALL: PAUSED}
 
 
 def test_a_call_made_again_after_its_answer_was_lost_does_no_harm(yard: Yard) -> None:
@@ -99,7 +101,7 @@ def test_a_call_made_again_after_its_answer_was_lost_does_no_harm(yard: Yard) ->
 
 
 def test_of_callers_that_have_seen_the_same_one_alone_succeeds(yard: Yard) -> None:
-    # Given many operators who have all seen the first posture
+    # Given many operators who have all seen the first desired state
     scripts = [Scripts(yard.connection, yard.keys) for _ in range(8)]
     begin = threading.Barrier(len(scripts))
     answers: list[str | None] = [None] * len(scripts)
@@ -107,7 +109,7 @@ def test_of_callers_that_have_seen_the_same_one_alone_succeeds(yard: Yard) -> No
     def give(place: int) -> None:
         order = Order(signal="SET_GENERATION_EPOCH", epoch=place)
         begin.wait(timeout=30)
-        answers[place] = scripts[place].signal(order, b"", Posture(epoch=place))
+        answers[place] = scripts[place].signal(order, b"", DesiredState(epoch=place))
 
     # If all signal at once,
     threads = [threading.Thread(target=give, args=(place,)) for place in range(len(scripts))]
@@ -118,15 +120,17 @@ def test_of_callers_that_have_seen_the_same_one_alone_succeeds(yard: Yard) -> No
 
     # I expect that one has changed it, and the others know that they have not.
     (winner,) = (place for place, answer in enumerate(answers) if answer)
-    assert postures(yard) == Postures({ALL: Posture(epoch=winner)}, answers[winner] or "")
+    assert desired_states(yard) == DesiredStates(
+        {ALL: DesiredState(epoch=winner)}, answers[winner] or ""
+    )
     assert len(entries(yard)) == 1
 
 
 def test_signals_are_bounded(yard: Yard) -> None:
     for epoch in range(1_500):
-        seen = encode_posture(Posture(epoch=epoch - 1)) if epoch else b""
+        seen = encode_desired(DesiredState(epoch=epoch - 1)) if epoch else b""
         order = Order(signal="SET_GENERATION_EPOCH", epoch=epoch)
-        assert yard.scripts.signal(order, seen, Posture(epoch=epoch))
+        assert yard.scripts.signal(order, seen, DesiredState(epoch=epoch))
 
     assert yard.connection.xlen(yard.keys.control) < 1_200
     assert yard.connection.xlen(yard.keys.events) < 1_200
@@ -135,8 +139,8 @@ def test_signals_are_bounded(yard: Yard) -> None:
 @pytest.mark.parametrize("scope", ["model:org/größe", "worker:w:1@host", "model:" + "m" * 500])
 def test_a_scope_may_have_any_name(yard: Yard, scope: str) -> None:
     order = Order(signal="PAUSE", scope=scope)
-    assert yard.scripts.signal(order, b"", Posture(conduct="PAUSED"))
-    assert set(postures(yard).by_scope) == {scope}
+    assert yard.scripts.signal(order, b"", DesiredState(run_state="PAUSED"))
+    assert set(desired_states(yard).by_scope) == {scope}
 
 
 def test_a_server_without_memory_takes_signals(yard: Yard) -> None:
@@ -144,4 +148,4 @@ def test_a_server_without_memory_takes_signals(yard: Yard) -> None:
     with yard.without_memory():
         assert yard.scripts.signal(PAUSE, b"", PAUSED)
 
-    assert postures(yard).by_scope == {ALL: PAUSED}
+    assert desired_states(yard).by_scope == {ALL: PAUSED}

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from tests.scripts.model import HISTORY, Known, Life, Name, OnLane, Snapshot
 from tests.support.builders import make_delta, make_request, make_result, random_name
 from tests.support.servers import Server
-from tests.support.yard import Waiting, Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
@@ -147,18 +147,18 @@ class Walk(RuleBasedStateMachine):
 
     # The leader
 
-    def _waiting(self) -> list[Waiting]:
+    def _waiting(self) -> list[QueuedRequest]:
         found = []
         for name in INTAKE_CLASSES:
             for entry, fields in self.yard.intake(name):
                 request = parse_request(fields)
                 assert isinstance(request, Request)
-                found.append(Waiting(request, name, entry))
+                found.append(QueuedRequest(request, name, entry))
         return found
 
     @precondition(lambda self: self.workers)
-    @rule(seed=SEEDS, deposed=RARELY, twice=st.booleans())
-    def dispatch(self, seed: random.Random, deposed: bool, twice: bool) -> None:
+    @rule(seed=SEEDS, lost_leadership=RARELY, twice=st.booleans())
+    def dispatch(self, seed: random.Random, lost_leadership: bool, twice: bool) -> None:
         """A round over everything that waits, to any workers, also such as are gone."""
         alive = [worker for worker, life in self.workers.items() if life.holds]
         moves = [
@@ -171,7 +171,7 @@ class Walk(RuleBasedStateMachine):
             if seed.random() < 0.8
         ]
         seed.shuffle(moves)
-        if deposed:
+        if lost_leadership:
             old = seed.choice(self.old_tokens)
             assert set(self.scripts.dispatch(old, moves)) <= {Dispatched.NOT_LEADER}
             return
@@ -208,8 +208,8 @@ class Walk(RuleBasedStateMachine):
         for worker, life in self.workers.items():
             life.remembered += [it for it in self.yard.lane(worker) if it not in life.remembered]
 
-    @rule(seed=SEEDS, deposed=RARELY, dead=st.booleans())
-    def answer(self, seed: random.Random, deposed: bool, dead: bool) -> None:
+    @rule(seed=SEEDS, lost_leadership=RARELY, dead=st.booleans())
+    def answer(self, seed: random.Random, lost_leadership: bool, dead: bool) -> None:
         waiting = self._waiting()
         if not waiting or seed.random() < 0.5:
             return
@@ -217,11 +217,11 @@ class Walk(RuleBasedStateMachine):
         known = self.known[item.request.client, item.request.id]
         seen = known.published if item.intake == "retry" else []
         reply = refusal(item.request, Code.POISONED, "", published=pack_tokens(seen))
-        token = seed.choice(self.old_tokens) if deposed else self.token
+        token = seed.choice(self.old_tokens) if lost_leadership else self.token
         code = self.scripts.answer(
             token, item.intake, item.entry, item.request, reply, dead="x" if dead else ""
         )
-        assert (code is Answered.NOT_LEADER) is deposed
+        assert (code is Answered.NOT_LEADER) is lost_leadership
         if code is Answered.DONE:
             assert known.result is None
             known.result = ("failed", list(seen))
@@ -251,7 +251,7 @@ class Walk(RuleBasedStateMachine):
         if state in TERMINAL:
             assert code is Cancelled.OVER
             return
-        assert code is (Cancelled.CANCELLED if state else Cancelled.FORESTALLED)
+        assert code is (Cancelled.CANCELLED if state else Cancelled.CANCELLED_BEFORE_ARRIVAL)
         assert known.result is None
         known.result, known.running = ("cancelled", list(known.published)), None
         known.is_forestalled = not state

@@ -61,9 +61,9 @@ def test_of_a_deadline_named_twice_the_last_counts(yard: Yard) -> None:
 
 def test_field_that_cannot_be_read_says_no_deadline(yard: Yard) -> None:
     for shared in ("", "{", "[]", "7", '{"deadline":1000}', '{"deadline":"soon"}'):
-        yard.push({"id": "a", "prompt": "x", "shared": shared})
-    late = yard.push({"id": "b", "prompt": "x", "shared": '{"deadline":"1000"}'})
-    yard.push({"id": "c", "prompt": "x", "shared": '{"deadline":"1000"}', "deadline": FUTURE_MS})
+        yard.push({"id": "a", "prompt": "x", "common": shared})
+    late = yard.push({"id": "b", "prompt": "x", "common": '{"deadline":"1000"}'})
+    yard.push({"id": "c", "prompt": "x", "common": '{"deadline":"1000"}', "deadline": FUTURE_MS})
 
     assert yard.scripts.overdue("normal", "-", 10) == ("", [late.entry])
 
@@ -72,9 +72,9 @@ def test_requests_that_share_a_text_have_the_deadline_in_it_each(yard: Yard) -> 
     late, soon = '{"deadline":"1000"}', '{"deadline":"9999999999999"}'
     shared = [late, soon, late, "{", late, "{", soon]
     waiting = [
-        yard.push({"id": f"{at}", "prompt": "x", "shared": one}) for at, one in enumerate(shared)
+        yard.push({"id": f"{at}", "prompt": "x", "common": one}) for at, one in enumerate(shared)
     ]
-    own = yard.push({"id": "own", "prompt": "x", "shared": soon, "deadline": "1000"})
+    own = yard.push({"id": "own", "prompt": "x", "common": soon, "deadline": "1000"})
 
     expected = [waiting[at].entry for at in (0, 2, 4)] + [own.entry]
     assert yard.scripts.overdue("normal", "-", 10) == ("", expected)

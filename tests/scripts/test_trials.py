@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_result
-from tests.support.yard import Waiting, Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.scripts import (
     ACQUIT_CHANGED,
     ACQUIT_DONE,
@@ -16,7 +16,7 @@ from tokenyard.scripts import (
 )
 
 
-def put_on_trial(yard: Yard, worker: str, count: int) -> list[Waiting]:
+def put_on_trial(yard: Yard, worker: str, count: int) -> list[QueuedRequest]:
     """A group of so many on a worker's lane."""
     group = [yard.submit() for _ in range(count)]
     codes = yard.scripts.dispatch(yard.token, [one.to(worker, on_trial=True) for one in group])
@@ -24,7 +24,7 @@ def put_on_trial(yard: Yard, worker: str, count: int) -> list[Waiting]:
     return group
 
 
-def names(group: list[Waiting]) -> list[tuple[str, str]]:
+def names(group: list[QueuedRequest]) -> list[tuple[str, str]]:
     return [(one.request.client, one.request.id) for one in group]
 
 

@@ -19,7 +19,7 @@ from worker.engines import EngineInfo, Memory
 from worker.host.allocation import Goal
 from worker.host.diagnosis import Death
 from worker.host.pool import Pool
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.messages import Attach, Load, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
 from worker.process.main import Birth
@@ -84,28 +84,28 @@ class NotingOwner:
         self.deaths: list[tuple[str, Death]] = []
         self.goes_on_trying = False
 
-    def changed(self, member: Pooled) -> None: ...
+    def changed(self, member: WorkerProcessHandle) -> None: ...
 
-    def serves(self, member: Pooled) -> None:
+    def serves(self, member: WorkerProcessHandle) -> None:
         self.told.append(("serves", member.name))
 
-    def gives_way(self, member: Pooled) -> None:
+    def gives_way(self, member: WorkerProcessHandle) -> None:
         self.told.append(("gives way", member.name, member.state))
 
-    def died(self, member: Pooled, why: Why, reason: str) -> None:
+    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         self.told.append(("died", member.name, why, reason))
 
-    def start_failed(self, member: Pooled, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
         self.deaths.append((member.name, death))
 
     def failed(self, goal: Goal, reason: str) -> bool:
         self.told.append(("failed", goal.spec.name, reason))
         return self.goes_on_trying
 
-    def refused(self, member: Pooled, reason: str) -> None:
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         self.told.append(("refused", member.name, reason))
 
-    def heard(self, member: Pooled, message: ToController) -> None:
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         self.told.append(("heard", member.name, message))
 
 
@@ -122,12 +122,12 @@ class Theatre:
     def turn(self) -> list[tuple[Any, ...]]:
         """Let the pool act, hear, and act on what it has heard; what it has told since."""
         for _ in range(2):
-            self.pool.bell.ring()
+            self.pool.wakeup.ring()
             self.pool.run_once()
         told, self.owner.told = self.owner.told, []
         return told
 
-    def member(self, name: str) -> Pooled:
+    def member(self, name: str) -> WorkerProcessHandle:
         """A process, by name."""
         (found,) = (one for one in self.pool.members if one.name == name)
         return found
@@ -153,7 +153,7 @@ class Theatre:
         for member in self.pool.members:
             self.say(member.name, Warm(MEMORY, {"import": 1.0}))
 
-    def hold(self, spec: ModelSpec, *devices: int) -> Pooled:
+    def hold(self, spec: ModelSpec, *devices: int) -> WorkerProcessHandle:
         """Devices come to hold a model, the first warm process of each; the leader."""
         self.pool.aim(spec, devices)
         self.turn()

@@ -28,7 +28,7 @@ LONG_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedRequest:
     """A request in an intake."""
 
     request: Request
@@ -78,12 +78,12 @@ class Yard:
 
     def submit(
         self, request: Request | None = None, priority_class: PriorityClass = "normal"
-    ) -> Waiting:
+    ) -> QueuedRequest:
         """A request in the intake, by way of the script."""
         request = request or make_request()
         (accepted,) = self.scripts.submit(priority_class, [request])
         assert accepted.code is Submitted.ACCEPTED
-        return Waiting(request, priority_class, accepted.sid.partition("/")[2])
+        return QueuedRequest(request, priority_class, accepted.sid.partition("/")[2])
 
     def push(
         self,
@@ -91,10 +91,10 @@ class Yard:
         request: Request | None = None,
         intake: IntakeClass = "normal",
         entry: str = "*",
-    ) -> Waiting:
+    ) -> QueuedRequest:
         """A request in the intake by a plain XADD, as any client may do it."""
         added = self.connection.xadd(self.keys.intake(intake), dict(fields), id=entry)
-        return Waiting(request or make_request(), intake, added.decode())
+        return QueuedRequest(request or make_request(), intake, added.decode())
 
     def read(self, intake: IntakeClass = "normal") -> list[str]:
         """Read the intake through its group, as the coordinator does."""
@@ -102,7 +102,7 @@ class Yard:
         answer = self.connection.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=1000)
         return [entry.decode() for _, entries in answer for entry, _ in entries]
 
-    def place(self, waiting: Waiting, worker: str, *, alone: bool = False) -> Assignment:
+    def place(self, waiting: QueuedRequest, worker: str, *, alone: bool = False) -> Assignment:
         """Move a waiting request onto a lane; what the worker reads there."""
         (code,) = self.scripts.dispatch(self.token, [waiting.to(worker, alone=alone)])
         assert code is Dispatched.DISPATCHED
@@ -136,14 +136,14 @@ class Yard:
         entries = self.connection.xrange(self.keys.intake(name))
         return [(entry.decode(), fields) for entry, fields in entries]
 
-    def waiting(self, request: Request, name: IntakeClass = "retry") -> Waiting:
+    def waiting(self, request: Request, name: IntakeClass = "retry") -> QueuedRequest:
         """Where a request waits, by its ledger."""
         ledger = self.ledger(request)
         at = (ledger["sid"], ledger.get("intake", ""), ledger.get("entry", ""))
         intake, entry = waits_at(*at)
         assert intake == name
         assert entry in [found for found, _ in self.intake(name)]
-        return Waiting(request, name, entry)
+        return QueuedRequest(request, name, entry)
 
     def pending(self, name: IntakeClass = "normal") -> int:
         """How many entries were read through the group and not acknowledged."""
@@ -201,7 +201,7 @@ class Yard:
 
     def freed(self) -> list[dict[bytes, bytes]]:
         """The places that became free, as the coordinator hears of them."""
-        return [fields for _, fields in self.connection.xrange(self.keys.freed)]
+        return [fields for _, fields in self.connection.xrange(self.keys.capacity)]
 
     def ttl_s(self, key: str) -> int:
         """Seconds that a key has to live; -1 where it stays."""

@@ -129,7 +129,7 @@ def _median(tallies: Mapping[str, Tally]) -> float | None:
     return round(statistics.median(known), 1) if known else None
 
 
-class Looks:
+class SnapshotHistory:
     """The looks of the last while, the newest last."""
 
     def __init__(self) -> None:

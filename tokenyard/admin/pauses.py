@@ -12,10 +12,10 @@ from msgspec import Struct
 from tokenyard.admin.snapshot import WorkerView, YardView
 from tokenyard.protocol.control import (
     ALL,
-    Conduct,
+    DesiredState,
+    DesiredStates,
     PauseMode,
-    Posture,
-    Postures,
+    RunState,
     model_scope,
     said,
     worker_scope,
@@ -32,7 +32,7 @@ class Pause(Struct, frozen=True, kw_only=True):
     """A scope whose workers an operator has paused or suspended."""
 
     scope: str
-    conduct: Conduct  # PAUSED or SUSPENDED
+    run_state: RunState  # PAUSED or SUSPENDED
     mode: PauseMode = "abort"
     by: str = ""  # the operator; empty where not known
     why: str = ""  # in words
@@ -40,7 +40,7 @@ class Pause(Struct, frozen=True, kw_only=True):
 
     def text(self, now_ms: int) -> str:
         """In one line, as people read it."""
-        return printable(f"{said(self.scope)} {self.conduct}") + self.detail(now_ms)
+        return printable(f"{said(self.scope)} {self.run_state}") + self.detail(now_ms)
 
     def detail(self, now_ms: int) -> str:
         """Since when, by whom and why, as far as that is known."""
@@ -50,12 +50,12 @@ class Pause(Struct, frozen=True, kw_only=True):
         return printable(f"{since}{by}{why}")
 
 
-def all_pauses(postures: Postures) -> list[Pause]:
+def all_pauses(desired_states: DesiredStates) -> list[Pause]:
     """Every scope that does not run, by its name."""
     return [
-        _pause(scope, posture)
-        for scope, posture in sorted(postures.by_scope.items())
-        if posture.conduct != "RUNNING"
+        _pause(scope, desired_state)
+        for scope, desired_state in sorted(desired_states.by_scope.items())
+        if desired_state.run_state != "RUNNING"
     ]
 
 
@@ -74,19 +74,19 @@ def pauses_of_model(view: YardView, model: str) -> list[Pause]:
     holders = [worker for worker in living if not base or _holds(worker, base)]
     found: list[Pause] = []
     for worker in holders or living:
-        pauses = list(_pauses_of(view.postures, worker, base))
+        pauses = list(_pauses_of(view.desired_states, worker, base))
         if not pauses:
             return []
         found += pauses
     if not living:
-        found = _in_scopes(view.postures, (ALL, model_scope(base)))
+        found = _in_scopes(view.desired_states, (ALL, model_scope(base)))
     return _each_once(found)
 
 
 def pauses_of_worker(view: YardView, worker: str) -> list[Pause]:
     """What keeps a worker, named with its incarnation, from running what lies on its lane."""
     found = [one for one in view.workers if one.worker == worker and one.info]
-    return _each_once(pause for one in found for pause in _pauses_of(view.postures, one, ""))
+    return _each_once(pause for one in found for pause in _pauses_of(view.desired_states, one, ""))
 
 
 def texts(pauses: Iterable[Pause], now_ms: int) -> str:
@@ -94,32 +94,32 @@ def texts(pauses: Iterable[Pause], now_ms: int) -> str:
     return "; ".join(pause.text(now_ms) for pause in pauses)
 
 
-def _pause(scope: str, posture: Posture) -> Pause:
+def _pause(scope: str, desired_state: DesiredState) -> Pause:
     return Pause(
         scope=scope,
-        conduct=posture.conduct,
-        mode=posture.mode,
-        by=posture.by,
-        why=posture.why,
-        since_ms=posture.since_ms,
+        run_state=desired_state.run_state,
+        mode=desired_state.mode,
+        by=desired_state.by,
+        why=desired_state.why,
+        since_ms=desired_state.since_ms,
     )
 
 
-def _pauses_of(postures: Postures, worker: WorkerView, model: str) -> Iterator[Pause]:
+def _pauses_of(desired_states: DesiredStates, worker: WorkerView, model: str) -> Iterator[Pause]:
     """Those of a worker: of its scopes, and where it still does what it was told before."""
     info = worker.info
     if info is None:
         return
     scopes = (ALL, model_scope(info.model or model), worker_scope(info.name))
-    found = _in_scopes(postures, scopes)
+    found = _in_scopes(desired_states, scopes)
     yield from found
-    if not found and worker.conduct != "RUNNING":
-        yield Pause(scope=worker_scope(info.name), conduct=worker.conduct, why=_NOT_YET)
+    if not found and worker.run_state != "RUNNING":
+        yield Pause(scope=worker_scope(info.name), run_state=worker.run_state, why=_NOT_YET)
 
 
-def _in_scopes(postures: Postures, scopes: Iterable[str]) -> list[Pause]:
-    found = ((scope, postures.by_scope.get(scope)) for scope in scopes)
-    return [_pause(scope, one) for scope, one in found if one and one.conduct != "RUNNING"]
+def _in_scopes(desired_states: DesiredStates, scopes: Iterable[str]) -> list[Pause]:
+    found = ((scope, desired_states.by_scope.get(scope)) for scope in scopes)
+    return [_pause(scope, one) for scope, one in found if one and one.run_state != "RUNNING"]
 
 
 def _each_once(pauses: Iterable[Pause]) -> list[Pause]:

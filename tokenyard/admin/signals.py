@@ -1,8 +1,8 @@
 """Giving control signals to a yard, and seeing who obeys.
 
-A signal changes the posture of a scope (`tokenyard.protocol.control`); the workers bring themselves
-in accord with it, whenever they join. DRAIN and STOP leave no posture: they are commands to the
-workers that are in scope now. Errors of redis-py pass, for
+A signal changes the desired state of a scope (`tokenyard.protocol.control`); the workers bring
+themselves in accord with it, whenever they join. DRAIN and STOP leave no desired state: they are
+commands to the workers that are in scope now. Errors of redis-py pass, for
 `tokenyard.broker.connection.translated`.
 """
 
@@ -19,15 +19,15 @@ import redis
 from tokenyard.protocol.commands import Acknowledgement, Command, decode_acknowledgement
 from tokenyard.protocol.control import (
     ALL,
+    DesiredState,
+    DesiredStates,
     Invalid,
     Order,
     PauseMode,
-    Posture,
-    Postures,
     Signal,
     Trial,
     after,
-    decode_postures,
+    decode_desired,
     is_scope,
     model_scope,
     undo_reload,
@@ -43,7 +43,7 @@ _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "S
 _POLL_S: Final = 0.1
 #: What a reload that nobody ends has beyond its own time-out before the leader ends it.
 _GRACE_S: Final = 5.0
-#: So often the posture may be changed by others between our look and our change.
+#: So often the desired state may be changed by others between our look and our change.
 _LOST_RACES: Final = 100
 
 
@@ -56,7 +56,7 @@ class Process(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SignalReceipt:
     """A signal that was given.
 
     ``ids`` are those of its control entries. Where all was as ordered already, and nobody had
@@ -73,7 +73,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdout:
+class Unacknowledged:
     """A worker that has yet to obey."""
 
     worker: str  # with its incarnation
@@ -89,15 +89,15 @@ class Signals:
         self._keys = keys
         self._scripts = Scripts(connection, keys)
 
-    def postures(self) -> Postures:
-        """The postures of all scopes."""
-        return decode_postures(self._fields()[0])
+    def desired_states(self) -> DesiredStates:
+        """The desired states of all scopes."""
+        return decode_desired(self._fields()[0])
 
-    def give(self, order: Order) -> Given:
+    def give(self, order: Order) -> SignalReceipt:
         """Give a signal, whatever other operators do at the same time.
 
         Raises:
-            posture.Invalid: it is not allowed now, or lacks what belongs to it.
+            desired state.Invalid: it is not allowed now, or lacks what belongs to it.
         """
         if not is_scope(order.scope):
             raise Invalid(
@@ -106,25 +106,25 @@ class Signals:
             )
         return self._command(order) if order.signal in _VERBS else self._change(order)
 
-    def _change(self, order: Order) -> Given:
-        """Change the posture of the order's scope, as it is when nobody comes between."""
+    def _change(self, order: Order) -> SignalReceipt:
+        """Change the desired state of the order's scope, as it is when nobody comes between."""
         for _ in range(_LOST_RACES):
             fields, now_ms = self._fields()
-            found = decode_postures(fields)
-            posture = found.by_scope.get(order.scope, Posture())
-            changed = after(posture, order, now_ms)
-            if changed == posture and not self._is_refused(order, found.changed):
-                return Given(order, (found.changed,), is_redundant=True)
+            found = decode_desired(fields)
+            desired_state = found.by_scope.get(order.scope, DesiredState())
+            changed = after(desired_state, order, now_ms)
+            if changed == desired_state and not self._is_refused(order, found.changed):
+                return SignalReceipt(order, (found.changed,), is_redundant=True)
             seen = fields.get(order.scope.encode(), b"")
             if entry := self._scripts.signal(order, seen, changed):
-                return Given(order, (entry,))
-        raise BrokerUnavailable(f"others change the posture of {order.scope} all the time")
+                return SignalReceipt(order, (entry,))
+        raise BrokerUnavailable(f"others change the desired state of {order.scope} all the time")
 
     def _is_refused(self, order: Order, entry: str) -> bool:
         """Whether somebody could not obey the last change: told again, he tries again."""
-        return any(one.reason for one in self.holdouts(Given(order, (entry,))))
+        return any(one.reason for one in self.holdouts(SignalReceipt(order, (entry,))))
 
-    def _command(self, order: Order) -> Given:
+    def _command(self, order: Order) -> SignalReceipt:
         """Tell the workers that are in scope now, each by its incarnation."""
         verb, ids, live = _VERBS[order.signal], [], self._live()
         told = [one for one, info in sorted(live.items()) if _is_in_scope(info, order.scope)]
@@ -132,9 +132,9 @@ class Signals:
             command = Command(verb=verb, worker=worker, why=order.why)
             ids.append(self._scripts.command(command) or "")
         processes = tuple(_process(live[worker]) for worker in told)
-        return Given(order, tuple(ids), not told, tuple(told), processes)
+        return SignalReceipt(order, tuple(ids), not told, tuple(told), processes)
 
-    def holdouts(self, given: Given) -> list[Holdout]:
+    def holdouts(self, given: SignalReceipt) -> list[Unacknowledged]:
         """The workers that have yet to obey, of those that hold a lease."""
         live = self._live()
         answers = self._answers(given.ids)
@@ -148,12 +148,16 @@ class Signals:
             ]
             waited_for = [one for one in waited_for if one not in answers or not answers[one].done]
         return [
-            Holdout(one, live[one].name, _reason(answers.get(one))) for one in sorted(waited_for)
+            Unacknowledged(one, live[one].name, _reason(answers.get(one)))
+            for one in sorted(waited_for)
         ]
 
     def wait(
-        self, given: Given, timeout_s: float, enough: Callable[[Iterable[object]], bool] = all
-    ) -> list[Holdout]:
+        self,
+        given: SignalReceipt,
+        timeout_s: float,
+        enough: Callable[[Iterable[object]], bool] = all,
+    ) -> list[Unacknowledged]:
         """Wait until all have obeyed; who has not, after ``timeout_s`` or where the rest refuse.
 
         With ``enough=any`` the first refusal ends the wait.
@@ -167,7 +171,7 @@ class Signals:
 
     def reload(
         self, model: str, path: str, epoch: int, mode: PauseMode, timeout_s: float, by: str = ""
-    ) -> list[Holdout]:
+    ) -> list[Unacknowledged]:
         """New weights for a model, under a new epoch: pause, load, count on, and run again.
 
         ``path`` is a checkpoint as the workers' hosts see it, "" for the model's own. It names its
@@ -178,7 +182,8 @@ class Signals:
         the leader, once that time is over, or to the same call made again. ``by`` is the operator.
 
         Raises:
-            posture.Invalid: it is not allowed now, or no host is there that may load the model;
+            desired state.Invalid: it is not allowed now, or no host is there that may load the
+            model;
                 nothing has changed.
         """
         until = time.monotonic() + timeout_s
@@ -197,31 +202,33 @@ class Signals:
             raise
         return []
 
-    def end_trial(self, scope: str, why: str) -> Given | None:
+    def end_trial(self, scope: str, why: str) -> SignalReceipt | None:
         """Bring back what was before a reload that is under way; None where none is."""
         for _ in range(_LOST_RACES):
             seen = self._fields()[0].get(scope.encode(), b"")
-            posture = decode_postures({scope.encode(): seen}).by_scope.get(scope, Posture())
-            if posture.trial is None:
+            desired_state = decode_desired({scope.encode(): seen}).by_scope.get(
+                scope, DesiredState()
+            )
+            if desired_state.trial is None:
                 return None
-            order, before = undo_reload(scope, posture, why)
+            order, before = undo_reload(scope, desired_state, why)
             if entry := self._scripts.signal(order, seen, before):
-                return Given(order, (entry,))
-        raise BrokerUnavailable(f"others change the posture of {scope} all the time")
+                return SignalReceipt(order, (entry,))
+        raise BrokerUnavailable(f"others change the desired state of {scope} all the time")
 
     def _go_back(self, scope: str, until: float) -> None:
         """All to what was before, together with those who have obeyed already."""
         if given := self.end_trial(scope, "the reload has failed"):
             self.wait(given, max(0.0, until - time.monotonic()))
 
-    def _check(self, model: str, path: str, timeout_s: float) -> list[Holdout]:
+    def _check(self, model: str, path: str, timeout_s: float) -> list[Unacknowledged]:
         """The hosts that may load a model and could not have these weights, or do not answer."""
         asked = {}  # by the id of the command: a worker of each host
         for worker, info in self._one_worker_of_each_host(model):
             command = Command(
                 verb="check", worker=worker, model=model, weights=path, why="a reload is asked for"
             )
-            asked[self._scripts.command(command) or ""] = Holdout(worker, info.name)
+            asked[self._scripts.command(command) or ""] = Unacknowledged(worker, info.name)
         if not asked:
             raise Invalid(
                 f"RELOAD_WEIGHTS: no host that may load {model} is there, so none can look at "
@@ -260,11 +267,11 @@ class Signals:
         whatever becomes of the caller.
         """
         fields, now_ms = self._fields()
-        posture = begun = decode_postures(fields).by_scope.get(scope, Posture())
+        desired_state = begun = decode_desired(fields).by_scope.get(scope, DesiredState())
         trial = Trial(
             until_ms=now_ms + int(1000 * (timeout_s + _GRACE_S)),
             weights=begun.trial.weights if begun.trial else begun.weights,
-            conduct=begun.trial.conduct if begun.trial else begun.conduct,
+            run_state=begun.trial.run_state if begun.trial else begun.run_state,
         )
         done = Trial(until_ms=trial.until_ms, weights=path)
         orders = (
@@ -288,8 +295,8 @@ class Signals:
             Order(signal="UNPAUSE", scope=scope, why="reload", by=by),
         )
         for order in orders:
-            posture = after(posture, order)
-        if begun.conduct != "RUNNING":
+            desired_state = after(desired_state, order)
+        if begun.run_state != "RUNNING":
             return orders[1:]
         if path and path == begun.weights and epoch != begun.epoch:
             raise Invalid(
@@ -299,9 +306,9 @@ class Signals:
         return orders
 
     def _fields(self) -> tuple[dict[bytes, bytes], int]:
-        """The hash `posture`, and unix ms by the server's clock."""
+        """The hash `desired_state`, and unix ms by the server's clock."""
         pipeline = self._connection.pipeline(transaction=False)
-        pipeline.hgetall(self._keys.posture)
+        pipeline.hgetall(self._keys.desired)
         pipeline.time()
         fields, (seconds, micros) = pipeline.execute()
         return dict(fields), seconds * 1000 + micros // 1000

@@ -12,7 +12,7 @@ import msgspec
 import redis
 
 from tokenyard.broker.check import write_error
-from tokenyard.protocol.control import Conduct, Postures, decode_postures
+from tokenyard.protocol.control import DesiredStates, RunState, decode_desired
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.worker_info import (
     HostInfo,
@@ -45,7 +45,7 @@ class WorkerView:
     lane: int  # entries
     lease_ms: int  # what is left of it; 0 where there is none
     info: WorkerInfo | None = None
-    conduct: Conduct = "RUNNING"  # what it does of what its posture says
+    run_state: RunState = "RUNNING"  # what it does of what its desired state says
 
     @property
     def is_ready(self) -> bool:
@@ -55,7 +55,7 @@ class WorkerView:
     @property
     def is_serving(self) -> bool:
         """Whether it may be given requests now."""
-        return self.is_ready and self.conduct == "RUNNING"
+        return self.is_ready and self.run_state == "RUNNING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,9 @@ class YardView:
     models: dict[str, int]  # ready workers by model
     handshake: dict[str, str]  # what clients learn: protocol version, limits, counters
     hosts: Sequence[HostInfo] = ()  # what each host may load
-    postures: Postures = field(default_factory=Postures)  # what operators have told the workers
+    desired_states: DesiredStates = field(
+        default_factory=DesiredStates
+    )  # what operators have told the workers
     broker_error: str = ""  # what the broker is where it takes no writes, and what to do
     at_ms: int = 0  # the server's clock
 
@@ -105,10 +107,10 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
     pipeline.time()
     pipeline.xlen(keys.dead)
     pipeline.hvals(keys.hosts)
-    pipeline.hgetall(keys.posture)
+    pipeline.hgetall(keys.desired)
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
-    leader, leader_ms, handshake, roster, leases, now, dead, hosts, postures, *waiting = (
+    leader, leader_ms, handshake, roster, leases, now, dead, hosts, desired_states, *waiting = (
         pipeline.execute()
     )
     now_ms = now[0] * 1000 + now[1] // 1000
@@ -129,7 +131,7 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
         models=_models(workers),
         handshake=_texts(handshake),
         hosts=_hosts(hosts, workers),
-        postures=decode_postures(postures),
+        desired_states=decode_desired(desired_states),
         broker_error=write_error(connection, keys),
         at_ms=now_ms,
     )
@@ -153,7 +155,7 @@ def _worker_view(
         lane=lane,
         lease_ms=max(0, lease_end_ms - now_ms),
         info=info,
-        conduct=info.conduct if info else "RUNNING",
+        run_state=info.run_state if info else "RUNNING",
     )
 
 

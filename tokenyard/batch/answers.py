@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from tokenyard.batch.lines import BadLine, Sought
+from tokenyard.batch.lines import BadLine, ParsedLine
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice, ErrorInfo, Result
 
@@ -112,7 +112,9 @@ def unrun_line(job: str, number: int, custom_id: str | None, code: str) -> Outpu
     return OutputLine(id=line_id(job, number), custom_id=custom_id, error=error)
 
 
-def answer_line(job: str, number: int, sought: Sought, result: Result, now_s: float) -> OutputLine:
+def answer_line(
+    job: str, number: int, sought: ParsedLine, result: Result, now_s: float
+) -> OutputLine:
     """The output for a line that was run, whatever came of it."""
     name = line_id(job, number)
     if result.ok:
@@ -135,7 +137,7 @@ def answer_line(job: str, number: int, sought: Sought, result: Result, now_s: fl
     )
 
 
-def _body(name: str, sought: Sought, result: Result, created: int) -> dict[str, Any]:
+def _body(name: str, sought: ParsedLine, result: Result, created: int) -> dict[str, Any]:
     is_chat = sought.form == "chat"
     only = Choice(
         0, result.tokens, result.text, result.finish_reason, result.stop_reason, result.logprobs
@@ -156,7 +158,7 @@ def _body(name: str, sought: Sought, result: Result, created: int) -> dict[str, 
     return body
 
 
-def _chat_choice(choice: Choice, _: Sought) -> dict[str, Any]:
+def _chat_choice(choice: Choice, _: ParsedLine) -> dict[str, Any]:
     return {
         "index": choice.index,
         "message": {"role": "assistant", "content": choice.text or ""},
@@ -166,7 +168,7 @@ def _chat_choice(choice: Choice, _: Sought) -> dict[str, Any]:
     }
 
 
-def _completion_choice(choice: Choice, sought: Sought) -> dict[str, Any]:
+def _completion_choice(choice: Choice, sought: ParsedLine) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "index": choice.index,
         "text": choice.text or "",

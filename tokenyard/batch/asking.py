@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from tokenyard.batch.answers import OutputLine, answer_line, bad_line
-from tokenyard.batch.lines import BadLine, Sought, parse_line
+from tokenyard.batch.lines import BadLine, ParsedLine, parse_line
 from tokenyard.batch.state import BatchSpec
 from tokenyard.client.build import FullPrompt, Item
 from tokenyard.protocol.replies import Result
@@ -22,7 +22,7 @@ class Asked:
 
     number: int
     request_id: str
-    sought: Sought | BadLine
+    sought: ParsedLine | BadLine
     item: Item
 
 
@@ -31,7 +31,7 @@ def ask_for(
 ) -> Asked:
     """What to ask for a line; ``request_id`` may be empty: then the client makes one."""
     sought = parse_line(number, raw)
-    if is_repeated and isinstance(sought, Sought):
+    if is_repeated and isinstance(sought, ParsedLine):
         message = f"custom_id {sought.custom_id!r}: an earlier line has it already"
         sought = BadLine(sought.custom_id, message, "duplicate_custom_id")
     if isinstance(sought, BadLine):

@@ -22,7 +22,7 @@ from tokenyard.batch.files import read_lines
 from tokenyard.batch.lines import BadLine
 from tokenyard.batch.state import BatchSpec
 from tokenyard.batch.survey import survey
-from tokenyard.client.build import Draft, Drafter
+from tokenyard.client.build import PreparedRequest, RequestBuilder
 from tokenyard.client.tokenization import Tokenizer
 from tokenyard.protocol.chat import chat_texts
 from tokenyard.protocol.errors import InvalidRequest
@@ -117,9 +117,9 @@ class Fleet:
 
 def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Report:
     """Read a whole file; raises `UnreadableFile`, or `InvalidRequest` for bad ``params``."""
-    drafter = Drafter("dry-run", tokenizer)
-    drafter.max_request_bytes = fleet.max_request_bytes
-    drafter.draft("?", {"params": spec.params})
+    builder = RequestBuilder("dry-run", tokenizer)
+    builder.max_request_bytes = fleet.max_request_bytes
+    builder.draft("?", {"params": spec.params})
     found = survey(spec.input_path)
     report = Report(lines=found.lines, notes=list(fleet.notes))
     if tokenizer is not None:
@@ -129,7 +129,7 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
         for number, raw in read_lines(spec.input_path)
     )
     for group in _groups(asked):
-        drafts = drafter.draft_many([each.item for each in group], {})
+        drafts = builder.draft_many([each.item for each in group], {})
         for each, draft in zip(group, drafts, strict=True):
             _judge(report, fleet, each, draft, tokenizer)
     if tokenizer is not None and report.forms.get("chat"):
@@ -148,7 +148,7 @@ def _judge(
     report: Report,
     fleet: Fleet,
     asked: Asked,
-    draft: Draft | InvalidRequest,
+    draft: PreparedRequest | InvalidRequest,
     tokenizer: Tokenizer | None,
 ) -> None:
     fault = _fault(report, fleet, asked, draft, tokenizer)
@@ -166,7 +166,7 @@ def _fault(
     report: Report,
     fleet: Fleet,
     asked: Asked,
-    draft: Draft | InvalidRequest,
+    draft: PreparedRequest | InvalidRequest,
     tokenizer: Tokenizer | None,
 ) -> LineFault | None:
     if isinstance(asked.sought, BadLine):

@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class ParsedLine:
     """What a sound line asks for."""
 
     custom_id: str
@@ -53,7 +53,7 @@ class BadLine:
     code: str = "invalid_line"
 
 
-def parse_line(number: int, raw: bytes | None) -> Sought | BadLine:
+def parse_line(number: int, raw: bytes | None) -> ParsedLine | BadLine:
     """Read one line."""
     if raw is None:
         return BadLine(None, f"line {number} is too long", "line_too_long")
@@ -85,7 +85,7 @@ def _name(fields: Mapping[str, Any], number: int) -> str | BadLine:
     return str(name)
 
 
-def _openai_line(name: str, fields: Mapping[str, Any]) -> Sought:
+def _openai_line(name: str, fields: Mapping[str, Any]) -> ParsedLine:
     _refuse_unknown(fields, _OPENAI_FIELDS)
     if fields.get("method", "POST") != "POST":
         raise BadBody("method: must be POST")
@@ -97,10 +97,10 @@ def _openai_line(name: str, fields: Mapping[str, Any]) -> Sought:
         raise BadBody("body: must be an object")
     prompt = _messages(body) if form == "chat" else _prompt(body)
     options, params = body_options(form, body)
-    return Sought(name, form, prompt, options, params)
+    return ParsedLine(name, form, prompt, options, params)
 
 
-def _plain_line(name: str, fields: Mapping[str, Any]) -> Sought:
+def _plain_line(name: str, fields: Mapping[str, Any]) -> ParsedLine:
     given = [kind for kind in _PROMPTS if fields.get(kind) is not None]
     if len(given) != 1:
         raise BadBody("give one of prompt, tokens and messages")
@@ -118,7 +118,7 @@ def _plain_line(name: str, fields: Mapping[str, Any]) -> Sought:
         params["logit_bias"] = biases(params["logit_bias"])
     prompt = _messages(fields) if kind == "messages" else _plain_prompt(kind, fields[kind])
     form: Form = "chat" if kind == "messages" else "completion"
-    return Sought(name, form, prompt, options, params, wants_tokens=kind == "tokens")
+    return ParsedLine(name, form, prompt, options, params, wants_tokens=kind == "tokens")
 
 
 def _refuse_unknown(fields: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:

@@ -19,7 +19,7 @@ from tokenyard.batch.asking import Asked, ask_for, output_for
 from tokenyard.batch.counted import LineCount
 from tokenyard.batch.files import UnreadableFile, read_lines
 from tokenyard.batch.hedging import Hedges
-from tokenyard.batch.lines import Sought
+from tokenyard.batch.lines import ParsedLine
 from tokenyard.batch.opening import Opened, open_job
 from tokenyard.batch.outputs import Outputs
 from tokenyard.batch.rate import Rate
@@ -27,7 +27,7 @@ from tokenyard.batch.state import BatchSpec, BatchState, InputMark, RequestCount
 from tokenyard.batch.survey import id_of
 from tokenyard.batch.watch import Watch
 from tokenyard.broker.connection import open_connection, translated
-from tokenyard.client.build import Drafter, Item, SharedOptions
+from tokenyard.client.build import Item, RequestBuilder, SharedOptions
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError, UnknownRequest
@@ -113,7 +113,7 @@ class Runner:
         Raises what ends it early: `UnreadableFile`, `BatchBroken`, `NoCoordinator`...; what is
         done by then is in the files, and the next run goes on there.
         """
-        Drafter("anon", None).draft("?", {"params": self._spec.params})
+        RequestBuilder("anon", None).draft("?", {"params": self._spec.params})
         self._check_model()
         with open_job(
             self._spec,
@@ -251,7 +251,7 @@ class Runner:
         self._rate.count()
 
     def _output(self, state: BatchState, asked: Asked, result: Result) -> OutputLine:
-        if isinstance(asked.sought, Sought):
+        if isinstance(asked.sought, ParsedLine):
             if result.status == "expired" and self._spec.completion_window_s:
                 self._end = self._end or "batch_expired"
             if self._end and result.status in {"cancelled", "expired"}:
@@ -310,7 +310,7 @@ class Runner:
 
     def _waiting(self) -> list[Asked]:
         """Requests under way; the list is made in one step, since another thread changes it."""
-        return [one for one in list(self._under_way.values()) if isinstance(one.sought, Sought)]
+        return [one for one in list(self._under_way.values()) if isinstance(one.sought, ParsedLine)]
 
     def _enter(self, status: Status, message: str = "") -> None:
         if self._job is not None:

@@ -71,7 +71,7 @@ def perform(order: dict[str, Any]) -> Any:
 
 
 def _run(job: Job, order: JobOrder) -> dict[str, Any]:
-    desk = _Desk(job, order)
+    desk = _JobRecord(job, order)
     runner = Runner(
         Bench.url,
         Bench.yard,
@@ -94,7 +94,7 @@ def _run(job: Job, order: JobOrder) -> dict[str, Any]:
     return state.as_batch()
 
 
-class _Desk:
+class _JobRecord:
     """Keeps RQ's record of one job up to date."""
 
     def __init__(self, job: Job, order: JobOrder) -> None:

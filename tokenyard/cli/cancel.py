@@ -43,7 +43,7 @@ Exit statuses:
 _SAID: Final = {
     Cancellation.CANCELLED: "cancelled",
     Cancellation.OVER: "was over already",
-    Cancellation.FORESTALLED: "not known here; should it come, it is not run",
+    Cancellation.CANCELLED_BEFORE_ARRIVAL: "not known here; should it come, it is not run",
 }
 
 

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tokenyard.admin.history import Look, Looks, Rates
+from tokenyard.admin.history import Look, Rates, SnapshotHistory
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
 from tokenyard.broker.connection import public_url
@@ -98,7 +98,7 @@ def _follow(
     choice: YardChoice, interval_s: float, count: int, *, as_json: bool, is_whole: bool
 ) -> Exit:
     """Look until the count is reached or somebody interrupts; the status of the last look."""
-    looks, url, status = Looks(), url_of(choice), Exit.OK
+    looks, url, status = SnapshotHistory(), url_of(choice), Exit.OK
 
     def pause() -> bool:
         time.sleep(interval_s)
@@ -152,7 +152,7 @@ def _picture(view: YardView, url: str, rates: Rates | None = None, *, is_whole: 
         f"{printable(name)} ({counted(count, 'worker')})" for name, count in view.models.items()
     )
     summary.add_row("Models", models or "none: no worker is ready")
-    for number, pause in enumerate(all_pauses(view.postures)):
+    for number, pause in enumerate(all_pauses(view.desired_states)):
         summary.add_row("" if number else "Not running", pause.text(view.at_ms))
     for host in view.hosts:
         summary.add_row("Loadable", _loadable(host))
@@ -165,9 +165,9 @@ def _picture(view: YardView, url: str, rates: Rates | None = None, *, is_whole: 
 def _waiting(view: YardView) -> str:
     waiting = ", ".join(f"{count} {name}" for name, count in view.waiting.items())
     is_held = not any(worker.is_serving for worker in view.workers) and any(
-        worker.conduct != "RUNNING" for worker in view.workers
+        worker.run_state != "RUNNING" for worker in view.workers
     )
-    is_held = is_held or ALL in {pause.scope for pause in all_pauses(view.postures)}
+    is_held = is_held or ALL in {pause.scope for pause in all_pauses(view.desired_states)}
     if any(view.waiting.values()) and is_held:
         return f"{waiting}: until the pause is over, see Not running"
     return waiting
@@ -226,8 +226,8 @@ def _worker_row(worker: WorkerView) -> tuple[str, ...]:
 
 
 def standing(worker: WorkerView) -> str:
-    """The state of a worker, and its conduct where that is not the usual one."""
-    return worker.state if worker.conduct == "RUNNING" else f"{worker.state}, {worker.conduct}"
+    """The state of a worker, and its run state where that is not the usual one."""
+    return worker.state if worker.run_state == "RUNNING" else f"{worker.state}, {worker.run_state}"
 
 
 def _held(info: WorkerInfo) -> str:

@@ -157,7 +157,7 @@ def _print(found: Found, *, is_whole: bool) -> None:
 
 
 def _row(one: Listed, now_ms: int) -> tuple[str, ...]:
-    held = {pause.conduct for pause in one.pauses}
+    held = {pause.run_state for pause in one.pauses}
     return (
         printable(one.id),
         one.client,

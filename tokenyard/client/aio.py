@@ -17,19 +17,19 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
-from tokenyard.client.async_event import News
-from tokenyard.client.build import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.core import Dialogue, sound
+from tokenyard.client.async_event import AsyncEvent
+from tokenyard.client.build import Item, PreparedRequest, Prompt, RequestOptions, SharedOptions
+from tokenyard.client.core import ClientCore, sound
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
 from tokenyard.client.operations import Ask, Operation, Pause, Steps, checked
-from tokenyard.client.pending import DeltaCursor, Exchange, Patience
+from tokenyard.client.pending import DeltaCursor, Patience, PendingRequest
 from tokenyard.client.sync import (
     DEFAULT_CONNECT_TIMEOUT_S,
     DEFAULT_RESULT_TIMEOUT_S,
     LISTEN_TIMEOUT_S,
 )
-from tokenyard.client.window import Window
+from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
 from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
@@ -62,7 +62,7 @@ class AsyncClient:
         pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
     ) -> None:
         url, yard = find_yard(url, yard)
-        self._dialogue = Dialogue(
+        self._core = ClientCore(
             url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
         )
         self._connection = open_async_connection(
@@ -75,7 +75,7 @@ class AsyncClient:
     @property
     def client_id(self) -> str:
         """The name under which replies come."""
-        return self._dialogue.client_id
+        return self._core.client_id
 
     async def start(self) -> None:
         """See `tokenyard.Client.start`."""
@@ -84,13 +84,13 @@ class AsyncClient:
 
     async def close(self) -> None:
         """See `tokenyard.Client.close`."""
-        if self._dialogue.is_closed:
+        if self._core.is_closed:
             return
-        self._dialogue.close()
+        self._core.close()
         if self._listener is not None:
             await _end(self._listener)
         with contextlib.suppress(TokenyardError):
-            await self._drive(self._dialogue.take_leave())
+            await self._drive(self._core.take_leave())
         await self._connection.aclose()
 
     async def __aenter__(self) -> Self:
@@ -102,14 +102,14 @@ class AsyncClient:
 
     async def info(self) -> YardInfo:
         """See `tokenyard.Client.info`."""
-        info = await self._drive(self._dialogue.meet())
+        info = await self._drive(self._core.meet())
         self._has_met = True
         return info
 
     async def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncHandle:
         """See `tokenyard.Client.submit`."""
         await self._listen()
-        draft = self._dialogue.draft(prompt, options)
+        draft = self._core.draft(prompt, options)
         [handle] = await self._submit([draft])
         return handle
 
@@ -118,11 +118,11 @@ class AsyncClient:
     ) -> list[AsyncHandle]:
         """See `tokenyard.Client.submit_many`."""
         await self._listen()
-        return await self._submit(sound(self._dialogue.draft_many(items, shared)))
+        return await self._submit(sound(self._core.draft_many(items, shared)))
 
-    async def _submit(self, drafts: Sequence[Draft]) -> list[AsyncHandle]:
+    async def _submit(self, drafts: Sequence[PreparedRequest]) -> list[AsyncHandle]:
         try:
-            exchanges = await self._drive(self._dialogue.submit(drafts))
+            exchanges = await self._drive(self._core.submit(drafts))
         except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
             refused.accepted = [AsyncHandle(self, exchange) for exchange in refused.accepted]
             raise
@@ -137,43 +137,43 @@ class AsyncClient:
         **shared: Unpack[SharedOptions],
     ) -> AsyncIterator[tuple[int, Result]]:
         """See `tokenyard.Client.map`."""
-        news = News()
-        state = Window(items, window, ordered=ordered, wake=news.come)
+        news = AsyncEvent()
+        state = MapWindow(items, window, ordered=ordered, wake=news.come)
         await self._listen()
-        patience_s = self._dialogue.result_timeout_s
+        patience_s = self._core.result_timeout_s
         give_up = time.monotonic() + patience_s
         try:
             while not state.is_over:
                 news.clear()
-                state.add(self._dialogue.draft_many(state.pull(), shared))
-                if await self._drive(self._dialogue.submit_window(state)):
+                state.add(self._core.draft_many(state.pull(), shared))
+                if await self._drive(self._core.submit_window(state)):
                     give_up = time.monotonic() + patience_s
                 for numbered in state.ready():
                     yield numbered
                     give_up = time.monotonic() + patience_s
                 now = time.monotonic()
                 if now >= give_up:
-                    raise await self._drive(self._dialogue.give_up(state))
+                    raise await self._drive(self._core.give_up(state))
                 await news.wait(state.wait_s(now, give_up - now))
         finally:
-            self._dialogue.forget(state.running)
+            self._core.forget(state.running)
             news.close()
 
     async def attach(self, request_id: str) -> AsyncHandle:
         """See `tokenyard.Client.attach`."""
         await self._listen()
-        return AsyncHandle(self, await self._drive(self._dialogue.attach(request_id)))
+        return AsyncHandle(self, await self._drive(self._core.attach(request_id)))
 
     async def status(self, request_id: str) -> RequestState:
         """See `tokenyard.Client.status`."""
-        return await self._drive(self._dialogue.status(request_id))
+        return await self._drive(self._core.status(request_id))
 
     async def cancel(self, request_id: str) -> Cancellation:
         """See `tokenyard.Client.cancel`."""
-        return await self._drive(self._dialogue.cancel(request_id))
+        return await self._drive(self._core.cancel(request_id))
 
     async def wait_for(
-        self, exchange: Exchange, is_enough: Callable[[], bool], timeout_s: float | None
+        self, exchange: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
     ) -> None:
         """See `tokenyard.Client.wait_for`."""
         with _Hearing(exchange) as news:
@@ -184,7 +184,7 @@ class AsyncClient:
 
     def patience(self, timeout_s: float | None = None) -> Patience:
         """A bound on waits, the client's own where no time is given. For handles."""
-        return Patience(timeout_s, self._dialogue.result_timeout_s)
+        return Patience(timeout_s, self._core.result_timeout_s)
 
     # Carrying out the dialogue
 
@@ -205,7 +205,7 @@ class AsyncClient:
                 fault = error
 
     async def _do(self, operation: Operation, connection: AsyncRedis) -> Any:
-        with translated(self._dialogue.url):
+        with translated(self._core.url):
             match operation:
                 case Pause():
                     return await asyncio.sleep(operation.seconds)
@@ -216,7 +216,7 @@ class AsyncClient:
 
     async def _call(self, call: Call[Any]) -> Any:
         """Call a script; one that the leader is to load is waited for."""
-        give_up = time.monotonic() + self._dialogue.patience_s(call)
+        give_up = time.monotonic() + self._core.patience_s(call)
         run: Any = self._connection.execute_command  # redis-py gives no types for it
         command = command_of(call)
         while True:
@@ -232,7 +232,7 @@ class AsyncClient:
 
     async def _listen(self) -> None:
         """Meet the yard and start to hear replies, once."""
-        if self._dialogue.is_closed:
+        if self._core.is_closed:
             raise RuntimeError("the client is closed")
         if self._listener is not None:
             return
@@ -244,18 +244,18 @@ class AsyncClient:
 
     async def _hear(self) -> None:
         """The listener's life."""
-        url = self._dialogue.url
+        url = self._core.url
         fault = TokenyardError("the client has failed, see its log")
         try:
             async with open_async_connection(
                 url, timeout_s=LISTEN_TIMEOUT_S, retries=0
             ) as connection:
-                await self._drive(self._dialogue.listen(), connection)
+                await self._drive(self._core.listen(), connection)
         except TokenyardError as error:
             fault = error
         finally:
             self._listener = None  # the next request starts another
-            self._dialogue.break_off(fault)
+            self._core.break_off(fault)
 
 
 async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
@@ -282,12 +282,12 @@ async def _end(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task], timeout=_CANCEL_EVERY_S)
 
 
-class _Hearing(News):
+class _Hearing(AsyncEvent):
     """Comes whenever an exchange has brought something, inside a ``with``."""
 
     __slots__ = ("_exchange",)
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: PendingRequest) -> None:
         super().__init__()
         self._exchange = exchange
 
@@ -303,7 +303,7 @@ class _Hearing(News):
 class AsyncHandle:
     """`tokenyard.Handle` for asyncio."""
 
-    def __init__(self, client: AsyncClient, exchange: Exchange) -> None:
+    def __init__(self, client: AsyncClient, exchange: PendingRequest) -> None:
         self._client = client
         self._exchange = exchange
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class News:
+class AsyncEvent:
     """Says that something has come, to one task of one event loop; each wait has a bound.
 
     `asyncio.wait_for` makes a task for each wait, and a timer for each wait costs as much as the

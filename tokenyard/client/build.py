@@ -1,4 +1,4 @@
-"""From what a user writes to requests as they travel: `Drafter` checks, tokenizes and measures.
+"""From what a user writes to requests: `RequestBuilder` checks, tokenizes and measures.
 
 What is wrong with a request is said here, before anything is sent, in the words that the
 coordinator would use.
@@ -30,16 +30,16 @@ from tokenyard.protocol.wire import (
     MAX_TOKEN_ID,
     PLAIN_CHAT,
     ChatOptions,
-    Mould,
     RepetitionDetection,
     Request,
+    RequestTemplate,
     SamplingParams,
     StructuredOutputs,
     Unanswerable,
     chat_fields,
-    mould_of,
     pack_tokens,
     request_fields,
+    template_of,
 )
 
 Messages = Sequence[Mapping[str, Any]]
@@ -143,7 +143,7 @@ _CHAT_OPTIONS: Final = frozenset(ChatOptions.__struct_fields__)
 _OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
 
 
-class Draft(Struct, frozen=True, eq=False, gc=False):
+class PreparedRequest(Struct, frozen=True, eq=False, gc=False):
     """A request ready to be submitted."""
 
     request: Request
@@ -152,7 +152,7 @@ class Draft(Struct, frozen=True, eq=False, gc=False):
     size: int  # bytes of its entry, as the coordinator counts them
     refuse_late: bool = False
     cancel_on_disconnect: bool = False
-    mould: Mould | None = None  # that of the request, where it is known
+    request_template: RequestTemplate | None = None  # that of the request, where it is known
     digest: str = ""  # of what the user gave, whoever turns it into tokens
     durability: Durability = "memory"
 
@@ -174,20 +174,20 @@ class _Template:
     durability: Durability
     recipe: Recipe
     #: By the field of the prompt, and whether the client makes the text itself.
-    moulds: dict[tuple[str, bool], Mould] = field(default_factory=dict)
+    templates: dict[tuple[str, bool], RequestTemplate] = field(default_factory=dict)
 
-    def mould(self, request: Request, kind: str) -> Mould:
-        """The mould of a request made from this template."""
+    def request_template(self, request: Request, kind: str) -> RequestTemplate:
+        """The template of a request made from this template."""
         key = (kind, request.params is self.silent_params)
         if request.params is not self.silent_params and request.params is not self.request.params:
-            return mould_of(request)
-        mould = self.moulds.get(key)
-        if mould is None:
-            mould = self.moulds[key] = mould_of(request)
-        return mould
+            return template_of(request)
+        request_template = self.templates.get(key)
+        if request_template is None:
+            request_template = self.templates[key] = template_of(request)
+        return request_template
 
 
-class Drafter:
+class RequestBuilder:
     """Makes the requests of one client."""
 
     def __init__(self, client_id: str, tokenizer: Tokenizer | None) -> None:
@@ -201,20 +201,20 @@ class Drafter:
         #: The server's clock less ours. Learnt at the handshake.
         self.clock_offset_s = 0.0
 
-    def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> Draft:
+    def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> PreparedRequest:
         """One request; raises `InvalidRequest`."""
         try:
             return self._draft(prompt, None, self._known_template(options))
         except UnicodeEncodeError as fault:
             raise _no_text(fault, {"prompt": prompt}, options) from fault
 
-    def has_room(self, draft: Draft, size: int) -> bool:
+    def has_room(self, draft: PreparedRequest, size: int) -> bool:
         """Whether a request may grow by so many bytes."""
         return not self.max_request_bytes or draft.size + size <= self.max_request_bytes
 
     def draft_many(
         self, items: Sequence[Item], shared: Mapping[str, Any]
-    ) -> list[Draft | InvalidRequest]:
+    ) -> list[PreparedRequest | InvalidRequest]:
         """Requests in the order of ``items``; an error stands in the place of a bad one.
 
         Raises `InvalidRequest` for what is wrong with ``shared``.
@@ -246,7 +246,7 @@ class Drafter:
         tokens: Sequence[int] | None,
         template: _Template,
         shared: Mapping[str, Any],
-    ) -> Draft | InvalidRequest:
+    ) -> PreparedRequest | InvalidRequest:
         try:
             if not isinstance(item, _PROMPTS) and isinstance(item, Mapping):
                 own = dict(item)
@@ -331,7 +331,9 @@ class Drafter:
             raise InvalidRequest("deadline", "give a datetime with a time zone, or deadline_s")
         return max(1, int(deadline.timestamp() * 1000))
 
-    def _draft(self, prompt: Prompt, encoded: Sequence[int] | None, template: _Template) -> Draft:
+    def _draft(
+        self, prompt: Prompt, encoded: Sequence[int] | None, template: _Template
+    ) -> PreparedRequest:
         kind = _kind(prompt)
         _check_chat(kind, template.request)
         if encoded is None and self._tokenizer is not None:
@@ -350,20 +352,20 @@ class Drafter:
             **{kind: content},
         )
         size = len(request.id.encode()) + _content_size(content)
-        mould = template.mould(request, kind)
-        size += mould.size
+        request_template = template.request_template(request, kind)
+        size += request_template.size
         if 0 < self.max_request_bytes < size:
             raise InvalidRequest(
                 kind, f"the request has {size} bytes, of at most {self.max_request_bytes}"
             )
-        return Draft(
+        return PreparedRequest(
             request,
             template.priority_class,
             local_text,
             size,
             template.refuse_late,
             template.cancel_on_disconnect,
-            mould,
+            request_template,
             template.recipe.digest(given, _canonical(given, prompt, request), request.chat),
             template.durability,
         )

@@ -18,11 +18,11 @@ from typing import Any, Final
 from tokenyard import scripts
 from tokenyard.broker.outage import Outage
 from tokenyard.broker.url import user_of
-from tokenyard.client.build import Draft, Drafter, Item, Prompt
+from tokenyard.client.build import Item, PreparedRequest, Prompt, RequestBuilder
 from tokenyard.client.durability import wait_command, why_not
 from tokenyard.client.guest import Guest
 from tokenyard.client.handshake import YardInfo, shake_hands
-from tokenyard.client.lease import Attendance
+from tokenyard.client.lease import ClientLease
 from tokenyard.client.ledger import (
     Cancellation,
     RequestState,
@@ -33,10 +33,10 @@ from tokenyard.client.ledger import (
     status_commands,
 )
 from tokenyard.client.operations import Ask, Operation, Pause, Steps
-from tokenyard.client.pending import Exchange
-from tokenyard.client.router import Session, read_entries
+from tokenyard.client.pending import PendingRequest
+from tokenyard.client.router import ReplyRouter, read_entries
 from tokenyard.client.tokenization import LocalText, load_tokenizer
-from tokenyard.client.window import Numbered, Window
+from tokenyard.client.window import MapWindow, Numbered
 from tokenyard.protocol.errors import (
     BrokerUnavailable,
     DeadlineUnmeetable,
@@ -52,8 +52,16 @@ from tokenyard.protocol.errors import (
 from tokenyard.protocol.keys import Keys, is_name
 from tokenyard.protocol.receipts import owns
 from tokenyard.protocol.replies import TERMINAL
-from tokenyard.protocol.wire import Mould, Request, mould_of
-from tokenyard.scripts import CANCEL_LOOKS, Acceptance, Call, Cancelled, Submitted, Wished, place_of
+from tokenyard.protocol.wire import Request, RequestTemplate, template_of
+from tokenyard.scripts import (
+    CANCEL_LOOKS,
+    Acceptance,
+    Call,
+    Cancelled,
+    CancelRequested,
+    Submitted,
+    place_of,
+)
 from tokenyard.telemetry import tracing
 
 log = logging.getLogger("tokenyard.client.sync")
@@ -72,7 +80,7 @@ _MOST_CANCELLED: Final = 100
 #: Between looks whether the leader has granted a wish, and between its repetitions.
 _FIRST_LOOK_S: Final = 0.002
 _LONGEST_LOOK_S: Final = 0.2
-_WISH_AGAIN_S: Final = 1.0
+_CANCEL_AGAIN_S: Final = 1.0
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
 _ACCEPTED: Final = Submitted.ACCEPTED  # an enumeration takes its time to say it
@@ -82,13 +90,13 @@ _ACCEPTED: Final = Submitted.ACCEPTED  # an enumeration takes its time to say it
 class _Answer:
     """What became of the requests of one submission, by their numbers."""
 
-    placed: Mapping[int, Exchange]  # under way now
+    placed: Mapping[int, PendingRequest]  # under way now
     refused: dict[int, DeadlineUnmeetable | IdReused] = field(default_factory=dict)
     retry_after_s: float | None = None  # for those that are in neither
     doubt: NotDurable | None = None  # whether those that were placed are as safe as was asked for
 
 
-class Dialogue:
+class ClientCore:
     """What one client says and hears."""
 
     def __init__(
@@ -114,9 +122,9 @@ class Dialogue:
         self.is_closed = False
         self.connect_timeout_s = connect_timeout_s
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
-        self._drafter = Drafter(self.client_id, self._tokenizer)
-        self._session = Session(time.monotonic())
-        self._attendance = Attendance()
+        self._builder = RequestBuilder(self.client_id, self._tokenizer)
+        self._session = ReplyRouter(time.monotonic())
+        self._client_lease = ClientLease()
         self._outage = Outage(log, f"submitting to yard {yard}")
         self._may_cancel = True  # until the server says otherwise
         self._has_met = False
@@ -127,8 +135,8 @@ class Dialogue:
     def meet(self) -> Steps[YardInfo]:
         """Shake hands; raises `NoCoordinator`, `BrokerNotWritable` or `ProtocolMismatch`."""
         info = yield from shake_hands(self.keys, self.url, self.connect_timeout_s)
-        self._drafter.max_request_bytes = info.max_request_bytes
-        self._drafter.clock_offset_s = info.clock_offset_s
+        self._builder.max_request_bytes = info.max_request_bytes
+        self._builder.clock_offset_s = info.clock_offset_s
         self._has_met = True
         if info.is_guest and self._guest is None:
             self._may_cancel = False
@@ -149,7 +157,7 @@ class Dialogue:
     def close(self) -> None:
         """End all waiting; `take_leave` cancels what is to be cancelled, other requests go on."""
         self.is_closed = True
-        attached = [self._session.find(name) for name in self._attendance.unfinished()]
+        attached = [self._session.find(name) for name in self._client_lease.unfinished()]
         fault = WaitTimeout("the client was closed, and the request is cancelled with it")
         self._session.forget([each for each in attached if each is not None], fault)
         self._session.forget_all(WaitTimeout("the client was closed; the request goes on"))
@@ -160,22 +168,22 @@ class Dialogue:
 
     # Submitting
 
-    def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> Draft:
+    def draft(self, prompt: Prompt, options: Mapping[str, Any]) -> PreparedRequest:
         """Read one request; raises `InvalidRequest`. Touches nothing but the tokenizer."""
-        return self._drafter.draft(prompt, options)
+        return self._builder.draft(prompt, options)
 
     def draft_many(
         self, items: Sequence[Item], options: Mapping[str, Any]
-    ) -> list[Draft | InvalidRequest]:
+    ) -> list[PreparedRequest | InvalidRequest]:
         """Read many; an error stands in the place of a bad one."""
-        return self._drafter.draft_many(items, options)
+        return self._builder.draft_many(items, options)
 
-    def submit(self, drafts: Sequence[Draft]) -> Steps[list[Exchange]]:
+    def submit(self, drafts: Sequence[PreparedRequest]) -> Steps[list[PendingRequest]]:
         """Submit a few or many; raises at the first burst of which one is refused.
 
         Raises `QueueFull`, `DeadlineUnmeetable`, `IdReused` or `NotDurable`.
         """
-        placed: list[Exchange] = []
+        placed: list[PendingRequest] = []
         for burst in bursts(enumerate(drafts)):
             answer = yield from self._submit_burst(burst)
             placed += answer.placed.values()
@@ -189,7 +197,7 @@ class Dialogue:
                 raise fault
         return placed
 
-    def submit_window(self, window: Window) -> Steps[bool]:
+    def submit_window(self, window: MapWindow) -> Steps[bool]:
         """Submit what a `map` has ready; whether any was accepted."""
         rest = window.take_unsubmitted(time.monotonic())
         accepted = False
@@ -218,7 +226,7 @@ class Dialogue:
                 break
         return accepted
 
-    def give_up(self, window: Window) -> Steps[TokenyardError]:
+    def give_up(self, window: MapWindow) -> Steps[TokenyardError]:
         """Why a `map` has waited in vain: the broker, where it is the cause."""
         fault = window.fault
         if fault is None:
@@ -233,9 +241,9 @@ class Dialogue:
     def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_Answer]:
         """Submit in one call what has the same terms."""
         now = time.monotonic()
-        exchanges: dict[int, Exchange] = {}
+        exchanges: dict[int, PendingRequest] = {}
         reused: dict[int, DeadlineUnmeetable | IdReused] = {}
-        new: list[tuple[Request, Mould, Exchange]] = []
+        new: list[tuple[Request, RequestTemplate, PendingRequest]] = []
         sending = tracing.sending(self.keys.yard)
         for at, draft in burst:
             exchange = self._session.find(draft.request.id)
@@ -243,10 +251,10 @@ class Dialogue:
                 exchange = self._session.open(draft.request.id, draft.local_text, now)
                 exchange.digest = draft.digest
                 exchange.is_interleaved = draft.request.params.n > 1
-                request, mould = draft.request, draft.mould
-                if sending and self._drafter.has_room(draft, tracing.ROOM):
-                    request, mould = sending.carry(request), None
-                new.append((request, mould or mould_of(request), exchange))
+                request, template = draft.request, draft.request_template
+                if sending and self._builder.has_room(draft, tracing.ROOM):
+                    request, template = sending.carry(request), None
+                new.append((request, template or template_of(request), exchange))
             elif exchange.digest not in ("", draft.digest):
                 reused[at] = IdReused(exchange.id)
                 continue
@@ -262,7 +270,7 @@ class Dialogue:
                 names = (exchange.id for exchange in fresh)
                 sending.end(dict(zip(names, (one.code.name for one in acceptances), strict=True)))
             if terms.cancel_on_disconnect:
-                self._attendance.attach([each for each in fresh if each.is_submitted], now)
+                self._client_lease.attach([each for each in fresh if each.is_submitted], now)
             if known:
                 yield from self._catch_up(known)
         except TokenyardError as fault:
@@ -277,19 +285,19 @@ class Dialogue:
         return answer
 
     def _offer(
-        self, terms: Draft, new: Sequence[tuple[Request, Mould, Exchange]]
+        self, terms: PreparedRequest, new: Sequence[tuple[Request, RequestTemplate, PendingRequest]]
     ) -> Steps[tuple[list[Acceptance], str]]:
         """Submit requests by script, or as a guest by the inbox.
 
         With why they are not known to be as safe as was asked for, "" where they are.
         """
-        requests, moulds = [request for request, *_ in new], [mould for _, mould, _ in new]
+        requests, templates = [request for request, *_ in new], [template for _, template, _ in new]
         if self._guest is not None:
             return (
                 yield from self._guest.submit(
                     terms.priority_class,
                     requests,
-                    moulds,
+                    templates,
                     is_watched=terms.cancel_on_disconnect,
                     refuse_late=terms.refuse_late,
                     durability=terms.durability,
@@ -302,7 +310,7 @@ class Dialogue:
             requests,
             watched=self.client_id if terms.cancel_on_disconnect else "",
             refuse_late=terms.refuse_late,
-            moulds=moulds,
+            templates=templates,
             digests=[exchange.digest for *_, exchange in new],
         )
         wait = wait_command(terms.durability)
@@ -313,12 +321,14 @@ class Dialogue:
         return call.read(answer), why_not(terms.durability, waited)
 
     def _refuse(
-        self, exchanges: Mapping[int, Exchange], acceptances: Mapping[Exchange, Acceptance]
+        self,
+        exchanges: Mapping[int, PendingRequest],
+        acceptances: Mapping[PendingRequest, Acceptance],
     ) -> _Answer:
         """Forget what was not accepted of the requests of a burst, and say why."""
         if all(exchange.is_submitted for exchange in acceptances):
             return _Answer(exchanges)
-        placed: dict[int, Exchange] = {}
+        placed: dict[int, PendingRequest] = {}
         answer = _Answer(placed)
         for at, exchange in exchanges.items():
             acceptance = acceptances.get(exchange)
@@ -338,7 +348,7 @@ class Dialogue:
 
     # Requests from before
 
-    def attach(self, request_id: str) -> Steps[Exchange]:
+    def attach(self, request_id: str) -> Steps[PendingRequest]:
         """Follow a request that was submitted earlier; raises `UnknownRequest`."""
         exchange = self._session.find(request_id)
         if exchange is None:
@@ -354,7 +364,7 @@ class Dialogue:
                 raise exchange.fault
         return exchange
 
-    def _catch_up(self, exchanges: Sequence[Exchange]) -> Steps[None]:
+    def _catch_up(self, exchanges: Sequence[PendingRequest]) -> Steps[None]:
         """Bring requests from before up to what their ledgers say."""
         self._session.resume(exchanges)
         names = [exchange.id for exchange in exchanges]
@@ -392,7 +402,7 @@ class Dialogue:
         else:
             raise WaitTimeout(f"request {request_id!r} moved all the time; cancel it again")
         exchange = self._session.find(request_id)
-        if exchange is not None and code is Cancelled.FORESTALLED:
+        if exchange is not None and code is Cancelled.CANCELLED_BEFORE_ARRIVAL:
             yield from self._catch_up([exchange])  # its result is not in our stream
         return Cancellation[code.name]
 
@@ -409,9 +419,11 @@ class Dialogue:
                 # More than once: who was to hear of it may have died.
                 if self._guest is not None:
                     yield self._guest.cancel(request_id)
-                elif (yield scripts.wish(self.keys, self.client_id, request_id)) is Wished.FULL:
+                elif (
+                    yield scripts.request_cancel(self.keys, self.client_id, request_id)
+                ) is CancelRequested.FULL:
                     raise WaitTimeout("too many cancels wait for a coordinator; try again later")
-                again = now + _WISH_AGAIN_S
+                again = now + _CANCEL_AGAIN_S
             yield Pause(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
             state = yield from self._state(request_id)
@@ -420,13 +432,13 @@ class Dialogue:
         exchange = self._session.find(request_id)
         if exchange is not None:
             yield from self._catch_up([exchange])  # its result may not be in our stream
-        return Cancellation.CANCELLED if before else Cancellation.FORESTALLED
+        return Cancellation.CANCELLED if before else Cancellation.CANCELLED_BEFORE_ARRIVAL
 
     def _state(self, request_id: str) -> Steps[str]:
         [seen] = yield Ask([place_command(self.keys, self.client_id, request_id)])
         return place_of(seen)[0]
 
-    def forget(self, exchanges: Iterable[Exchange]) -> None:
+    def forget(self, exchanges: Iterable[PendingRequest]) -> None:
         """Follow these no longer."""
         self._session.forget(exchanges, WaitTimeout("nobody waits for this request any more"))
 
@@ -462,8 +474,8 @@ class Dialogue:
             names = [exchange.id for exchange in due]
             answers = yield Ask(snapshot_commands(self.keys, self.client_id, names))
             session.settle(due, read_snapshots(answers))
-        if self._attendance.is_due(time.monotonic()):
-            ended = self._attendance.take_ended(time.monotonic())
+        if self._client_lease.is_due(time.monotonic()):
+            ended = self._client_lease.take_ended(time.monotonic())
             yield self._attend(ended)
         first_kept = session.trim_from(time.monotonic())
         if first_kept is not None:
@@ -471,17 +483,17 @@ class Dialogue:
 
     def take_leave(self) -> Steps[None]:
         """Cancel what was to end with this client, and delete the replies that were read."""
-        attendance = self._attendance
-        unfinished = attendance.unfinished()[:_MOST_CANCELLED]
+        client_lease = self._client_lease
+        unfinished = client_lease.unfinished()[:_MOST_CANCELLED]
         if self._may_cancel:
             try:
                 for name in unfinished:
                     yield from self._cancel(name)
-                attendance.end(unfinished)
+                client_lease.end(unfinished)
             except NotPermitted:
                 pass  # the coordinator will, at our good-bye
-        if attendance.has_any:
-            ended = attendance.take_ended(time.monotonic())
+        if client_lease.has_any:
+            ended = client_lease.take_ended(time.monotonic())
             yield self._attend(ended, leaves=True)
         first_kept = self._session.trim_rest(time.monotonic())
         if first_kept is not None:
@@ -502,10 +514,10 @@ class Dialogue:
 
 
 def _take_acceptances(
-    exchanges: Sequence[Exchange], acceptances: Sequence[Acceptance]
-) -> list[Exchange]:
+    exchanges: Sequence[PendingRequest], acceptances: Sequence[Acceptance]
+) -> list[PendingRequest]:
     """Take in the answers to a burst; those requests that the yard knew before."""
-    known: list[Exchange] = []
+    known: list[PendingRequest] = []
     for exchange, acceptance in zip(exchanges, acceptances, strict=True):
         if acceptance.code is _ACCEPTED:
             exchange.is_submitted = True
@@ -535,9 +547,9 @@ def bursts(drafts: Iterable[Numbered]) -> Iterator[list[Numbered]]:
         yield burst
 
 
-def sound(drafts: Sequence[Draft | InvalidRequest]) -> list[Draft]:
+def sound(drafts: Sequence[PreparedRequest | InvalidRequest]) -> list[PreparedRequest]:
     """The drafts, if all are good; raises the first error."""
-    sound: list[Draft] = []
+    sound: list[PreparedRequest] = []
     for at, draft in enumerate(drafts):
         if isinstance(draft, InvalidRequest):
             raise InvalidRequest(f"items[{at}].{draft.field}", draft.message) from draft

@@ -15,11 +15,11 @@ import msgspec
 
 from tokenyard.client.durability import Durability, wait_command, why_not
 from tokenyard.client.operations import Ask, Command, Pause, Steps
-from tokenyard.client.router import Session
+from tokenyard.client.router import ReplyRouter
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator
 from tokenyard.protocol.keys import Keys, PriorityClass
 from tokenyard.protocol.receipts import MOST_ENDED, Receipt
-from tokenyard.protocol.wire import Mould, Request, prompt_value
+from tokenyard.protocol.wire import Request, RequestTemplate, prompt_value
 from tokenyard.scripts import Acceptance, Submitted
 
 #: Between looks whether receipts have come.
@@ -37,7 +37,7 @@ _CODES: Final = {
 class Guest:
     """One client's way through the inbox of its user."""
 
-    def __init__(self, user: str, client_id: str, keys: Keys, session: Session) -> None:
+    def __init__(self, user: str, client_id: str, keys: Keys, session: ReplyRouter) -> None:
         self._inbox = keys.inbox(user)
         self._client_id = client_id
         self._session = session
@@ -48,7 +48,7 @@ class Guest:
         self,
         priority_class: PriorityClass,
         requests: Sequence[Request],
-        moulds: Sequence[Mould],
+        templates: Sequence[RequestTemplate],
         *,
         is_watched: bool,
         refuse_late: bool,
@@ -74,13 +74,15 @@ class Guest:
                     self._add(
                         {
                             "id": request.id,
-                            mould.field: prompt_value(request),
-                            "shared": mould.shared,
+                            template.field: prompt_value(request),
+                            "shared": template.common,
                             "receipt": receipt,
                             **more,
                         }
                     )
-                    for request, mould, receipt in zip(requests, moulds, receipts, strict=True)
+                    for request, template, receipt in zip(
+                        requests, templates, receipts, strict=True
+                    )
                 ],
                 wait,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from tokenyard.client.pending import Exchange
+from tokenyard.client.pending import PendingRequest
 from tokenyard.protocol.errors import UnknownRequest
 from tokenyard.scripts import CLIENT_LEASE_MS
 
@@ -18,15 +18,15 @@ RENEW_EVERY_S: Final = CLIENT_LEASE_MS / 3000
 MANY_ENDED: Final = 500
 
 
-class Attendance:
+class ClientLease:
     """The ids that are attached to a client's lease, and what to tell the server of them."""
 
     def __init__(self) -> None:
-        self._attached: dict[str, Exchange] = {}
+        self._attached: dict[str, PendingRequest] = {}
         self._ended: set[str] = set()  # written by whoever brings replies
         self._renewed_at = 0.0
 
-    def attach(self, exchanges: Iterable[Exchange], now: float) -> None:
+    def attach(self, exchanges: Iterable[PendingRequest], now: float) -> None:
         """These are submitted, which has renewed the lease."""
         self._renewed_at = now
         for exchange in exchanges:
@@ -36,7 +36,7 @@ class Attendance:
             exchange.listeners.append(self._note)
             self._note(exchange)
 
-    def _note(self, exchange: Exchange) -> None:
+    def _note(self, exchange: PendingRequest) -> None:
         """A request that nobody waits for any more has not ended by that."""
         if exchange.final is not None or isinstance(exchange.fault, UnknownRequest):
             self._ended.add(exchange.id)

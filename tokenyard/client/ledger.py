@@ -28,7 +28,7 @@ class Cancellation(enum.StrEnum):
     CANCELLED = "cancelled"  # it has its result, ``cancelled``
     OVER = "over"  # it had its result before
     #: The yard does not know it. Should it come, it is not run; its result is there already.
-    FORESTALLED = "forestalled"
+    CANCELLED_BEFORE_ARRIVAL = "forestalled"
 
 
 class RequestState(Struct, frozen=True, kw_only=True):

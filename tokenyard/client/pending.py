@@ -27,12 +27,12 @@ from tokenyard.protocol.replies import (
     to_result,
 )
 
-Listener = Callable[["Exchange"], None]
+Listener = Callable[["PendingRequest"], None]
 
 _TOKEN_BYTES: Final = 4
 
 
-class Exchange:
+class PendingRequest:
     """One request of this client and what came back. `Session` feeds it."""
 
     __slots__ = (
@@ -174,7 +174,7 @@ class Patience:
         """Another wait begins, with the same bound."""
         self._give_up = time.monotonic() + self._timeout_s
 
-    def left_s(self, exchange: Exchange) -> float:
+    def left_s(self, exchange: PendingRequest) -> float:
         """How long to sleep at most; raises `WaitTimeout` when that is over."""
         left_s = self._give_up - time.monotonic()
         if left_s <= 0:
@@ -207,7 +207,7 @@ class DeltaCursor:
     All pieces together are the whole reply, tokens and text.
     """
 
-    exchange: Exchange
+    exchange: PendingRequest
     is_over: bool = False
     _at: int = 0
     _shown: dict[int, _Shown] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class DeltaCursor:
         return self._at < len(self.exchange.deltas) or self.exchange.is_over
 
     def read(self) -> Iterator[Delta]:
-        """The pieces that are there and were not read; then raises like `Exchange.success`."""
+        """The pieces not read so far; then raises like `PendingRequest.success`."""
         # Before the deltas: none comes once it is over, but one may while we read.
         is_last = self.exchange.is_over
         while self._at < len(self.exchange.deltas):

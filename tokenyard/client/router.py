@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard.client.ledger import Snapshot, unknown
-from tokenyard.client.pending import Exchange
+from tokenyard.client.pending import PendingRequest
 from tokenyard.client.tokenization import LocalText
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.receipts import Receipt, decode_receipt
@@ -36,7 +36,7 @@ MOST_UNCLAIMED: Final = 10_000
 _log = logging.getLogger("tokenyard.client.sync")
 
 
-class Session:
+class ReplyRouter:
     """Hands replies to the exchanges they belong to."""
 
     def __init__(self, now: float) -> None:
@@ -44,10 +44,12 @@ class Session:
         self.cursor = "0-0"
         #: Whether everything that lay in the stream at the start has been read.
         self.is_caught_up = False
-        # In the order of `Exchange.checked_at`: the start is what waits longest for a look.
-        self._open: dict[str, Exchange] = {}
-        self._lost: dict[str, Exchange] = {}  # those that need their tokens at once
-        self._resumed: list[Exchange] = []  # those from before that may be in the stream's past
+        # In the order of `PendingRequest.checked_at`: the start is what waits longest for a look.
+        self._open: dict[str, PendingRequest] = {}
+        self._lost: dict[str, PendingRequest] = {}  # those that need their tokens at once
+        self._resumed: list[
+            PendingRequest
+        ] = []  # those from before that may be in the stream's past
         # A client that comes back attaches to one request after the other, while the replies to
         # all of them come at once.
         self._unclaimed: dict[str, list[Reply]] = {}
@@ -66,13 +68,13 @@ class Session:
         """Whether no request is under way, and nothing that was read is still to be deleted."""
         return not self._open and not self._untrimmed
 
-    def find(self, request_id: str) -> Exchange | None:
+    def find(self, request_id: str) -> PendingRequest | None:
         """The exchange under way for a request."""
         return self._open.get(request_id)
 
-    def open(self, request_id: str, local_text: LocalText | None, now: float) -> Exchange:
+    def open(self, request_id: str, local_text: LocalText | None, now: float) -> PendingRequest:
         """Follow a request from now on; its replies may come before it counts as submitted."""
-        exchange = Exchange(request_id, local_text, now)
+        exchange = PendingRequest(request_id, local_text, now)
         self._open[request_id] = exchange
         if request_id in self._unclaimed:
             for reply in self._claim(request_id):
@@ -80,7 +82,7 @@ class Session:
             self._sort(exchange)
         return exchange
 
-    def forget(self, exchanges: Iterable[Exchange], fault: TokenyardError) -> None:
+    def forget(self, exchanges: Iterable[PendingRequest], fault: TokenyardError) -> None:
         """Follow them no longer; whoever waits for them gets ``fault``."""
         for exchange in exchanges:
             self._close(exchange)
@@ -90,7 +92,7 @@ class Session:
         """`forget` for all that are under way."""
         self.forget(list(self._open.values()), fault)
 
-    def _close(self, exchange: Exchange) -> None:
+    def _close(self, exchange: PendingRequest) -> None:
         if self._open.get(exchange.id) is exchange:
             del self._open[exchange.id]
         self._lost.pop(exchange.id, None)
@@ -158,13 +160,13 @@ class Session:
         self._unclaimed_count -= len(kept)
         return kept
 
-    def _sort(self, exchange: Exchange) -> None:
+    def _sort(self, exchange: PendingRequest) -> None:
         if exchange.is_over:
             self._close(exchange)
         elif exchange.needs_tokens:
             self._lost[exchange.id] = exchange
 
-    def resume(self, exchanges: Iterable[Exchange]) -> None:
+    def resume(self, exchanges: Iterable[PendingRequest]) -> None:
         """These were submitted earlier: some of their tokens may have been published.
 
         Until the reply stream has been read from its oldest entry, tokens are better taken from
@@ -207,7 +209,7 @@ class Session:
 
     # The ledger
 
-    def due(self, now: float, *, is_behind: bool) -> list[Exchange]:
+    def due(self, now: float, *, is_behind: bool) -> list[PendingRequest]:
         """Requests to look up in the ledger now: those with holes, and those long silent.
 
         While the client is behind with its reading, silence means nothing.
@@ -218,7 +220,7 @@ class Session:
             due += self._silent(now)
         return due
 
-    def _silent(self, now: float) -> list[Exchange]:
+    def _silent(self, now: float) -> list[PendingRequest]:
         oldest = list(itertools.islice(self._open.values(), MOST_CHECKS))
         waiting = [each for each in oldest if now - each.checked_at >= CHECK_AFTER_S]
         for exchange in waiting:
@@ -231,7 +233,7 @@ class Session:
             exchange.needs_tokens = True
         return silent
 
-    def settle(self, exchanges: Sequence[Exchange], snapshots: Sequence[Snapshot]) -> None:
+    def settle(self, exchanges: Sequence[PendingRequest], snapshots: Sequence[Snapshot]) -> None:
         """Bring requests up to what their ledgers say."""
         for exchange, snapshot in zip(exchanges, snapshots, strict=True):
             self._lost.pop(exchange.id, None)
@@ -239,7 +241,7 @@ class Session:
             self._settle(exchange, snapshot)
             self._sort(exchange)
 
-    def _settle(self, exchange: Exchange, snapshot: Snapshot) -> None:
+    def _settle(self, exchange: PendingRequest, snapshot: Snapshot) -> None:
         if not snapshot.state:
             exchange.fail(unknown(exchange.id))
         elif snapshot.state in TERMINAL and snapshot.result is not None:

@@ -17,13 +17,13 @@ import redis
 
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
-from tokenyard.client.build import Draft, Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.core import BLOCK_MS, Dialogue, sound
+from tokenyard.client.build import Item, PreparedRequest, Prompt, RequestOptions, SharedOptions
+from tokenyard.client.core import BLOCK_MS, ClientCore, sound
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
 from tokenyard.client.operations import Ask, Operation, Pause, Steps, checked
-from tokenyard.client.pending import DeltaCursor, Exchange, Patience
-from tokenyard.client.window import Window
+from tokenyard.client.pending import DeltaCursor, Patience, PendingRequest
+from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
 from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
@@ -79,13 +79,13 @@ class Client:
         pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
     ) -> None:
         url, yard = find_yard(url, yard)
-        self._dialogue = Dialogue(
+        self._core = ClientCore(
             url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
         )
         self._connection = open_connection(
             url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
         )
-        self._scripts = Scripts(self._connection, self._dialogue.keys)
+        self._scripts = Scripts(self._connection, self._core.keys)
         self._turn = threading.Lock()  # held while the dialogue runs, not during its operations
         self._starting = threading.Lock()
         self._closing = threading.Event()
@@ -95,7 +95,7 @@ class Client:
     @property
     def client_id(self) -> str:
         """The name under which replies come."""
-        return self._dialogue.client_id
+        return self._core.client_id
 
     def start(self) -> None:
         """Connect and shake hands; does nothing where that is done.
@@ -116,9 +116,9 @@ class Client:
             return
         self._closing.set()
         with self._turn:
-            self._dialogue.close()
+            self._core.close()
         with contextlib.suppress(TokenyardError):
-            self._drive(self._dialogue.take_leave())
+            self._drive(self._core.take_leave())
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ class Client:
 
     def info(self) -> YardInfo:
         """What the yard says of itself: protocol, models, limits, workers."""
-        info = self._drive(self._dialogue.meet())
+        info = self._drive(self._core.meet())
         self._has_met = True
         return info
 
@@ -143,7 +143,7 @@ class Client:
         been accepted: submit it again with the same ``id``, and it runs once.
         """
         self._listen()
-        draft = self._dialogue.draft(prompt, options)
+        draft = self._core.draft(prompt, options)
         [handle] = self._submit([draft])
         return handle
 
@@ -155,11 +155,11 @@ class Client:
         accepted.
         """
         self._listen()
-        return self._submit(sound(self._dialogue.draft_many(items, shared)))
+        return self._submit(sound(self._core.draft_many(items, shared)))
 
-    def _submit(self, drafts: Sequence[Draft]) -> list[Handle]:
+    def _submit(self, drafts: Sequence[PreparedRequest]) -> list[Handle]:
         try:
-            exchanges = self._drive(self._dialogue.submit(drafts))
+            exchanges = self._drive(self._core.submit(drafts))
         except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
             refused.accepted = [Handle(self, exchange) for exchange in refused.accepted]
             raise
@@ -182,17 +182,17 @@ class Client:
         """
         news = threading.Event()
         # Most results come while there is news already, and setting it takes a lock.
-        state = Window(
+        state = MapWindow(
             items, window, ordered=ordered, wake=lambda: None if news.is_set() else news.set()
         )
         self._listen()
-        patience_s = self._dialogue.result_timeout_s
+        patience_s = self._core.result_timeout_s
         give_up = time.monotonic() + patience_s
         try:
             while not state.is_over:
                 news.clear()
-                state.add(self._dialogue.draft_many(state.pull(), shared))
-                if self._drive(self._dialogue.submit_window(state)):
+                state.add(self._core.draft_many(state.pull(), shared))
+                if self._drive(self._core.submit_window(state)):
                     give_up = time.monotonic() + patience_s
                 has_moved = False
                 for numbered in state.ready():
@@ -202,11 +202,11 @@ class Client:
                 if has_moved:
                     give_up = now + patience_s
                 elif now >= give_up:
-                    raise self._drive(self._dialogue.give_up(state))
+                    raise self._drive(self._core.give_up(state))
                 news.wait(state.wait_s(now, give_up - now))
         finally:
             with self._turn:
-                self._dialogue.forget(state.running)
+                self._core.forget(state.running)
 
     def attach(self, request_id: str) -> Handle:
         """A handle for a request that this client, or one of the same name, submitted earlier.
@@ -214,31 +214,31 @@ class Client:
         Raises `UnknownRequest`.
         """
         self._listen()
-        return Handle(self, self._drive(self._dialogue.attach(request_id)))
+        return Handle(self, self._drive(self._core.attach(request_id)))
 
     def status(self, request_id: str) -> RequestState:
         """Where a request of this client stands; raises `UnknownRequest`."""
-        return self._drive(self._dialogue.status(request_id))
+        return self._drive(self._core.status(request_id))
 
     def cancel(self, request_id: str) -> Cancellation:
         """Cancel a request of this client, wherever it is; says what became of it, at once.
 
         Its result is then `cancelled`, with the tokens that were published. Needs no coordinator.
         """
-        return self._drive(self._dialogue.cancel(request_id))
+        return self._drive(self._core.cancel(request_id))
 
     def wait_for(
-        self, exchange: Exchange, is_enough: Callable[[], bool], timeout_s: float | None
+        self, exchange: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
     ) -> None:
         """Wait until an exchange has brought enough; raises `WaitTimeout`. For handles."""
         # Quicker than an event, which is made of locks in Python, and here somebody waits for it.
         news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-        def listener(_: Exchange) -> None:
+        def listener(_: PendingRequest) -> None:
             news.put(None)
 
         exchange.listeners.append(listener)
-        patience = Patience(timeout_s, self._dialogue.result_timeout_s)
+        patience = Patience(timeout_s, self._core.result_timeout_s)
         try:
             while not is_enough():
                 with contextlib.suppress(queue.Empty):
@@ -266,7 +266,7 @@ class Client:
                 fault = error
 
     def _do(self, operation: Operation, connection: redis.Redis) -> Any:
-        with translated(self._dialogue.url):
+        with translated(self._core.url):
             match operation:
                 case Pause():
                     return self._closing.wait(operation.seconds)
@@ -277,7 +277,7 @@ class Client:
 
     def _call(self, call: Call[Any]) -> Any:
         """Call a script; one that the leader is to load is waited for."""
-        give_up = time.monotonic() + self._dialogue.patience_s(call)
+        give_up = time.monotonic() + self._core.patience_s(call)
         while True:
             try:
                 return self._scripts.call(call)
@@ -287,7 +287,7 @@ class Client:
 
     def _listen(self) -> None:
         """Meet the yard and start to hear replies, once."""
-        if self._dialogue.is_closed:
+        if self._core.is_closed:
             raise RuntimeError("the client is closed")
         if self._listener is not None:
             return
@@ -303,15 +303,15 @@ class Client:
         fault = TokenyardError("the client has failed, see its log")
         try:
             with open_connection(
-                self._dialogue.url, timeout_s=LISTEN_TIMEOUT_S, retries=0
+                self._core.url, timeout_s=LISTEN_TIMEOUT_S, retries=0
             ) as connection:
-                self._drive(self._dialogue.listen(), connection)
+                self._drive(self._core.listen(), connection)
         except TokenyardError as error:
             fault = error
         finally:
             with self._turn:
                 self._listener = None  # the next request starts another
-                self._dialogue.break_off(fault)
+                self._core.break_off(fault)
 
 
 def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
@@ -330,7 +330,7 @@ def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
 class Handle:
     """One request that is under way or over."""
 
-    def __init__(self, client: Client, exchange: Exchange) -> None:
+    def __init__(self, client: Client, exchange: PendingRequest) -> None:
         self._client = client
         self._exchange = exchange
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from tokenyard.client.build import Draft, Item
-from tokenyard.client.pending import Exchange, rejected
+from tokenyard.client.build import Item, PreparedRequest
+from tokenyard.client.pending import PendingRequest, rejected
 from tokenyard.protocol.errors import (
     BrokerUnavailable,
     Code,
@@ -29,10 +29,10 @@ _BURST: Final = 256
 #: A slow source is not waited for longer than this before what it gave is submitted.
 _PATIENCE_S: Final = 0.05
 
-Numbered = tuple[int, Draft]
+Numbered = tuple[int, PreparedRequest]
 
 
-class Window:
+class MapWindow:
     """The state of one `map`."""
 
     def __init__(
@@ -50,8 +50,8 @@ class Window:
         self._unsubmitted: deque[Numbered] = deque()
         self._closed_until = 0.0  # the intake was full
         self.fault: BrokerUnavailable | None = None  # why the last submission failed
-        self._running: dict[int, Exchange] = {}
-        self._over: deque[tuple[int, Exchange]] = deque()  # written by whoever brings replies
+        self._running: dict[int, PendingRequest] = {}
+        self._over: deque[tuple[int, PendingRequest]] = deque()  # written by whoever brings replies
         self._results: dict[int, Result] = {}
 
     @property
@@ -60,7 +60,7 @@ class Window:
         return self._is_exhausted and not (self._unsubmitted or self._running or self._results)
 
     @property
-    def running(self) -> list[Exchange]:
+    def running(self) -> list[PendingRequest]:
         """The requests under way."""
         return list(self._running.values())
 
@@ -86,7 +86,7 @@ class Window:
         self._is_exhausted = self._is_exhausted or len(items) < room
         return items
 
-    def add(self, drafts: Sequence[Draft | InvalidRequest]) -> None:
+    def add(self, drafts: Sequence[PreparedRequest | InvalidRequest]) -> None:
         """What became of the prompts pulled; a bad one has its result at once."""
         for draft in drafts:
             index = self._next_index
@@ -117,14 +117,14 @@ class Window:
             code = Code.ID_REUSED if is_reused else Code.DEADLINE_EXCEEDED
             self._results[index] = rejected(name, code, str(fault))
 
-    def submitted(self, index: int, exchange: Exchange) -> None:
+    def submitted(self, index: int, exchange: PendingRequest) -> None:
         """A request is under way, and its result may be there already."""
         self._running[index] = exchange
         exchange.listeners.append(partial(self._note, index))
         if exchange.is_over:
             self._note(index, exchange)
 
-    def _note(self, index: int, exchange: Exchange) -> None:
+    def _note(self, index: int, exchange: PendingRequest) -> None:
         if exchange.is_over:
             self._over.append((index, exchange))
             self._wake()

@@ -168,7 +168,7 @@ def _refusals(log: Sequence[Mapping[str, Any]]) -> list[Refusal]:
 
 def _groups(run: Any, keys: Keys) -> list[Group]:
     found = []
-    for stream in (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.freed):
+    for stream in (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.capacity):
         for group in _groups_of(run, stream):
             name = _text(group["name"])
             waiting = run.xpending(stream, name)["consumers"] if group["pending"] else ()

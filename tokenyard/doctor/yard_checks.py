@@ -118,16 +118,16 @@ def check_models(look: Look) -> Iterator[Finding]:
 
 def check_postures(look: Look) -> Iterator[Finding]:
     """Scopes that operators have paused or suspended, perhaps long ago."""
-    held = all_pauses(look.view.postures)
+    held = all_pauses(look.view.desired_states)
     for pause in held:
-        first = "tokenyard resume and then " if pause.conduct == "SUSPENDED" else ""
+        first = "tokenyard resume and then " if pause.run_state == "SUSPENDED" else ""
         kind, _, name = pause.scope.partition(":")
         options = "" if pause.scope == ALL else f" --{kind} {name}"
         todo = f"If that is over: {first}tokenyard unpause{options}"
-        found = f"{pause.scope} is {pause.conduct}{pause.detail(look.at_ms)}"
-        yield warning("postures", found, todo)
+        found = f"{pause.scope} is {pause.run_state}{pause.detail(look.at_ms)}"
+        yield warning("desired_states", found, todo)
     if not held:
-        yield ok("postures", "nothing is paused")
+        yield ok("desired_states", "nothing is paused")
 
 
 def check_leases(look: Look) -> Iterator[Finding]:

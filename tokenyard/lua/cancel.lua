@@ -17,13 +17,15 @@
 -- ARGV[7] the error (JSON)
 -- ARGV[8] the entry in the intake where the caller saw a request that has no ledger yet, else ''
 -- Returns 1 CANCELLED, 2 OVER (it has its result already), 3 MOVED (it is elsewhere now: look
---   again), 4 FORESTALLED (nobody knows the id: if it comes, it is dropped; its result is there)
+--   again), 4 CANCELLED_BEFORE_ARRIVAL (nobody knows the id: if it comes, it is dropped; its result
+--   is there)
 -- Atomic, because a request must not be taken from a place that it has left.
 
 -- @include add_replies
 -- @include count_in
 -- @include end_quarantine
 -- @include entry_at
+-- @include entry_fields
 -- @include is_of
 -- @include keep_for
 -- @include leave_intake
@@ -31,9 +33,8 @@
 -- @include place_of
 -- @include queued_tokens_of
 -- @include server_ms
--- @include wish_of
 
-local CANCELLED, OVER, MOVED, FORESTALLED = 1, 2, 3, 4
+local CANCELLED, OVER, MOVED, CANCELLED_BEFORE_ARRIVAL = 1, 2, 3, 4
 local MOST_TTL_S = 30 * 24 * 3600
 local ledger, place = KEYS[1], KEYS[3]
 local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
@@ -55,7 +56,7 @@ end
 
 if not state and ARGV[8] == '' then
   conclude(ARGV[5], true, false)
-  return FORESTALLED
+  return CANCELLED_BEFORE_ARRIVAL
 end
 if state then
   if state ~= 'waiting' and state ~= 'assigned' then return OVER end
@@ -69,14 +70,14 @@ end
 
 -- A ledger that its client has written itself may name the entry of somebody else, or none.
 local found = entry ~= '' and entry_at(place, entry)
-local wish = wish_of(found or {})
+local fields = entry_fields(found or {})
 if not found then
   if not state then return MOVED end
   -- Somebody has deleted it by hand; the worker and its lane may be gone, too.
   if state == 'assigned' then end_quarantine(KEYS[7], ARGV[2], entry) end
-elseif not is_of(wish, ledger) then
+elseif not is_of(fields, ledger) then
   if not state then return MOVED end
-  wish = {}
+  fields = {}
 elseif state == 'assigned' then
   redis.call('XDEL', place, entry)
   redis.call('XADD', place, '*', 'cancel', entry)
@@ -93,9 +94,9 @@ end
 local class = string.match(known[2] or ARGV[2], '^%l+')
 count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)
 -- Nobody may have judged this entry yet.
-local ttl = tonumber((wish['result_ttl'] or ''):match('^%d+$') or '0')
+local ttl = tonumber((fields['result_ttl'] or ''):match('^%d+$') or '0')
 if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end
 -- Where its client waits for the result was told by its entry alone.
-local is_framed = (wish['reply_to'] or '') ~= ''
+local is_framed = (fields['reply_to'] or '') ~= ''
 conclude(ttl, not found or not is_framed, not found or is_framed)
 return CANCELLED

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
 -- KEYS[2] lane:<worker> (stream)
--- KEYS[3] freed (stream)
+-- KEYS[3] capacity (stream)
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[5...] for each destination: reply:<client>/<id> or replies:<client> (stream), then for
 --   each of its results: request:<client>/<id> (hash), and tokens:<client>/<id> (string) of those
@@ -83,7 +83,7 @@ for _, entry in ipairs(places) do
   if entry == alone then redis.call('HDEL', KEYS[4], ARGV[1]) end
 end
 if freed > 0 then
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'freed', 'worker', ARGV[1],
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'capacity', 'worker', ARGV[1],
     'count', freed, 'work', ARGV[3])
 end
 return replies

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
 -- KEYS[2] lane:<worker> (stream)
--- KEYS[3] freed (stream)
+-- KEYS[3] capacity (stream)
 -- KEYS[4] intake:retry (stream)
 -- KEYS[5] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[6] request:<client>/<id> (hash)
@@ -42,6 +42,6 @@ local back = redis.call('XADD', KEYS[4], '*',
 redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
   'r' .. ARGV[3], now .. ' ' .. ARGV[1] .. ' fault ' .. ARGV[5])
 redis.call('HDEL', ledger, 'worker')
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'freed', 'worker', ARGV[1],
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'capacity', 'worker', ARGV[1],
   'count', 1)
 return HANDED_BACK

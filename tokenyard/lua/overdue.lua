@@ -8,26 +8,26 @@
 -- Atomic by itself: nothing is changed.
 
 -- @include server_ms
--- @include wish_of
+-- @include entry_fields
 
--- Requests of one client mostly say the same in `shared`, and reading that costs more than all the
+-- Requests of one client mostly say the same in `common`, and reading that costs more than all the
 -- rest: each text is read once.
 local deadlines = {}
-local function shared_deadline(shared)
-  if deadlines[shared] == nil then
-    deadlines[shared] = tonumber(wish_of({'shared', shared})['deadline']) or false
+local function common_deadline(common)
+  if deadlines[common] == nil then
+    deadlines[common] = tonumber(entry_fields({'common', common})['deadline']) or false
   end
-  return deadlines[shared]
+  return deadlines[common]
 end
 
 local function deadline_of(fields)
-  local own, shared
+  local own, common
   for i = 1, #fields, 2 do
     if fields[i] == 'deadline' then own = fields[i + 1] end
-    if fields[i] == 'shared' then shared = fields[i + 1] end
+    if fields[i] == 'common' then common = fields[i + 1] end
   end
-  if own or not shared then return tonumber(own) end
-  return shared_deadline(shared)
+  if own or not common then return tonumber(own) end
+  return common_deadline(common)
 end
 
 local from = ARGV[1] == '-' and '-' or '(' .. ARGV[1]

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- Change the posture of a scope, and tell everybody.
+-- Change the desired state of a scope, and tell everybody.
 --
--- KEYS[1] posture (hash): JSON by scope; `changed`: the entry that changed one last
+-- KEYS[1] desired (hash): JSON by scope; `changed`: the entry that changed one last
 -- KEYS[2] control (stream)
 -- KEYS[3] events (stream)
 -- ARGV[1] scope
--- ARGV[2] the posture that the caller has seen there (JSON), '' for none
--- ARGV[3] the posture from now on (JSON), '' for none
+-- ARGV[2] the desired state that the caller has seen there (JSON), '' for none
+-- ARGV[3] the desired state from now on (JSON), '' for none
 -- ARGV[4...] the fields of the control entry and their values
--- Returns the signal's id, or '' where the scope has another posture than the caller has seen
+-- Returns the signal's id, or '' where the scope has another desired state than the caller has seen
 -- Atomic, because of two operators at once one must see what the other did, and because who
 -- reads the hash must know which signals are in it.
 

@@ -13,10 +13,10 @@
 -- ARGV[2] the client, if its requests (also those that it has submitted before) are to be
 --   cancelled when it disappears, else ''
 -- ARGV[3] length of that client's lease in ms
--- ARGV[4] number of moulds: what requests have in common
--- ARGV[5...] for each mould: the field that holds the prompt, the field `shared` (JSON), the time in
+-- ARGV[4] number of templates: what requests have in common
+-- ARGV[5...] for each template: the field that holds the prompt, the field `common` (JSON), the time in
 --   ms since the epoch after which a request is refused if it would have to wait longer (0: never);
---   then for each request: its mould (from 1), its id, its prompt, its digest (any text that is
+--   then for each request: its template (from 1), its id, its prompt, its digest (any text that is
 --   the same for the same request; '': not to be compared)
 -- Returns for each request: {1, server id, requests before it, their time in ms or -1} ACCEPTED,
 --   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE,
@@ -89,10 +89,10 @@ local function attach(id)
   attached = true
 end
 
-local moulds = {}
+local templates = {}
 for i = 1, tonumber(ARGV[4]) do
   local at = 2 + 3 * i
-  moulds[i] = {field = ARGV[at], shared = ARGV[at + 1], latest = tonumber(ARGV[at + 2])}
+  templates[i] = {field = ARGV[at], common = ARGV[at + 1], latest = tonumber(ARGV[at + 2])}
 end
 
 -- Nearly always all of them are new, which one command says.
@@ -110,11 +110,11 @@ local function state_and_digest_of(ledger)
   return NOTHING
 end
 
-local replies, at = {}, 5 + 3 * #moulds
+local replies, at = {}, 5 + 3 * #templates
 for i = 9, #KEYS do
-  local ledger, mould, id = KEYS[i], moulds[tonumber(ARGV[at])], ARGV[at + 1]
-  local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], mould.latest
-  local tokens = queued_tokens_of({mould.field, prompt})
+  local ledger, template, id = KEYS[i], templates[tonumber(ARGV[at])], ARGV[at + 1]
+  local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], template.latest
+  local tokens = queued_tokens_of({template.field, prompt})
   local first = state_and_digest_of(ledger)
   local state = first[1]
   local time = time_for(ahead)
@@ -133,8 +133,8 @@ for i = 9, #KEYS do
     replies[#replies + 1] = {LATE, time}
     refused.DEADLINE_EXCEEDED = refused.DEADLINE_EXCEEDED + 1
   else
-    local entry = redis.call('XADD', intake, '*', 'id', id, mould.field, prompt,
-      'shared', mould.shared)
+    local entry = redis.call('XADD', intake, '*', 'id', id, template.field, prompt,
+      'common', template.common)
     local sid = class .. '/' .. entry
     redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest)
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}

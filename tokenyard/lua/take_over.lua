@@ -8,8 +8,8 @@
 -- KEYS[5] intake:normal (stream)
 -- KEYS[6] intake:low (stream)
 -- KEYS[7] events (stream)
--- KEYS[8] freed (stream)
--- KEYS[9] wishers (stream)
+-- KEYS[8] capacity (stream)
+-- KEYS[9] cancelling (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the consumer group of the streams
 -- ARGV[3...] fields of info and their values

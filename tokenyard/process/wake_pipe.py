@@ -10,7 +10,7 @@ import os
 import select
 
 
-class Bell:
+class WakeupPipe:
     """Wakes whoever waits for it; can be waited for together with other file descriptors."""
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
-"""Control signals: what operators tell a yard, and the posture that each leaves behind.
+"""Control signals: what operators tell a yard, and the desired state that each leaves behind.
 
-A posture is kept for each scope, so that a worker that joins later, or comes back, finds itself
-in the right one. What a worker does is made up of the postures of all scopes that it is in.
+A desired state is kept for each scope, so that a worker that joins later, or comes back, finds
+itself in the right one. What a worker does is made up of the desired states of all scopes that it
+is in.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 #: Megatron Core's control signals, and one for new weights. DRAIN and STOP end worker processes
-#: and leave no posture behind, see `tokenyard.admin.signals`.
+#: and leave no desired state behind, see `tokenyard.admin.signals`.
 Signal = Literal[
     "PAUSE",
     "UNPAUSE",
@@ -36,8 +37,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES: Final[tuple[PauseMode, ...]] = get_args(PauseMode)
 
 #: A paused worker is given nothing and runs nothing; a suspended one has let go of its device.
-Conduct = Literal["RUNNING", "PAUSED", "SUSPENDED"]
-CONDUCTS: Final[tuple[Conduct, ...]] = get_args(Conduct)
+RunState = Literal["RUNNING", "PAUSED", "SUSPENDED"]
+RUN_STATES: Final[tuple[RunState, ...]] = get_args(RunState)
 
 ALL: Final = "all"
 _MODEL, _WORKER = "model:", "worker:"
@@ -69,13 +70,13 @@ class Trial(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     until_ms: int  # unix time by the server's clock; then the leader ends it
     weights: str = ""
-    conduct: Conduct = "RUNNING"
+    run_state: RunState = "RUNNING"
 
 
-class Posture(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the workers of a scope shall conduct themselves."""
+class DesiredState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the workers of a scope shall run state themselves."""
 
-    conduct: Conduct = "RUNNING"
+    run_state: RunState = "RUNNING"
     mode: PauseMode = "abort"  # while not RUNNING: what became of running requests
     epoch: int | None = None  # stamped on results; None: none was set
     profiling: bool = False
@@ -104,15 +105,15 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Rule:
     """Where a signal may be given, where it changes nothing, and where it leads."""
 
-    allowed: frozenset[Conduct]
-    idempotent: frozenset[Conduct] = frozenset()
-    leads_to: Conduct | None = None  # None: conduct stays
+    allowed: frozenset[RunState]
+    idempotent: frozenset[RunState] = frozenset()
+    leads_to: RunState | None = None  # None: run state stays
     hint: str = ""  # what to do first, where it is not allowed
 
 
-_ANY: Final = frozenset(CONDUCTS)
+_ANY: Final = frozenset(RUN_STATES)
 
-#: The transition table: docs/states.md, "A posture", is its public form.
+#: The transition table: docs/states.md, "A desired state", is its public form.
 TRANSITIONS: Final[Mapping[Signal, Rule]] = {
     "PAUSE": Rule(frozenset({"RUNNING"}), frozenset({"PAUSED", "SUSPENDED"}), "PAUSED"),
     "UNPAUSE": Rule(
@@ -132,11 +133,11 @@ TRANSITIONS: Final[Mapping[Signal, Rule]] = {
 
 
 class Invalid(Exception):
-    """A signal that is not allowed in the posture that its scope has; the message says why."""
+    """A signal that its scope does not allow now; the message says why."""
 
 
-def after(posture: Posture, order: Order, now_ms: int = 0) -> Posture:
-    """The posture that an order leaves behind; the same one where it is redundant.
+def after(desired_state: DesiredState, order: Order, now_ms: int = 0) -> DesiredState:
+    """The desired state that an order leaves behind; the same one where it is redundant.
 
     ``now_ms`` is unix time by the server's clock, 0 where it does not matter.
 
@@ -144,12 +145,14 @@ def after(posture: Posture, order: Order, now_ms: int = 0) -> Posture:
         Invalid: it is not allowed now, or lacks what belongs to it.
     """
     rule = TRANSITIONS[order.signal]
-    if posture.conduct in rule.idempotent:
-        return posture
-    if posture.conduct not in rule.allowed:
+    if desired_state.run_state in rule.idempotent:
+        return desired_state
+    if desired_state.run_state not in rule.allowed:
         hint = f": {rule.hint}" if rule.hint else ""
-        raise Invalid(f"{order.signal}: {order.scope} is {posture.conduct}{hint}")
-    changed = msgspec.structs.replace(posture, conduct=rule.leads_to or posture.conduct)
+        raise Invalid(f"{order.signal}: {order.scope} is {desired_state.run_state}{hint}")
+    changed = msgspec.structs.replace(
+        desired_state, run_state=rule.leads_to or desired_state.run_state
+    )
     match order.signal:
         case "PAUSE":
             return _held(
@@ -170,37 +173,47 @@ def after(posture: Posture, order: Order, now_ms: int = 0) -> Posture:
             return changed
 
 
-def _held(posture: Posture, order: Order, now_ms: int) -> Posture:
+def _held(desired_state: DesiredState, order: Order, now_ms: int) -> DesiredState:
     """With who has ordered it, when, and why; a suspend without a reason has that of the pause."""
     return msgspec.structs.replace(
-        posture, by=order.by, why=order.why or posture.why, since_ms=now_ms
+        desired_state, by=order.by, why=order.why or desired_state.why, since_ms=now_ms
     )
 
 
-def _running(posture: Posture) -> Posture:
+def _running(desired_state: DesiredState) -> DesiredState:
     """Running again, so that nobody holds it any more."""
     return msgspec.structs.replace(
-        posture, conduct="RUNNING", mode=Posture().mode, by="", why="", since_ms=0, trial=None
+        desired_state,
+        run_state="RUNNING",
+        mode=DesiredState().mode,
+        by="",
+        why="",
+        since_ms=0,
+        trial=None,
     )
 
 
-def restored(posture: Posture) -> Posture:
-    """The posture before the reload that is under way; without one, the same.
+def restored(desired_state: DesiredState) -> DesiredState:
+    """The desired state before the reload that is under way; without one, the same.
 
     What an operator has suspended meanwhile stays so.
     """
-    if posture.trial is None:
-        return posture
-    conduct = posture.trial.conduct if posture.conduct == "PAUSED" else posture.conduct
-    before = msgspec.structs.replace(
-        posture, conduct=conduct, weights=posture.trial.weights, trial=None
+    if desired_state.trial is None:
+        return desired_state
+    run_state = (
+        desired_state.trial.run_state
+        if desired_state.run_state == "PAUSED"
+        else desired_state.run_state
     )
-    return _running(before) if conduct == "RUNNING" else before
+    before = msgspec.structs.replace(
+        desired_state, run_state=run_state, weights=desired_state.trial.weights, trial=None
+    )
+    return _running(before) if run_state == "RUNNING" else before
 
 
-def undo_reload(scope: str, posture: Posture, why: str) -> tuple[Order, Posture]:
-    """The order that ends a reload which is under way, and the posture that it leaves behind."""
-    before = restored(posture)
+def undo_reload(scope: str, desired_state: DesiredState, why: str) -> tuple[Order, DesiredState]:
+    """The order that ends a reload under way, and the desired state behind it."""
+    before = restored(desired_state)
     return Order(signal="RELOAD_WEIGHTS", scope=scope, weights=before.weights, why=why), before
 
 
@@ -217,25 +230,25 @@ def _weights(order: Order) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Postures:
-    """The postures of all scopes, as they were at one moment."""
+class DesiredStates:
+    """The desired states of all scopes, as they were at one moment."""
 
-    by_scope: Mapping[str, Posture] = field(default_factory=dict)
+    by_scope: Mapping[str, DesiredState] = field(default_factory=dict)
     changed: str = "0-0"  # id of the control entry that changed one last
 
-    def of(self, worker: str, model: str) -> Posture:
-        """The posture of a worker by its name, with this model ("" for none).
+    def of(self, worker: str, model: str) -> DesiredState:
+        """The desired state of a worker by its name, with this model ("" for none).
 
-        Conduct is that of the strictest scope, with its mode; the most forceful mode where
+        Run state is that of the strictest scope, with its mode; the most forceful mode where
         several are as strict. Epoch and weights are those of the narrowest scope that has any.
         """
         scopes = (ALL, model_scope(model), worker_scope(worker))
         found = [self.by_scope[scope] for scope in scopes if scope in self.by_scope]
-        strictest = max(found, key=_strictness, default=Posture())
+        strictest = max(found, key=_strictness, default=DesiredState())
         epochs = [one.epoch for one in found if one.epoch is not None]
         weights = [one.weights for one in found if one.weights]
-        return Posture(
-            conduct=strictest.conduct,
+        return DesiredState(
+            run_state=strictest.run_state,
             mode=strictest.mode,
             epoch=epochs[-1] if epochs else None,
             profiling=any(one.profiling for one in found),
@@ -244,26 +257,26 @@ class Postures:
 
     def is_running(self, worker: str, model: str) -> bool:
         """Whether that worker may be given requests, or that model."""
-        return self.of(worker, model).conduct == "RUNNING"
+        return self.of(worker, model).run_state == "RUNNING"
 
 
-def _strictness(posture: Posture) -> tuple[int, int]:
-    return CONDUCTS.index(posture.conduct), -PAUSE_MODES.index(posture.mode)
+def _strictness(desired_state: DesiredState) -> tuple[int, int]:
+    return RUN_STATES.index(desired_state.run_state), -PAUSE_MODES.index(desired_state.mode)
 
 
-_posture_decoder = msgspec.json.Decoder(Posture)
+_posture_decoder = msgspec.json.Decoder(DesiredState)
 _order_decoder = msgspec.json.Decoder(Order)
-#: Field of the hash `posture` that is no scope.
+#: Field of the hash `desired_state` that is no scope.
 CHANGED: Final = "changed"
 
 
-def encode_posture(posture: Posture) -> bytes:
-    """A posture as JSON; that which every scope has at first is empty."""
-    return b"" if posture == Posture() else msgspec.json.encode(posture)
+def encode_desired(desired_state: DesiredState) -> bytes:
+    """A desired state as JSON; that which every scope has at first is empty."""
+    return b"" if desired_state == DesiredState() else msgspec.json.encode(desired_state)
 
 
-def decode_postures(fields: Mapping[bytes, bytes]) -> Postures:
-    """What the hash `posture` says; what cannot be read there is as if it were not."""
+def decode_desired(fields: Mapping[bytes, bytes]) -> DesiredStates:
+    """What the hash `desired_state` says; what cannot be read there is as if it were not."""
     found = {}
     for scope, packed in fields.items():
         if scope.decode(errors="replace") == CHANGED:
@@ -272,7 +285,7 @@ def decode_postures(fields: Mapping[bytes, bytes]) -> Postures:
             found[scope.decode()] = _posture_decoder.decode(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-    return Postures(found, fields.get(CHANGED.encode(), b"0-0").decode(errors="replace"))
+    return DesiredStates(found, fields.get(CHANGED.encode(), b"0-0").decode(errors="replace"))
 
 
 def order_fields(order: Order) -> dict[str, bytes]:

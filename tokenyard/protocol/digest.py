@@ -87,13 +87,13 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
 
 def _recipe(fields: Mapping[bytes, bytes]) -> Recipe:
     get = fields.get
-    shared, model, params = get(b"shared", b""), get(b"model", b""), get(b"params", b"")
-    is_long = len(shared) + len(model) + len(params) > _LONGEST_KEPT
-    return (_read if is_long else _read_once)(shared, model, params)
+    common, model, params = get(b"common", b""), get(b"model", b""), get(b"params", b"")
+    is_long = len(common) + len(model) + len(params) > _LONGEST_KEPT
+    return (_read if is_long else _read_once)(common, model, params)
 
 
-def _read(shared: bytes, model: bytes, params: bytes) -> Recipe:
-    own = {b"shared": shared, b"model": model, b"params": params}
+def _read(common: bytes, model: bytes, params: bytes) -> Recipe:
+    own = {b"common": common, b"model": model, b"params": params}
     fields = unfold({name: value for name, value in own.items() if value})
     read, given = parse_params(fields)
     return Recipe(fields.get(b"model", b"").decode(), read, defaults_among(read, given))

@@ -106,9 +106,9 @@ class Keys:
         return f"{self._prefix}acks:{command}"
 
     @cached_property
-    def posture(self) -> str:
+    def desired(self) -> str:
         """Hash: scope to JSON, what operators have told its workers; see `control`."""
-        return f"{self._prefix}posture"
+        return f"{self._prefix}desired"
 
     @cached_property
     def leases(self) -> str:
@@ -126,9 +126,9 @@ class Keys:
         return f"{self._prefix}events"
 
     @cached_property
-    def freed(self) -> str:
+    def capacity(self) -> str:
         """Stream of places that became free on lanes, bounded; whoever waits for one is woken."""
-        return f"{self._prefix}freed"
+        return f"{self._prefix}capacity"
 
     @cached_property
     def dead(self) -> str:
@@ -154,14 +154,14 @@ class Keys:
         """Set: ids of the requests to cancel when that client's lease ends."""
         return f"{self._prefix}attached:{client}"
 
-    def wishes(self, client: str) -> str:
+    def cancels(self, client: str) -> str:
         """Set: ids of its requests that a client without the right to cancel wants cancelled."""
-        return f"{self._prefix}wishes:{client}"
+        return f"{self._prefix}cancels:{client}"
 
     @cached_property
-    def wishers(self) -> str:
-        """Stream of clients that have wishes, bounded; it wakes the leader."""
-        return f"{self._prefix}wishers"
+    def cancelling(self) -> str:
+        """Stream of clients that have cancel requests, bounded; it wakes the leader."""
+        return f"{self._prefix}cancelling"
 
     def inbox(self, guest: str) -> str:
         """Stream of what one guest asks for; the leader empties it."""

@@ -46,12 +46,12 @@ _PATH = re.compile(r"`\$([^`]*)`")
 #: What msgspec says of a name that it does not know.
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 
-#: What is not taken from the field ``shared``.
-_NOT_SHARED: Final = SYSTEM_FIELDS | {b"shared"}
-#: Longest field ``shared`` whose reading is kept.
-_LONGEST_MOULD: Final = 4096
-#: An entry with no other fields than these can be read by way of its mould.
-_CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"shared"}
+#: What is not taken from the field ``common``.
+_NOT_COMMON: Final = SYSTEM_FIELDS | {b"common"}
+#: Longest field ``common`` whose reading is kept.
+_LONGEST_TEMPLATE: Final = 4096
+#: An entry with no other fields than these can be read by way of its template.
+_CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
 
 #: What only a chat has.
 _CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
@@ -89,7 +89,7 @@ def parse_request(
     other is `Unanswerable`. ``defaults`` are sampling parameters, as JSON would have them, for
     a request that says nothing of them.
     """
-    if b"shared" in fields:
+    if b"common" in fields:
         request = None if defaults else _cast(fields)
         if request is not None:
             return request
@@ -101,48 +101,52 @@ def parse_request(
 
 
 def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """The fields of an entry together with those in its field ``shared``; its own come first.
+    """The fields of an entry together with those in its field ``common``; its own come first.
 
     Raises `InvalidRequest` where that field cannot be read. What only the system writes is not
-    taken from there, nor is another ``shared``.
+    taken from there, nor is another ``common``.
     """
-    if b"shared" not in fields:
+    if b"common" not in fields:
         return fields
-    texts: dict[str, str] = _json(fields, "shared", _texts_decoder, {})
+    texts: dict[str, str] = _json(fields, "common", _texts_decoder, {})
     common = {name.encode(): text.encode() for name, text in texts.items()}
-    for name in _NOT_SHARED & common.keys():
+    for name in _NOT_COMMON & common.keys():
         del common[name]
-    own = {name: value for name, value in fields.items() if name != b"shared"}
+    own = {name: value for name, value in fields.items() if name != b"common"}
     return {**common, **own}
 
 
 def _cast(fields: Mapping[bytes, bytes]) -> Request | None:
-    """A request of token ids or text from its mould; None where a longer look is needed.
+    """A request of token ids or text from its template; None where a longer look is needed.
 
     Nearly all requests of one client differ in id and prompt alone, so the rest is read once.
     """
-    shared, raw_id = fields[b"shared"], fields.get(b"id", b"")
+    common, raw_id = fields[b"common"], fields.get(b"id", b"")
     packed, text = fields.get(b"tokens"), fields.get(b"prompt")
-    if len(shared) > _LONGEST_MOULD or not _CAST_FIELDS.issuperset(fields):
+    if len(common) > _LONGEST_TEMPLATE or not _CAST_FIELDS.issuperset(fields):
         return None
-    mould = _mould(shared)
-    if mould is None or not 0 < len(raw_id) <= MAX_ID_BYTES or (packed is None) == (text is None):
+    template = _template(common)
+    if (
+        template is None
+        or not 0 < len(raw_id) <= MAX_ID_BYTES
+        or (packed is None) == (text is None)
+    ):
         return None
     try:
         if text:
-            return msgspec.structs.replace(mould, id=raw_id.decode(), prompt=text.decode())
+            return msgspec.structs.replace(template, id=raw_id.decode(), prompt=text.decode())
         if packed and packed[:1] != b"[" and len(packed) % 4 == 0 and packed[3::4].isascii():
-            return msgspec.structs.replace(mould, id=raw_id.decode(), tokens=packed, prompt=None)
+            return msgspec.structs.replace(template, id=raw_id.decode(), tokens=packed, prompt=None)
     except UnicodeDecodeError:
         pass
     return None
 
 
 @functools.lru_cache(maxsize=256)
-def _mould(shared: bytes) -> Request | None:
+def _template(common: bytes) -> Request | None:
     """The request without its id and prompt; None where it is not as it should be."""
     try:
-        fields = unfold({b"shared": shared})
+        fields = unfold({b"common": common})
     except InvalidRequest:
         return None
     if any(name.encode() in fields for name in OWN_FIELDS):
@@ -152,7 +156,7 @@ def _mould(shared: bytes) -> Request | None:
 
 
 def _refuse_unread(fields: Mapping[bytes, bytes], fault: str) -> Refused | Unanswerable:
-    """What becomes of an entry whose field ``shared`` cannot be read.
+    """What becomes of an entry whose field ``common`` cannot be read.
 
     Who asks may stand there, unless the entry says it by itself.
     """

@@ -295,7 +295,7 @@ SYSTEM_FIELDS: Final = frozenset(
     }
 )
 
-#: The fields of an entry that no other has: the rest may stand in ``shared``.
+#: The fields of an entry that no other has: the rest may stand in ``common``.
 OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
 
 #: Its other fields that a client may write.
@@ -360,17 +360,17 @@ def chat_fields(chat: ChatOptions) -> dict[str, bytes | int]:
     return fields
 
 
-class Mould(Struct, frozen=True):
+class RequestTemplate(Struct, frozen=True):
     """What requests have in common, as `tokenyard.scripts.submit` writes it."""
 
     client: str
     field: str  # the one that holds the prompt
-    shared: str  # JSON object of all other fields but the id, and their texts
+    common: str  # JSON object of all other fields but the id, and their texts
     size: int  # bytes of an entry with it, but for its id and prompt
     deadline_ms: int = 0
 
 
-def mould_of(request: Request) -> Mould:
+def template_of(request: Request) -> RequestTemplate:
     """What may be said once for all requests that differ in id and prompt alone."""
     fields = request_fields(request)
     [field] = OWN_FIELDS & fields.keys() - {"id"}
@@ -379,9 +379,9 @@ def mould_of(request: Request) -> Mould:
         for name, value in fields.items()
         if name not in OWN_FIELDS
     }
-    shared = _encode_json(texts)
-    size = len("id") + len(field) + len("shared") + len(shared)
-    return Mould(request.client, field, shared.decode(), size, request.deadline_ms or 0)
+    common = _encode_json(texts)
+    size = len("id") + len(field) + len("common") + len(common)
+    return RequestTemplate(request.client, field, common.decode(), size, request.deadline_ms or 0)
 
 
 def prompt_value(request: Request) -> bytes | str:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from tokenyard.protocol.control import Conduct
+from tokenyard.protocol.control import RunState
 
 #: Life of a worker process. Only a ready one is given requests. ``attached`` lends its device to
 #: another worker of its host, the leader of a group. A draining one finishes what it has.
@@ -62,7 +62,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     swapped_ms: int = 0  # unix time at which its device last gave up a model for another; 0: never
     memory_bytes: int = 0  # of the device (on a CPU: of the process) when last measured
     warm_bytes: int = 0  # the same before any model: what an unload must come back to
-    conduct: Conduct = "RUNNING"  # what it does of what its posture says
+    run_state: RunState = "RUNNING"  # what it does of what its desired state says
     epoch: int | None = None  # that it stamps on results
     profiling: bool = False
     weights: str = ""  # that it has loaded in place of the model's own

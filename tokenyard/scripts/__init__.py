@@ -12,6 +12,7 @@ from tokenyard.scripts.answers import (
     Astray,
     AstrayLook,
     Cancelled,
+    CancelRequested,
     Dispatched,
     HandedBack,
     Move,
@@ -21,7 +22,6 @@ from tokenyard.scripts.answers import (
     Renewed,
     Submitted,
     Why,
-    Wished,
 )
 from tokenyard.scripts.calls import (
     MISSING_EVERY_S,
@@ -41,10 +41,10 @@ from tokenyard.scripts.client import (
     cancel,
     place_of,
     probe,
+    request_cancel,
     requeue,
     submit,
     waits_at,
-    wish,
 )
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
@@ -81,6 +81,7 @@ __all__ = [
     "Astray",
     "AstrayLook",
     "Call",
+    "CancelRequested",
     "Cancelled",
     "Dispatched",
     "HandedBack",
@@ -94,7 +95,6 @@ __all__ = [
     "Scripts",
     "Submitted",
     "Why",
-    "Wished",
     "attend",
     "cancel",
     "command_of",
@@ -103,9 +103,9 @@ __all__ = [
     "load_scripts",
     "place_of",
     "probe",
+    "request_cancel",
     "requeue",
     "source",
     "submit",
     "waits_at",
-    "wish",
 ]

@@ -76,14 +76,14 @@ class Cancelled(enum.IntEnum):
     CANCELLED = 1
     OVER = 2
     MOVED = 3
-    FORESTALLED = 4
+    CANCELLED_BEFORE_ARRIVAL = 4
 
 
-class Wished(enum.IntEnum):
+class CancelRequested(enum.IntEnum):
     """What became of a wish that a request be cancelled."""
 
     FULL = 0
-    WISHED = 1
+    REQUESTED = 1
 
 
 class Reconciled(enum.IntEnum):

@@ -11,8 +11,14 @@ from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
 from tokenyard.protocol.replies import ErrorInfo, json_text
-from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Mould, Request, mould_of, prompt_value
-from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted, Wished
+from tokenyard.protocol.wire import (
+    DEFAULT_RESULT_TTL_S,
+    Request,
+    RequestTemplate,
+    prompt_value,
+    template_of,
+)
+from tokenyard.scripts.answers import Acceptance, Cancelled, CancelRequested, Submitted
 from tokenyard.scripts.calls import Arg, Call, Caller
 
 #: A client that wants to be watched renews its lease three times in this.
@@ -20,8 +26,8 @@ CLIENT_LEASE_MS = 30_000
 #: A request moves a few times in its life, and seldom between a look and a call.
 CANCEL_LOOKS = 8
 #: A client may wish for so many cancels at once, and a wish that no leader hears is dropped then.
-MOST_WISHES = 10_000
-WISH_TTL_S = 3600
+MOST_CANCELS = 10_000
+CANCEL_TTL_S = 3600
 #: What to read of a ledger for `place_of`.
 PLACE_FIELDS = ("state", "sid", "intake", "worker", "entry")
 _ACCEPTED = Submitted.ACCEPTED
@@ -36,27 +42,27 @@ def submit(
     *,
     watched: str = "",
     refuse_late: bool = False,
-    moulds: Sequence[Mould] | None = None,
+    templates: Sequence[RequestTemplate] | None = None,
     digests: Sequence[str] | None = None,
 ) -> Call[list[Acceptance]]:
     """Accept a burst of requests of one priority class, each at most once.
 
     ``watched`` names the client whose requests these are, if they are to be cancelled when it
     disappears. With ``refuse_late`` a request that would wait beyond its deadline is refused.
-    ``moulds`` and ``digests`` are those of the requests, for a caller who has them.
+    ``templates`` and ``digests`` are those of the requests, for a caller who has them.
     """
-    numbers: dict[Mould, int] = {}
+    numbers: dict[RequestTemplate, int] = {}
     args: list[Arg] = []
     ledgers: list[str] = []
-    had = zip(moulds or itertools.repeat(None), digests or itertools.repeat(None), strict=False)
+    had = zip(templates or itertools.repeat(None), digests or itertools.repeat(None), strict=False)
     for request, (known, digest) in zip(requests, had, strict=False):
-        mould = known or mould_of(request)
-        number = numbers.setdefault(mould, len(numbers) + 1)
+        template = known or template_of(request)
+        number = numbers.setdefault(template, len(numbers) + 1)
         args += (number, request.id, prompt_value(request), digest or request_digest(request))
         ledgers.append(keys.ledger(request.client, request.id))
     common: list[Arg] = [priority_class, watched, CLIENT_LEASE_MS, len(numbers)]
-    for mould in numbers:
-        common += (mould.field, mould.shared, mould.deadline_ms if refuse_late else 0)
+    for template in numbers:
+        common += (template.field, template.common, template.deadline_ms if refuse_late else 0)
     intakes = [keys.intake(name) for name in ("high", "normal", "low", "retry")]
     shared = [keys.info, *intakes, keys.clients, keys.attached(watched), keys.tally]
     return Call("submit", [*shared, *ledgers], common + args, _acceptances)
@@ -117,10 +123,10 @@ def probe(keys: Keys) -> Call[int]:
     return Call("probe", [keys.intake("retry")], [], int)
 
 
-def wish(keys: Keys, client: str, request_id: str) -> Call[Wished]:
+def request_cancel(keys: Keys, client: str, request_id: str) -> Call[CancelRequested]:
     """Ask the leader to cancel a request: for a client that has no right to `cancel`."""
-    args: list[Arg] = [client, request_id, MOST_WISHES, WISH_TTL_S]
-    return Call("wish", [keys.wishes(client), keys.wishers], args, Wished)
+    args: list[Arg] = [client, request_id, MOST_CANCELS, CANCEL_TTL_S]
+    return Call("request_cancel", [keys.cancels(client), keys.cancelling], args, CancelRequested)
 
 
 def attend(

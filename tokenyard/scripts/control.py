@@ -8,7 +8,7 @@ from tokenyard.protocol.commands import (
     command_fields,
     encode_acknowledgement,
 )
-from tokenyard.protocol.control import Order, Posture, encode_posture, order_fields
+from tokenyard.protocol.control import DesiredState, Order, encode_desired, order_fields
 from tokenyard.scripts.calls import Arg, Caller
 
 
@@ -28,14 +28,14 @@ class ControlScripts(Caller):
         answer: bytes = self._run("command", keys, args)
         return answer.decode() or None
 
-    def signal(self, order: Order, seen: bytes, now: Posture) -> str | None:
-        """Change the posture of the order's scope, and tell everybody; the signal's id.
+    def signal(self, order: Order, seen: bytes, now: DesiredState) -> str | None:
+        """Change the desired state of the order's scope, and tell everybody; the signal's id.
 
         ``seen`` is its JSON as the caller found it; None where it is another by now: look again.
         So it is, too, where a call is made again after its answer was lost.
         """
-        keys = [self.keys.posture, self.keys.control, self.keys.events]
-        args: list[Arg] = [order.scope, seen, encode_posture(now)]
+        keys = [self.keys.desired, self.keys.control, self.keys.events]
+        args: list[Arg] = [order.scope, seen, encode_desired(now)]
         for item in order_fields(order).items():
             args.extend(item)
         answer: bytes = self._run("signal", keys, args)

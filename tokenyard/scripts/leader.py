@@ -43,7 +43,7 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, GROUP]
         for item in info.items():
             args.extend(item)
-        keys += [self.keys.events, self.keys.freed, self.keys.wishers]
+        keys += [self.keys.events, self.keys.capacity, self.keys.cancelling]
         return bool(self._run("take_over", keys, args) == 1)
 
     def recognize(self, token: str, server: str, *, was_replica: bool) -> int:

@@ -57,7 +57,7 @@ class WorkerScripts(Caller):
     ) -> HandedBack:
         """Give a request back that the engine could not serve, to be tried after a pause."""
         request = assignment.request
-        keys = [self.keys.leases, self.keys.lane(worker), self.keys.freed]
+        keys = [self.keys.leases, self.keys.lane(worker), self.keys.capacity]
         keys += [self.keys.intake("retry"), self.keys.quarantine]
         keys += [self.keys.ledger(request.client, request.id)]
         keys += [self.keys.tokens(request.client, request.id)]
@@ -101,7 +101,7 @@ class WorkerScripts(Caller):
 
     def finish(self, worker: str, results: Sequence[Publication]) -> list[Published]:
         """Publish results and free their places; one code for each, in their order."""
-        keys = [self.keys.leases, self.keys.lane(worker), self.keys.freed]
+        keys = [self.keys.leases, self.keys.lane(worker), self.keys.capacity]
         keys += [self.keys.quarantine]
         args: list[Arg] = [worker, self._reply_maxlen]
         args.append(sum(item.assignment.request.work for item in results))

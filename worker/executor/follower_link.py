@@ -80,9 +80,9 @@ class FollowerLink:
     def watch(self, wake: Callable[[], None]) -> None:
         """From here on a thread listens, and calls ``wake`` when the group ends."""
         self._wake = wake
-        bell, self._rope = multiprocessing.Pipe(duplex=False)
+        wakeup, self._rope = multiprocessing.Pipe(duplex=False)
         self._thread = threading.Thread(
-            target=self._listen, args=(bell,), name="group", daemon=True
+            target=self._listen, args=(wakeup,), name="group", daemon=True
         )
         self._thread.start()
 
@@ -135,8 +135,8 @@ class FollowerLink:
             return Gone()
         return word
 
-    def _listen(self, bell: Connection) -> None:
-        if bell in wait([self._opened, bell]):
+    def _listen(self, wakeup: Connection) -> None:
+        if wakeup in wait([self._opened, wakeup]):
             return
         self._end = self._receive()
         self._ended.set()

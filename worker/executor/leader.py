@@ -232,7 +232,7 @@ class GroupExecutor(Executor):
         """After a failed step the ranks no longer agree, so it must be the last."""
         fault = step.exception()
         if fault is not None:
-            self._link.spoil(str(fault))
+            self._link.mark_broken(str(fault))
 
     def _ask_output_rank(self, method: str) -> Any:
         timeout = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS

@@ -122,7 +122,7 @@ class LeaderLink:
         if self._fault is not None:
             raise GroupFault(*self._fault.args) from cause
 
-    def spoil(self, reason: str) -> None:
+    def mark_broken(self, reason: str) -> None:
         """Break the group, for this reason where there is none yet."""
         with self._heard:
             self._fault = self._fault or GroupFault(reason)
@@ -182,9 +182,9 @@ class LeaderLink:
             Path(self._group.address).unlink(missing_ok=True)
 
     def _start_listening(self) -> None:
-        bell, self._rope = multiprocessing.Pipe(duplex=False)
+        wakeup, self._rope = multiprocessing.Pipe(duplex=False)
         self._thread = threading.Thread(
-            target=self._listen, args=(bell,), name="group", daemon=True
+            target=self._listen, args=(wakeup,), name="group", daemon=True
         )
         self._thread.start()
 
@@ -194,10 +194,10 @@ class LeaderLink:
         if self._thread is not None:
             self._thread.join()
 
-    def _listen(self, bell: Connection) -> None:
+    def _listen(self, wakeup: Connection) -> None:
         while self._lines:
-            ready = wait([*self._lines, bell])
-            if bell in ready:
+            ready = wait([*self._lines, wakeup])
+            if wakeup in ready:
                 return
             for line in [line for line in self._lines if line in ready]:
                 self._hear(line)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.host.leak import Verdict
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.models import ModelSpec
 
 
@@ -26,14 +26,14 @@ class Goal:
 class Release:
     """Let what runs finish; what is held then gives way."""
 
-    member: Pooled
+    member: WorkerProcessHandle
 
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
     """Let go of the model, or of the device only."""
 
-    member: Pooled
+    member: WorkerProcessHandle
     sleeps: bool
 
 
@@ -41,7 +41,7 @@ class GiveWay:
 class TakeUp:
     """Load a model, or wake it where the first member sleeps with it; several form a group."""
 
-    members: tuple[Pooled, ...]  # by rank
+    members: tuple[WorkerProcessHandle, ...]  # by rank
     goal: Goal
 
 
@@ -49,7 +49,7 @@ class TakeUp:
 class Replace:
     """Start the process anew: models have left something behind in it, or it was told to."""
 
-    member: Pooled
+    member: WorkerProcessHandle
 
 
 Step = Release | GiveWay | TakeUp | Replace
@@ -63,7 +63,7 @@ class Rules:
 
 
 def next_steps(
-    members: Sequence[Pooled],
+    members: Sequence[WorkerProcessHandle],
     goals: Mapping[int, Goal | None],
     rules: Rules,
     suspended: Collection[int] = (),
@@ -84,7 +84,7 @@ class _Host:
 
     def __init__(
         self,
-        members: Sequence[Pooled],
+        members: Sequence[WorkerProcessHandle],
         goals: Mapping[int, Goal | None],
         rules: Rules,
         suspended: Collection[int],
@@ -92,7 +92,7 @@ class _Host:
         self._goals = goals
         self._rules = rules
         self._suspended = suspended
-        self._on: dict[int, list[Pooled]] = {device: [] for device in goals}
+        self._on: dict[int, list[WorkerProcessHandle]] = {device: [] for device in goals}
         for member in members:
             self._on[member.device].append(member)
 
@@ -107,16 +107,16 @@ class _Host:
             elif holder.state is State.DRAINED or holder.is_overdue:
                 yield self._end(holder, goal)
 
-    def _must_go(self, holder: Pooled) -> bool:
+    def _must_go(self, holder: WorkerProcessHandle) -> bool:
         return holder.device in self._suspended or self._must_end(holder)
 
-    def _must_end(self, holder: Pooled) -> bool:
+    def _must_end(self, holder: WorkerProcessHandle) -> bool:
         """Whether it, or another one of its group, is to end."""
         everybody = (one for members in self._on.values() for one in members)
         doomed = [one for one in everybody if one.is_doomed]
         return any(one is holder or one.is_mate_of(holder) for one in doomed)
 
-    def _end(self, holder: Pooled, goal: Goal | None) -> Step:
+    def _end(self, holder: WorkerProcessHandle, goal: Goal | None) -> Step:
         if holder.is_doomed:
             return Replace(holder)
         return GiveWay(holder, sleeps=self._may_sleep(holder, goal))
@@ -155,10 +155,10 @@ class _Host:
             if member.leak is not Verdict.SOUND or (member.is_doomed and not member.is_awake)
         ]
 
-    def _holders(self, device: int) -> list[Pooled]:
+    def _holders(self, device: int) -> list[WorkerProcessHandle]:
         return [member for member in self._on[device] if member.is_awake]
 
-    def _choose(self, device: int, goal: Goal) -> Pooled | None:
+    def _choose(self, device: int, goal: Goal) -> WorkerProcessHandle | None:
         """The process of a device that is to hold the goal's model; none that a model clings to."""
         others = [member for member in self._on[device] if not member.is_doomed]
         for member in others:
@@ -169,7 +169,7 @@ class _Host:
         usable = sound or [member for member in warm if member.leak is not Verdict.GROSS]
         return usable[0] if usable else None
 
-    def _may_sleep(self, holder: Pooled, goal: Goal | None) -> bool:
+    def _may_sleep(self, holder: WorkerProcessHandle, goal: Goal | None) -> bool:
         """Whether a model that gives way may sleep: there is room, and somebody to take over."""
         spec = holder.spec
         if holder.sleep_level:
@@ -189,7 +189,7 @@ class _Host:
         return bool(heirs) and len(asleep) < self._rules.sleepers
 
 
-def fits(holder: Pooled, goal: Goal) -> bool:
+def fits(holder: WorkerProcessHandle, goal: Goal) -> bool:
     """Whether it holds what its device should hold, or is about to."""
     devices = holder.group.devices if holder.group else (holder.device,)
     is_leaving = holder.state in (State.DRAINING, State.DRAINED, State.UNLOADING)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from worker.host.allocation import Goal, fits
 from worker.host.pool import Pool
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.messages import Profile, Reset
 from worker.models import ModelSpec
 
@@ -63,7 +63,7 @@ class Orders:
                 log.info("%s: %s %s: %s", command.worker, command.verb, command.model, command.why)
                 self._begin(entry, command, member)
 
-    def _begin(self, entry: str, command: Command, member: Pooled) -> None:
+    def _begin(self, entry: str, command: Command, member: WorkerProcessHandle) -> None:
         try:
             whom = self._do(command, member)
         except Impossible as fault:
@@ -75,7 +75,7 @@ class Orders:
         else:
             self._pending.append(Pending(entry, command.worker, command.verb, whom))
 
-    def _do(self, command: Command, member: Pooled) -> Goal | str | None:
+    def _do(self, command: Command, member: WorkerProcessHandle) -> Goal | str | None:
         """Whom the command now waits for; None where it has been obeyed already."""
         if command.verb in _OF_MODELS and member.device in self._pool.suspended:
             raise Impossible("it is suspended; RESUME it first")
@@ -96,14 +96,14 @@ class Orders:
                 self._pool.close(member, at_once=command.verb == "stop")
                 return member.name if member.process else None
 
-    def _load(self, command: Command, member: Pooled) -> Goal | None:
+    def _load(self, command: Command, member: WorkerProcessHandle) -> Goal | None:
         spec = self._catalog.get(command.model)
         if spec is None:
             raise Impossible(f"{command.model!r} does not stand in the models file of this host")
         devices = self._devices(spec, command, member)
         return self._aim(spec, devices)
 
-    def _devices(self, spec: ModelSpec, command: Command, member: Pooled) -> list[int]:
+    def _devices(self, spec: ModelSpec, command: Command, member: WorkerProcessHandle) -> list[int]:
         """Those of the command, else the worker's and those with the next numbers."""
         count = len(self._pool.goals)
         following = [(member.device + rank) % count for rank in range(min(spec.ranks, count))]
@@ -126,7 +126,7 @@ class Orders:
             return None
         return goal
 
-    def _forget_release(self, member: Pooled) -> None:
+    def _forget_release(self, member: WorkerProcessHandle) -> None:
         """What it was told before, to let go of its model in one way or another, is void."""
         member.sleep_level = 0
         self._settle(
@@ -142,12 +142,12 @@ class Orders:
             "another command came first",
         )
 
-    def _wake(self, member: Pooled) -> Goal | None:
+    def _wake(self, member: WorkerProcessHandle) -> Goal | None:
         if member.spec is None or member.state not in (State.ASLEEP, State.READY):
             raise Impossible(f"it does not sleep, it is {member.state.value}")
         return self._aim(member.spec, [member.device])
 
-    def _unload(self, member: Pooled) -> str | None:
+    def _unload(self, member: WorkerProcessHandle) -> str | None:
         if member.state in (State.WARM, State.WARMING):
             return None
         if member.state is State.ASLEEP:
@@ -158,7 +158,7 @@ class Orders:
             self._forget_replaced()
         return member.name
 
-    def _sleep(self, command: Command, member: Pooled) -> str | None:
+    def _sleep(self, command: Command, member: WorkerProcessHandle) -> str | None:
         if member.state is State.ASLEEP:
             return None
         if member.state is not State.READY or member.group:
@@ -167,7 +167,7 @@ class Orders:
         self._forget_replaced()
         return member.name
 
-    def _tell(self, command: Command, member: Pooled) -> str:
+    def _tell(self, command: Command, member: WorkerProcessHandle) -> str:
         if member.state is not State.READY:
             raise Impossible(f"it is not ready, it is {member.state.value}")
         member.send(Reset() if command.verb == "reset" else Profile(command.start))
@@ -183,26 +183,26 @@ class Orders:
         """A model cannot be loaded."""
         self._settle(lambda one: one.whom is goal, reason)
 
-    def changed(self, member: Pooled) -> None:
+    def changed(self, member: WorkerProcessHandle) -> None:
         """A process has come into another state."""
         verb = _OBEYED.get(member.state)
         self._settle(lambda one: one.whom == member.name and one.verb == verb)
 
-    def done(self, member: Pooled) -> None:
+    def done(self, member: WorkerProcessHandle) -> None:
         """A process has done something that changes no state."""
         self._settle_next(member, {"reset", "profile"})
 
-    def refused(self, member: Pooled, reason: str) -> None:
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """A process cannot do something; one that cannot sleep is being unloaded."""
         sleeps = member.state is State.UNLOADING
         self._settle_next(member, {"sleep"} if sleeps else {"reset", "profile"}, reason)
 
-    def died(self, member: Pooled, reason: str) -> None:
+    def died(self, member: WorkerProcessHandle, reason: str) -> None:
         """A process has ended, which is what some were told to do."""
         self._settle(lambda one: one.whom == member.name and one.verb in _ENDS)
         self._settle(lambda one: one.whom == member.name, f"the process died: {reason}")
 
-    def _settle_next(self, member: Pooled, verbs: set[Verb], reason: str = "") -> None:
+    def _settle_next(self, member: WorkerProcessHandle, verbs: set[Verb], reason: str = "") -> None:
         """A process answers in the order in which it was told."""
         told = (one for one in self._pending if one.whom == member.name and one.verb in verbs)
         oldest = next(told, None)

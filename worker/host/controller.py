@@ -20,7 +20,7 @@ from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
 from tokenyard.process.service_manager import ServiceManager
 from tokenyard.protocol.commands import Acknowledgement, Command
-from tokenyard.protocol.control import Order, Postures, decode_postures
+from tokenyard.protocol.control import DesiredStates, Order, decode_desired
 from tokenyard.protocol.errors import StartFailed
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
@@ -39,8 +39,8 @@ from worker.host.membership import Membership
 from worker.host.metrics import HostMetrics
 from worker.host.output import log_place
 from worker.host.pool import Pool
-from worker.host.process_handle import Pooled, State
-from worker.host.reconciler import Conductor
+from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.reconciler import StateReconciler
 from worker.host.roster_entry import roster_entry
 from worker.host.start_failures import StartFailures
 from worker.host.weights_check import WeightsCheck
@@ -72,7 +72,7 @@ class Controller:
         self._pool = Pool(settings, self)
         self._orders = Orders(self._pool, self._catalog, self._acknowledge)
         self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
-        self._conductor = Conductor(self._pool, self._read_postures, self._acknowledge)
+        self._reconciler = StateReconciler(self._pool, self._read_postures, self._acknowledge)
         Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
         self._outage = Outage(log, "joining the yard")
         self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
@@ -120,13 +120,13 @@ class Controller:
     def stop(self) -> None:
         """Drain and end `run`; called again, stop at once."""
         self._signals += 1
-        self._pool.bell.ring()
+        self._pool.wakeup.ring()
 
     def _start(self) -> None:
         if self._endpoint:
             self._endpoint.start()
         self._pool.start()
-        self._conductor.look()
+        self._reconciler.look()
         self._membership.publish(self._host.info)
         self._membership.start()
         self._reader.start()
@@ -184,16 +184,16 @@ class Controller:
             if not self._join(member, "it was paused"):
                 return
 
-    def _join(self, member: Pooled, why_anew: str) -> bool:
+    def _join(self, member: WorkerProcessHandle, why_anew: str) -> bool:
         """Join the yard, as somebody else where it has a place; whether that could be done.
 
         The old place is left afterwards: a signal may wait for all workers, so none may be missing
-        for a moment. Whoever joins finds itself in the right posture.
+        for a moment. Whoever joins finds itself in the right desired state.
         """
         before = member.worker
         try:
-            self._conductor.read()
-            self._conductor.lead(member)
+            self._reconciler.read()
+            self._reconciler.lead(member)
             member.become(self._membership.join(self._entry(member)))
         except redis.RedisError as fault:
             self._outage.note(fault)
@@ -206,16 +206,16 @@ class Controller:
 
     def _lead_all(self) -> None:
         """Have every process do what operators want, and give those that may serve their lane."""
-        self._conductor.look()
+        self._reconciler.look()
         for member in self._pool.members:
-            if self._conductor.lead(member) and member.worker:
+            if self._reconciler.lead(member) and member.worker:
                 self._membership.show(member.worker, self._entry(member))
             is_new = member.worker != member.served
-            if member.worker and is_new and self._conductor.may_serve(member):
+            if member.worker and is_new and self._reconciler.may_serve(member):
                 member.served = member.worker
                 member.send(Serve(member.worker))
-        self._pool.suspended = self._conductor.suspended()
-        self._pool.weights = self._conductor.weights()
+        self._pool.suspended = self._reconciler.suspended()
+        self._pool.weights = self._reconciler.weights()
         self._forgive()
 
     def _count_all(self) -> None:
@@ -234,19 +234,19 @@ class Controller:
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
-        self._pool.bell.ring()
+        self._pool.wakeup.ring()
 
-    def _entry(self, member: Pooled) -> WorkerInfo:
+    def _entry(self, member: WorkerProcessHandle) -> WorkerInfo:
         group = self._group_of(member)
         swapped_ms = self._swapped_ms.get(member.device, 0)
         return roster_entry(member, self._settings.name, group, swapped_ms)
 
-    def _group_of(self, member: Pooled) -> list[str]:
+    def _group_of(self, member: WorkerProcessHandle) -> list[str]:
         """Names of its group, the leader's first."""
         mates = [mate for mate in self._pool.members if mate.is_mate_of(member)]
         return [mate.name for mate in sorted(mates, key=lambda m: m.group.rank if m.group else 0)]
 
-    def _leave(self, member: Pooled, why: Why, reason: str = "") -> None:
+    def _leave(self, member: WorkerProcessHandle, why: Why, reason: str = "") -> None:
         if member.worker:
             self._leave_as(member.worker, why, reason)
         member.become("")
@@ -260,7 +260,7 @@ class Controller:
 
     # What the pool tells (worker.host.pool.Owner)
 
-    def changed(self, member: Pooled) -> None:
+    def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""
         if member.state is State.WARM:
             self._start_failures.worked("warming up")
@@ -270,7 +270,7 @@ class Controller:
         self._metrics.changed(member)
         self._orders.changed(member)
 
-    def serves(self, member: Pooled) -> None:
+    def serves(self, member: WorkerProcessHandle) -> None:
         """Its engine is up; it gets its lane when it does what operators want."""
         self._start_failures.worked("loading the model")
         self._note_load(member)
@@ -281,23 +281,23 @@ class Controller:
 
     def _forgive(self) -> None:
         """A model that could not be loaded may be with the weights that it has been given since."""
-        if forgiven := self._host.forgive(self._conductor.weights_of):
+        if forgiven := self._host.forgive(self._reconciler.weights_of):
             self._membership.publish(self._host.info)
             self._pool.retry_now(forgiven)
 
-    def _note_load(self, member: Pooled) -> None:
+    def _note_load(self, member: WorkerProcessHandle) -> None:
         if member.spec:
             is_woken, seconds = "wake" in member.phases_s, sum(member.phases_s.values())
             note = self._host.came if is_woken else self._host.loaded
             note(member.spec.name, seconds)
             self._membership.publish(self._host.info)
 
-    def _note_end(self, member: Pooled) -> None:
+    def _note_end(self, member: WorkerProcessHandle) -> None:
         """How long a model took to go is told with the next that comes."""
         if member.state in (State.WARM, State.ASLEEP) and member.name in self._going:
             self._host.gone(self._going.pop(member.name), sum(member.phases_s.values()))
 
-    def gives_way(self, member: Pooled) -> None:
+    def gives_way(self, member: WorkerProcessHandle) -> None:
         """It leaves the yard as who it was: an incarnation serves one model at most."""
         why = "its model gives way"
         if member.worker and not self._join(member, why):
@@ -309,7 +309,7 @@ class Controller:
             devices = member.group.devices if member.group else (member.device,)
             self._swapped_ms.update(dict.fromkeys(devices, int(time.time() * 1000)))
 
-    def died(self, member: Pooled, why: Why, reason: str) -> None:
+    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """Its lane is given up at once."""
         self._leave(member, why, reason)
         self._going.pop(member.name, None)
@@ -317,7 +317,7 @@ class Controller:
         member.note_error("" if why == "left" else reason)
         self._orders.died(member, reason)
 
-    def start_failed(self, member: Pooled, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
         """Models of a file are placed elsewhere, or refused: they do not end this host."""
         if death.phase == "warming up" or not self._settings.models:
             self._start_failures.note(member.name, death)
@@ -330,11 +330,11 @@ class Controller:
         self._orders.missed(goal, reason)
         return not self._settings.models
 
-    def refused(self, member: Pooled, reason: str) -> None:
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """It cannot do what it was told."""
         self._orders.refused(member, reason)
 
-    def heard(self, member: Pooled, message: ToController) -> None:
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """News from a worker."""
         match message:
             case Beat():
@@ -344,12 +344,12 @@ class Controller:
             case Surplus(worker) if worker == member.worker:
                 member.is_spent = True
             case Paused(mode):
-                member.bearing.rests(mode)
-            case Done(errand) if not member.bearing.has_done(errand):
+                member.observed.rests(mode)
+            case Done(errand) if not member.observed.has_done(errand):
                 self._orders.done(member)
             case Refusal(reason, errand):
                 log.error("%s: %s", member.name, reason)
-                if errand is None or not member.bearing.cannot(errand, reason):
+                if errand is None or not member.observed.cannot(errand, reason):
                     self._orders.refused(member, reason)
 
     # Commands and signals
@@ -359,15 +359,15 @@ class Controller:
 
     def _put(self, said: tuple[str, Command | Order] | None) -> None:
         self._said.put(said)
-        self._pool.bell.ring()
+        self._pool.wakeup.ring()
 
     def _obey_all(self) -> None:
         while not self._said.empty():
             match self._said.get():
                 case None:
-                    self._conductor.mark_stale()
+                    self._reconciler.mark_stale()
                 case entry, Order() as order:
-                    self._conductor.heed(entry, order)
+                    self._reconciler.heed(entry, order)
                 case entry, Command(verb="check") as command:
                     members = self._pool.members
                     if any(command.worker in (one.worker, *one.former) for one in members):
@@ -375,9 +375,9 @@ class Controller:
                 case entry, Command() as command:
                     self._orders.obey(entry, command)
 
-    def _read_postures(self) -> Postures:
-        fields: Any = self._connection.hgetall(self._keys.posture)
-        return decode_postures(fields)
+    def _read_postures(self) -> DesiredStates:
+        fields: Any = self._connection.hgetall(self._keys.desired)
+        return decode_desired(fields)
 
     def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from tokenyard.scripts import Why
 from tokenyard.telemetry.metrics import Histogram, Metric, histograms, numbers
 from worker.counts import Counts
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.messages import Beat, EngineStats
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class HostMetrics:
         self._phases: dict[str, Mapping[str, float]] = {}  # those noted last, by worker
         self._engines = EngineMetrics()
 
-    def heard(self, member: Pooled, beat: Beat) -> None:
+    def heard(self, member: WorkerProcessHandle, beat: Beat) -> None:
         """A process has told its counts."""
         model = member.spec.name if member.spec else ""
         with self._lock:
@@ -112,7 +112,7 @@ class HostMetrics:
                 self._running[member.name] = beat.counts
             self._engines.hear(member.name, model, beat.stats)
 
-    def changed(self, member: Pooled) -> None:
+    def changed(self, member: WorkerProcessHandle) -> None:
         """A process has come into another state; the time that took is noted once."""
         phases = member.phases_s
         if phases is self._phases.get(member.name):
@@ -123,7 +123,7 @@ class HostMetrics:
             with self._lock:
                 self._swaps[phase].observe(sum(phases.values()))
 
-    def ended(self, member: Pooled, why: Why) -> None:
+    def ended(self, member: WorkerProcessHandle, why: Why) -> None:
         """A process is gone: what it has counted stays."""
         with self._lock:
             counts = self._running.pop(member.name, None)

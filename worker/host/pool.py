@@ -18,7 +18,7 @@ from typing import Protocol
 
 from redis.backoff import ExponentialWithJitterBackoff
 
-from tokenyard.process.wake_pipe import Bell
+from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
 from worker.engines import Group
@@ -36,7 +36,7 @@ from worker.host.allocation import (
 )
 from worker.host.diagnosis import Death
 from worker.host.fork_server import preload
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.messages import (
     Asleep,
     Beat,
@@ -62,28 +62,28 @@ SUSPENDED_LEVEL = 1
 class Owner(Protocol):
     """Who is told what happens in a pool."""
 
-    def changed(self, member: Pooled) -> None:
+    def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""
 
-    def serves(self, member: Pooled) -> None:
+    def serves(self, member: WorkerProcessHandle) -> None:
         """Its engine is up: it may be given work."""
 
-    def gives_way(self, member: Pooled) -> None:
+    def gives_way(self, member: WorkerProcessHandle) -> None:
         """It is about to let go of its model: what it has left must be somebody else's."""
 
-    def died(self, member: Pooled, why: Why, reason: str) -> None:
+    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """Its process is dead: what it had must be somebody else's at once."""
 
-    def start_failed(self, member: Pooled, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
         """Its process died before it was warm, or it, or its process, could not load its model."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
         """A model could not be loaded; whether the pool shall go on trying."""
 
-    def refused(self, member: Pooled, reason: str) -> None:
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """It cannot do something that has nothing to do with a goal."""
 
-    def heard(self, member: Pooled, message: ToController) -> None:
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """It said something that is not the pool's business."""
 
 
@@ -100,7 +100,7 @@ class Pool:
         #: Devices that are never taken up again.
         self.closed: set[int] = set()
         #: Interrupts the wait for the processes.
-        self.bell = Bell()
+        self.wakeup = WakeupPipe()
         self._settings = settings
         self._owner = owner
         self._rules = Rules(settings.sleepers)
@@ -145,7 +145,7 @@ class Pool:
         for device in devices:
             self.goals[device] = goal
             self._retry_at.pop(device, None)
-        self.bell.ring()
+        self.wakeup.ring()
         return goal
 
     def retry_now(self, models: Collection[str]) -> None:
@@ -156,17 +156,17 @@ class Pool:
                 del self._retry_at[device]
                 del self._faults[goal]
 
-    def put_to_sleep(self, member: Pooled, level: int) -> None:
+    def put_to_sleep(self, member: WorkerProcessHandle, level: int) -> None:
         """Its engine should let go of the device, and nothing else take it."""
         self.aim(None, [member.device])
         member.sleep_level = level
 
-    def recycle(self, member: Pooled) -> None:
+    def recycle(self, member: WorkerProcessHandle) -> None:
         """Its process should end once it has nothing to do, and a new one start."""
         member.is_doomed = True
-        self.bell.ring()
+        self.wakeup.ring()
 
-    def close(self, member: Pooled, *, at_once: bool = False) -> None:
+    def close(self, member: WorkerProcessHandle, *, at_once: bool = False) -> None:
         """End its process for good: at once, or when it has finished what it has.
 
         With a process that takes up its device, or is the last one there, the device is closed.
@@ -185,12 +185,12 @@ class Pool:
         if at_once and member.process is not None:
             member.replace()
 
-    def _close_without_process(self, member: Pooled) -> None:
+    def _close_without_process(self, member: WorkerProcessHandle) -> None:
         self._owner.died(member, "left", "it is closed")
         member.stopped()
         self._owner.changed(member)
 
-    def give_way(self, member: Pooled, *, sleeps: bool = False) -> None:
+    def give_way(self, member: WorkerProcessHandle, *, sleeps: bool = False) -> None:
         """Let go of its model, or of the device only; what is still running goes back."""
         self._owner.gives_way(member)
         level = member.sleep_level or (member.spec.sleep_level if member.spec else 0)
@@ -202,7 +202,7 @@ class Pool:
             member.unload()
         self._owner.changed(member)
 
-    def holder(self, device: int) -> Pooled | None:
+    def holder(self, device: int) -> WorkerProcessHandle | None:
         """The process that takes up a device."""
         awake = (one for one in self.members if one.device == device and one.is_awake)
         return next(awake, None)
@@ -232,7 +232,7 @@ class Pool:
                     )
                 member.replace()
 
-    def _take_up(self, members: Sequence[Pooled], goal: Goal) -> None:
+    def _take_up(self, members: Sequence[WorkerProcessHandle], goal: Goal) -> None:
         leader, *followers = members
         if leader.state is State.ASLEEP:
             leader.wake()
@@ -243,7 +243,9 @@ class Pool:
         for member in members:
             self._owner.changed(member)
 
-    def _form(self, leader: Pooled, followers: Sequence[Pooled], goal: Goal) -> None:
+    def _form(
+        self, leader: WorkerProcessHandle, followers: Sequence[WorkerProcessHandle], goal: Goal
+    ) -> None:
         if self._folder is None:
             raise RuntimeError("the pool has not been started")
         address = str(Path(self._folder.name) / f"group-{next(self._groups)}")
@@ -272,19 +274,19 @@ class Pool:
         pipes = [member.pipe for member in self.members if member.pipe is not None]
         pipes += [one.output.pipe for one in self.members if one.output and one.output.pipe]
         deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
-        heard = wait([*pipes, *deaths, self.bell.fileno()], timeout=timeout_s)
-        if self.bell.fileno() in heard:
-            self.bell.hear()
+        heard = wait([*pipes, *deaths, self.wakeup.fileno()], timeout=timeout_s)
+        if self.wakeup.fileno() in heard:
+            self.wakeup.hear()
         for member in self.members:
             if member.output is not None:
                 member.output.pass_on()
             for message in member.receive():
-                self._heed(member, message)
+                self._handle_signal(member, message)
         for sentinel, member in deaths.items():
             if sentinel in heard:
-                self._mourn(member)
+                self._on_exit(member)
 
-    def _heed(self, member: Pooled, message: ToController) -> None:
+    def _handle_signal(self, member: WorkerProcessHandle, message: ToController) -> None:
         match message:
             case Warm():
                 member.warm(message)
@@ -310,7 +312,7 @@ class Pool:
             case _:
                 self._owner.heard(member, message)
 
-    def _refused(self, member: Pooled, reason: str) -> None:
+    def _refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """One that cannot sleep is unloaded."""
         log.error("%s: %s", member.name, reason)
         if member.state is State.LOADING:
@@ -322,7 +324,7 @@ class Pool:
             self._owner.changed(member)
         self._owner.refused(member, reason)
 
-    def _refused_load(self, member: Pooled, reason: str) -> None:
+    def _refused_load(self, member: WorkerProcessHandle, reason: str) -> None:
         """The model is given up; the process is as warm as it was."""
         goal, followers = self._goal_of(member), self._mates(member)
         if member.spec:
@@ -336,7 +338,7 @@ class Pool:
         if goal:
             self._give_up(goal, reason)
 
-    def _goal_of(self, member: Pooled) -> Goal | None:
+    def _goal_of(self, member: WorkerProcessHandle) -> Goal | None:
         """What it works towards; None where its device should hold something else by now."""
         goal = self.goals[member.device]
         return goal if goal and fits(member, goal) else None
@@ -349,7 +351,7 @@ class Pool:
         else:
             self.aim(None, goal.devices)
 
-    def _mourn(self, member: Pooled) -> None:
+    def _on_exit(self, member: WorkerProcessHandle) -> None:
         """A process has died: its work is given up before anything else."""
         why, reason = member.departure()
         if death := member.death():
@@ -367,7 +369,7 @@ class Pool:
         if was_loading and goal and why == "crashed":
             self._give_up(goal, f"the process died while it loaded: {reason}")
 
-    def _end_group(self, member: Pooled, why: Why, reason: str) -> None:
+    def _end_group(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """One rank is gone, so the others wait for it in vain."""
         rank = member.group.rank if member.group else 0
         for mate in self._mates(member):
@@ -375,7 +377,7 @@ class Pool:
             mate.last_words = mate.last_words or f"rank {rank}: {reason}"
             mate.kill()
 
-    def _mates(self, member: Pooled) -> list[Pooled]:
+    def _mates(self, member: WorkerProcessHandle) -> list[WorkerProcessHandle]:
         """The others of its group."""
         return [mate for mate in self.members if mate.is_mate_of(member) and mate is not member]
 
@@ -428,13 +430,13 @@ class Pool:
             self._folder = None
 
 
-def _members(settings: WorkerSettings) -> list[Pooled]:
+def _members(settings: WorkerSettings) -> list[WorkerProcessHandle]:
     """One process for each device, those for engines that sleep, and the spares."""
     devices = [*range(settings.slots)] * (1 + settings.sleepers)
     devices += [number % settings.slots for number in range(settings.spares)]
     if len(devices) == 1:
-        return [Pooled(settings, settings.name, 0)]
+        return [WorkerProcessHandle(settings, settings.name, 0)]
     return [
-        Pooled(settings, f"{settings.name}-{number}", device)
+        WorkerProcessHandle(settings, f"{settings.name}-{number}", device)
         for number, device in enumerate(devices)
     ]

@@ -1,8 +1,8 @@
 """One process of the pool: where it is in its life, and its standing in the yard.
 
-A `Pooled` decides nothing about models or Redis: the pool tells it what to do, and it says what
-state it is in. It is started by the host's fork-server, which has imported the engine and holds
-no device, so no CUDA context is ever inherited.
+A `WorkerProcessHandle` decides nothing about models or Redis: the pool tells it what to do, and it
+says what state it is in. It is started by the host's fork-server, which has imported the engine and
+holds no device, so no CUDA context is ever inherited.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.host.diagnosis import Death
 from worker.host.fork_server import Server
 from worker.host.leak import LOOKS, LeakRule, Look, Verdict
 from worker.host.output import Output
-from worker.host.run_state import Bearing
+from worker.host.run_state import ObservedState
 from worker.messages import (
     Asleep,
     Attach,
@@ -97,7 +97,7 @@ _CHANGING = frozenset({State.WARMING, State.LOADING, State.UNLOADING})
 _SERVING = frozenset({State.READY, State.DRAINING})
 
 
-class Pooled:
+class WorkerProcessHandle:
     """One process of the pool."""
 
     def __init__(self, settings: WorkerSettings, name: str, device: int) -> None:
@@ -108,7 +108,7 @@ class Pooled:
         self.former: deque[str] = deque(maxlen=MOST_FORMER)  # those of its process before that
         self.served = ""  # the incarnation whose lane it has been told to consume
         self.is_spent = False  # that incarnation has let go of its lane, and has to leave
-        self.bearing = Bearing()  # what it does of what operators want
+        self.observed = ObservedState()  # what it does of what operators want
         self.spec: ModelSpec | None = None  # what it holds, or is about to
         self.group: Group | None = None
         self.engine: EngineInfo | None = None
@@ -240,7 +240,7 @@ class Pooled:
         self._look(message.memory)
         self.memory, self.phases_s = message.memory, message.phases_s
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
-        self.bearing, self.served = Bearing(), ""
+        self.observed, self.served = ObservedState(), ""
         self.tally = Tally()
         self._enter(State.WARM)
 
@@ -258,7 +258,7 @@ class Pooled:
         self._most = max(self._most, message.memory.scarce)
         self.engine, self.memory = message.info, message.memory
         self.phases_s = message.info.phases_s
-        self.bearing.weights = message.info.weights
+        self.observed.weights = message.info.weights
         self.sleep_level = 0
         self._enter(State.READY)
 
@@ -316,7 +316,7 @@ class Pooled:
         """Whether it takes up its device."""
         return self.state in AWAKE
 
-    def is_mate_of(self, other: Pooled) -> bool:
+    def is_mate_of(self, other: WorkerProcessHandle) -> bool:
         """Whether both belong to the same group."""
         return bool(self.group and other.group and self.group.address == other.group.address)
 
@@ -422,7 +422,7 @@ class Pooled:
         self._most = 0
         self.tally = Tally()
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
-        self.bearing, self.served, self.is_spent = Bearing(), "", False
+        self.observed, self.served, self.is_spent = ObservedState(), "", False
         self.former.clear()
         self._enter(State.STOPPED if self.is_last else State.DOWN)
         if is_replaced:

@@ -1,7 +1,7 @@
 """Brings the processes of a host to what operators want of them, and says who is in accord.
 
-What is wanted stands in the hash `posture`; signals only say that it has changed. So it does not
-matter which of them a controller has seen.
+What is wanted stands in the hash `desired_state`; signals only say that it has changed. So it does
+not matter which of them a controller has seen.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tokenyard.broker.outage import Outage
 from tokenyard.protocol.commands import Acknowledgement
 from tokenyard.protocol.control import (
     ALL,
-    Conduct,
+    DesiredState,
+    DesiredStates,
     Order,
-    Posture,
-    Postures,
+    RunState,
     model_scope,
     worker_scope,
 )
 from tokenyard.protocol.streams import position
 from worker.host.allocation import Goal
 from worker.host.pool import Pool
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.host.run_state import is_fit, next_step, why_not
 from worker.messages import Profile, Reload
 
@@ -34,7 +34,7 @@ log = logging.getLogger("tokenyard.worker.control")
 
 #: Most signals of which one worker has yet to say what came of them.
 MOST_UNANSWERED = 100
-#: The engine is up, and takes what it is told about its conduct.
+#: The engine is up, and takes what it is told about its run state.
 _LED = frozenset({State.READY, State.DRAINING})
 #: What takes up a device leaves these states by itself, soon.
 _PASSING = frozenset({State.DRAINED, State.UNLOADING})
@@ -42,20 +42,20 @@ _BY_PROFILING = frozenset({"START_PROFILE", "STOP_PROFILE"})
 _BY_WEIGHTS = frozenset({"RELOAD_WEIGHTS", "UNPAUSE"})
 
 
-class Conductor:
+class StateReconciler:
     """Compares what is wanted with what each process does, and tells it the next step."""
 
     def __init__(
         self,
         pool: Pool,
-        read: Callable[[], Postures],
+        read: Callable[[], DesiredStates],
         acknowledge: Callable[[str, Acknowledgement], None],
     ) -> None:
         """``read`` gives what is wanted now; it raises `redis.RedisError`."""
         self._pool = pool
         self._read = read
         self._acknowledge = acknowledge
-        self._postures: Postures | None = None  # None: not known yet
+        self._postures: DesiredStates | None = None  # None: not known yet
         self._since = (0, 0)  # what was wanted at first; older signals need no answer
         self._outage = Outage(log, "reading what operators want")
         self._is_stale = True
@@ -92,17 +92,17 @@ class Conductor:
 
     def read(self) -> None:
         """Read what is wanted. Raises `redis.RedisError`."""
-        postures = self._read()
+        desired_states = self._read()
         if self._postures is None:
-            self._since = position(postures.changed)
-        self._postures, self._is_stale = postures, False
+            self._since = position(desired_states.changed)
+        self._postures, self._is_stale = desired_states, False
 
-    def wanted(self, member: Pooled) -> Posture:
+    def wanted(self, member: WorkerProcessHandle) -> DesiredState:
         """What is wanted of a process with the model that it has."""
         return self._posture_of(member.name, member.spec.name if member.spec else "")
 
-    def _posture_of(self, name: str, model: str) -> Posture:
-        return self._postures.of(name, model) if self._postures else Posture()
+    def _posture_of(self, name: str, model: str) -> DesiredState:
+        return self._postures.of(name, model) if self._postures else DesiredState()
 
     def weights(self) -> dict[str, str]:
         """By model: the path of a checkpoint that stands in for its own."""
@@ -115,31 +115,31 @@ class Conductor:
 
     # What is done about it
 
-    def lead(self, member: Pooled) -> bool:
+    def lead(self, member: WorkerProcessHandle) -> bool:
         """Tell a process its next step, and note what it does; whether the yard must be told."""
         if self._postures is None:
             return False
-        wanted, bearing = self.wanted(member), member.bearing
-        bearing.judge_anew(self._postures.changed)
+        wanted, observed = self.wanted(member), member.observed
+        observed.judge_anew(self._postures.changed)
         if member.state in _LED:
-            step = next_step(wanted, bearing)
+            step = next_step(wanted, observed)
             if step is not None:
                 log.info("%s: %s", member.name, step)
-                bearing.asked = step
+                observed.asked = step
                 member.send(step)
-        bearing.conduct = self._conduct(member, wanted)
+        observed.run_state = self._run_state(member, wanted)
         self._conclude(member, wanted)
-        is_news = bearing.as_shown != bearing.shown
-        bearing.shown = bearing.as_shown
+        is_news = observed.as_shown != observed.shown
+        observed.shown = observed.as_shown
         return is_news
 
-    def may_serve(self, member: Pooled) -> bool:
+    def may_serve(self, member: WorkerProcessHandle) -> bool:
         """Whether a process may have its lane: nothing unwanted would happen there."""
         is_there = member.state is State.READY and not member.is_spent and not member.is_doomed
         return is_there and self._postures is not None and self._is_fit(member)
 
-    def _is_fit(self, member: Pooled) -> bool:
-        return is_fit(self.wanted(member), member.bearing)
+    def _is_fit(self, member: WorkerProcessHandle) -> bool:
+        return is_fit(self.wanted(member), member.observed)
 
     def suspended(self) -> frozenset[int]:
         """Devices that are to be let go of, or that may not be taken up yet."""
@@ -154,80 +154,82 @@ class Conductor:
         here = [one for one in self._pool.members if one.device == goal.devices[0]]
         having = [one for one in here if one.spec is goal.spec]
         holder = next((one for one in having if one.is_awake), None)
-        if holder is not None and holder.state in _LED and holder.bearing.paused is None:
+        if holder is not None and holder.state in _LED and holder.observed.paused is None:
             return False
         whose = [holder] if holder else having or here
         return any(
-            self._posture_of(one.name, goal.spec.name).conduct == "SUSPENDED" for one in whose
+            self._posture_of(one.name, goal.spec.name).run_state == "SUSPENDED" for one in whose
         )
 
     # What came of it
 
-    def _conduct(self, member: Pooled, wanted: Posture) -> Conduct:
+    def _run_state(self, member: WorkerProcessHandle, wanted: DesiredState) -> RunState:
         """What a process does; one without an engine does what is wanted."""
-        bearing = member.bearing
+        observed = member.observed
         if member.state in _PASSING or (member.state in _LED and member.served):
-            return "PAUSED" if bearing.paused else "RUNNING"
+            return "PAUSED" if observed.paused else "RUNNING"
         if member.state in _LED:
-            return "RUNNING" if wanted.conduct == "RUNNING" and not bearing.paused else "PAUSED"
-        if bearing.conduct == "SUSPENDED" and self._is_coming_back(member):
+            return "RUNNING" if wanted.run_state == "RUNNING" and not observed.paused else "PAUSED"
+        if observed.run_state == "SUSPENDED" and self._is_coming_back(member):
             return "SUSPENDED"
-        return wanted.conduct
+        return wanted.run_state
 
-    def _is_coming_back(self, member: Pooled) -> bool:
+    def _is_coming_back(self, member: WorkerProcessHandle) -> bool:
         """Whether a process that was suspended is waking, or is about to."""
         goal = self._pool.goals[member.device]
         return member.state is State.LOADING or (
             member.state is State.ASLEEP and goal is not None and goal.spec is member.spec
         )
 
-    def _is_in_accord(self, member: Pooled, wanted: Posture) -> bool:
-        bearing = member.bearing
+    def _is_in_accord(self, member: WorkerProcessHandle, wanted: DesiredState) -> bool:
+        observed = member.observed
         if member.state in _LED:
-            fits = wanted.conduct != "SUSPENDED" and not member.is_spent
-            return fits and not bearing.refused and self._is_fit(member)
+            fits = wanted.run_state != "SUSPENDED" and not member.is_spent
+            return fits and not observed.refused and self._is_fit(member)
         if member.state is State.LOADING:
-            is_right = bearing.weights == wanted.weights and wanted.conduct != "SUSPENDED"
-            return is_right and bearing.conduct == wanted.conduct
-        return member.state not in _PASSING and bearing.conduct == wanted.conduct
+            is_right = observed.weights == wanted.weights and wanted.run_state != "SUSPENDED"
+            return is_right and observed.run_state == wanted.run_state
+        return member.state not in _PASSING and observed.run_state == wanted.run_state
 
-    def _conclude(self, member: Pooled, wanted: Posture) -> None:
+    def _conclude(self, member: WorkerProcessHandle, wanted: DesiredState) -> None:
         """Say what came of the signals, where nothing more will come of them."""
         if self._postures is None:
             return
-        bearing, changed = member.bearing, self._postures.changed
+        observed, changed = member.observed, self._postures.changed
         if self._is_in_accord(member, wanted):
-            bearing.obeyed = changed
-        elif not (member.state in _LED and bearing.refused and self._is_fit(member)):
+            observed.obeyed = changed
+        elif not (member.state in _LED and observed.refused and self._is_fit(member)):
             return
         if not member.worker:
             return
-        if bearing.refused:
+        if observed.refused:
             self._complain(member, wanted, changed)
         unanswered = self._unanswered[member.name]
         while unanswered and position(unanswered[0][0]) <= position(changed):
             self._answer(member, wanted, *unanswered.popleft())
 
-    def _complain(self, member: Pooled, wanted: Posture, changed: str) -> None:
+    def _complain(self, member: WorkerProcessHandle, wanted: DesiredState, changed: str) -> None:
         """Also those may wait for it who gave the signal before this controller was there."""
-        if member.bearing.complained != changed and position(changed) <= self._since:
-            member.bearing.complained = changed
-            reason = why_not(wanted, member.bearing)
+        if member.observed.complained != changed and position(changed) <= self._since:
+            member.observed.complained = changed
+            reason = why_not(wanted, member.observed)
             self._acknowledge(
                 changed, Acknowledgement(worker=member.worker, done=False, reason=reason)
             )
 
-    def _answer(self, member: Pooled, wanted: Posture, entry: str, order: Order) -> None:
-        reason = why_not(wanted, member.bearing) if _is_about(order, member) else ""
+    def _answer(
+        self, member: WorkerProcessHandle, wanted: DesiredState, entry: str, order: Order
+    ) -> None:
+        reason = why_not(wanted, member.observed) if _is_about(order, member) else ""
         if reason:
             log.warning("%s: %s: %s", member.worker, order.signal, reason)
         done = Acknowledgement(worker=member.worker, done=not reason, reason=reason)
         self._acknowledge(entry, done)
 
 
-def _is_about(order: Order, member: Pooled) -> bool:
+def _is_about(order: Order, member: WorkerProcessHandle) -> bool:
     """Whether what a process cannot do is what an order is about."""
-    refused = member.bearing.refused
+    refused = member.observed.refused
     return (order.signal in _BY_PROFILING and any(isinstance(one, Profile) for one in refused)) or (
         order.signal in _BY_WEIGHTS and any(isinstance(one, Reload) for one in refused)
     )

@@ -7,7 +7,7 @@ import socket
 import time
 
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 
 _SHOWN: dict[State, WorkerState] = {
     State.WARMING: "warming",
@@ -27,7 +27,9 @@ def lane_limit(slots: int) -> int:
     return slots + max(1, slots // 4)
 
 
-def roster_entry(member: Pooled, controller: str, group: list[str], swapped_ms: int) -> WorkerInfo:
+def roster_entry(
+    member: WorkerProcessHandle, controller: str, group: list[str], swapped_ms: int
+) -> WorkerInfo:
     """A roster entry; what an engine would say is left out while there is none."""
     engine = member.engine
     slots = engine.slots if engine else 1
@@ -55,11 +57,11 @@ def roster_entry(member: Pooled, controller: str, group: list[str], swapped_ms: 
         swapped_ms=swapped_ms,
         memory_bytes=member.memory.scarce if member.memory else 0,
         warm_bytes=member.baseline.scarce if member.baseline else 0,
-        conduct=member.bearing.conduct,
-        epoch=member.bearing.epoch,
-        profiling=member.bearing.profiling,
-        weights=member.bearing.weights,
-        obeyed=member.bearing.obeyed,
+        run_state=member.observed.run_state,
+        epoch=member.observed.epoch,
+        profiling=member.observed.profiling,
+        weights=member.observed.weights,
+        obeyed=member.observed.obeyed,
         tally=member.tally,
         last_error=member.last_error,
         last_error_ms=member.last_error_ms,

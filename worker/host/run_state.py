@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tokenyard.protocol.control import Conduct, PauseMode, Posture
+from tokenyard.protocol.control import DesiredState, PauseMode, RunState
 from worker.messages import Errand, Pause, Profile, Reload, SetEpoch, Unpause
 
 Ask = Pause | Errand
 
 
 @dataclass(slots=True)
-class Bearing:
+class ObservedState:
     """What a process with an engine does of what operators want, as far as it has said so."""
 
     paused: PauseMode | None = None  # None: it runs
@@ -25,7 +25,7 @@ class Bearing:
     asked: Ask | None = None  # what it has been told and has not answered yet
     refused: dict[Errand, str] = field(default_factory=dict)  # what it cannot do, and why
     judged: str = ""  # id of the signal since which it has refused that
-    conduct: Conduct = "RUNNING"  # that the yard is shown
+    run_state: RunState = "RUNNING"  # that the yard is shown
     obeyed: str = ""  # id of the newest signal that it is in accord with
     complained: str = ""  # the signal of which was said that it cannot be obeyed
     shown: tuple[object, ...] = ()  # what the yard has been told of all this
@@ -33,7 +33,7 @@ class Bearing:
     @property
     def as_shown(self) -> tuple[object, ...]:
         """What the yard is told."""
-        return self.conduct, self.obeyed, self.epoch, self.profiling, self.weights
+        return self.run_state, self.obeyed, self.epoch, self.profiling, self.weights
 
     def rests(self, mode: PauseMode) -> None:
         """It has said that nothing runs."""
@@ -71,40 +71,40 @@ class Bearing:
             self.refused.clear()
 
 
-def next_step(wanted: Posture, bearing: Bearing) -> Ask | None:
+def next_step(wanted: DesiredState, observed: ObservedState) -> Ask | None:
     """What to tell a process whose engine is up; None where it has to answer first, or is there.
 
     One that cannot have the weights that it should have rests until they are others: no request
     is answered by a model that nobody meant.
     """
-    if isinstance(bearing.asked, Pause):  # may take as long as the longest request
-        return _instead(bearing.asked, _rest(wanted, bearing))
-    if bearing.asked is not None:
+    if isinstance(observed.asked, Pause):  # may take as long as the longest request
+        return _instead(observed.asked, _rest(wanted, observed))
+    if observed.asked is not None:
         return None
-    steps = _differences(wanted, bearing)
-    return next((step for step in steps if step not in bearing.refused), None)
+    steps = _differences(wanted, observed)
+    return next((step for step in steps if step not in observed.refused), None)
 
 
-def is_fit(wanted: Posture, bearing: Bearing) -> bool:
+def is_fit(wanted: DesiredState, observed: ObservedState) -> bool:
     """Whether a process whose engine is up may have a lane: it would do nothing unwanted there."""
-    return bearing.asked is None and next_step(wanted, bearing) is None
+    return observed.asked is None and next_step(wanted, observed) is None
 
 
-def why_not(wanted: Posture, bearing: Bearing) -> str:
+def why_not(wanted: DesiredState, observed: ObservedState) -> str:
     """Why a process does not do all that is wanted; "" where nothing hinders it."""
-    reasons = [reason for errand, reason in bearing.refused.items() if _is_wanted(errand, wanted)]
+    reasons = [reason for errand, reason in observed.refused.items() if _is_wanted(errand, wanted)]
     return "; ".join(reasons)
 
 
-def _is_wanted(errand: Errand, wanted: Posture) -> bool:
+def _is_wanted(errand: Errand, wanted: DesiredState) -> bool:
     return errand in (Reload(wanted.weights), Profile(wanted.profiling), SetEpoch(wanted.epoch))
 
 
-def _rest(wanted: Posture, bearing: Bearing) -> PauseMode | None:
+def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
     """How it has to rest now; None where it has to run."""
-    if wanted.conduct != "RUNNING":
+    if wanted.run_state != "RUNNING":
         return wanted.mode
-    return "abort" if bearing.weights != wanted.weights else None
+    return "abort" if observed.weights != wanted.weights else None
 
 
 def _instead(asked: Pause, rest: PauseMode | None) -> Ask | None:
@@ -113,16 +113,16 @@ def _instead(asked: Pause, rest: PauseMode | None) -> Ask | None:
     return Pause(rest) if rest != asked.mode else None
 
 
-def _differences(wanted: Posture, bearing: Bearing) -> Iterator[Ask]:
+def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[Ask]:
     """All that has to change, in this order: results must tell their epoch and weights truly."""
-    rest = _rest(wanted, bearing)
-    if rest is not None and bearing.paused != rest:
+    rest = _rest(wanted, observed)
+    if rest is not None and observed.paused != rest:
         yield Pause(rest)
-    if bearing.weights != wanted.weights:
+    if observed.weights != wanted.weights:
         yield Reload(wanted.weights)
-    if bearing.epoch != wanted.epoch:
+    if observed.epoch != wanted.epoch:
         yield SetEpoch(wanted.epoch)
-    if bearing.profiling != wanted.profiling:
+    if observed.profiling != wanted.profiling:
         yield Profile(wanted.profiling)
-    if rest is None and bearing.paused is not None:
+    if rest is None and observed.paused is not None:
         yield Unpause()

@@ -14,7 +14,7 @@ from tokenyard.protocol.errors import EngineLost, LoadFailed
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineInfo
-from worker.host.process_handle import Pooled
+from worker.host.process_handle import WorkerProcessHandle
 from worker.local.call import Call
 from worker.messages import Abort, Give, Serve
 from worker.models import ModelSpec
@@ -41,7 +41,7 @@ class Booking:
         self.before: Size | None = None  # what it was, while it is brought to another size
         self.info: EngineInfo | None = None  # of its last load
         self.fault = ""  # why it is not up
-        self.leader: Pooled | None = None  # the process that serves it, or did so last
+        self.leader: WorkerProcessHandle | None = None  # the process that serves it, or did so last
         self.is_serving = False
         self.is_asleep = False  # or about to be
         self.is_closed = False
@@ -59,7 +59,7 @@ class Booking:
         if self.up.done():
             self.up = Future()
 
-    def serve(self, leader: Pooled) -> None:
+    def serve(self, leader: WorkerProcessHandle) -> None:
         """The engine is up: it gets what was asked in the meantime."""
         self.leader, self.info, self.fault, self.is_serving = leader, leader.engine, "", True
         leader.send(Serve(LOCAL))
@@ -160,6 +160,6 @@ class Booking:
                 future.set_result(None)
 
 
-def _give(leader: Pooled, assignments: Sequence[Assignment]) -> None:
+def _give(leader: WorkerProcessHandle, assignments: Sequence[Assignment]) -> None:
     for at in range(0, len(assignments), _AT_ONCE):
         leader.send(Give(assignments[at : at + _AT_ONCE]))

@@ -16,7 +16,7 @@ from worker.engines import Unsupported
 from worker.host.allocation import Goal
 from worker.host.diagnosis import Death
 from worker.host.pool import Pool
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.local.booking import Booking
 from worker.local.status import ProcessStatus, process_status
 from worker.messages import Made, ToController
@@ -152,7 +152,7 @@ class Bookings:
         goals = [self.pool.goals[device] for device in booking.devices]
         return any(goal is not None and goal.spec is booking.spec for goal in goals)
 
-    def _holders(self, booking: Booking) -> list[Pooled]:
+    def _holders(self, booking: Booking) -> list[WorkerProcessHandle]:
         specs = [booking.spec, *([booking.before.spec] if booking.before else [])]
         return [one for one in self.pool.members if any(one.spec is spec for spec in specs)]
 
@@ -161,7 +161,7 @@ class Bookings:
 
     # What the pool tells (worker.host.pool.Owner)
 
-    def changed(self, member: Pooled) -> None:
+    def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""
         if member.state is State.WARM:
             self._deaths.pop(member.name, None)
@@ -173,14 +173,14 @@ class Bookings:
             self.pool.give_way(member)  # in that size it will not be woken
         self._settle()
 
-    def serves(self, member: Pooled) -> None:
+    def serves(self, member: WorkerProcessHandle) -> None:
         """Its engine is up: it gets what was asked."""
         self.tell()
         booking = self._of(member.spec)
         if booking and not booking.is_closed and booking.spec is member.spec:
             booking.serve(member)
 
-    def gives_way(self, member: Pooled) -> None:
+    def gives_way(self, member: WorkerProcessHandle) -> None:
         """What it has not finished by now it never will."""
         booking = self._of(member.spec)
         if booking and _was(booking, member.spec):
@@ -188,7 +188,7 @@ class Bookings:
         elif booking:
             booking.give_up_requests("it had to go before it was done")
 
-    def died(self, member: Pooled, why: Why, reason: str) -> None:
+    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """Its process is dead."""
         if why != "left":
             self._deaths[member.name] = reason
@@ -198,7 +198,7 @@ class Bookings:
         elif booking:
             booking.lose(f"{member.name}: {reason}")
 
-    def start_failed(self, member: Pooled, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
         """Whoever waits is told when it is enough (`_despair`)."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
@@ -210,10 +210,10 @@ class Bookings:
             return self._revert(booking, goal, reason)
         return booking.miss(reason)
 
-    def refused(self, member: Pooled, reason: str) -> None:
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """Nothing is asked of a process that has nothing to do with a goal."""
 
-    def heard(self, member: Pooled, message: ToController) -> None:
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """Replies."""
         booking = self._of(member.spec)
         if booking and isinstance(message, Made):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worker.engines import Memory
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.host.roster_entry import roster_entry
 
 _MIB = 1024**2
@@ -34,7 +34,7 @@ class ProcessStatus:
         return "  ".join(part for part in parts if part).rstrip()
 
 
-def process_status(member: Pooled, fault: str) -> ProcessStatus:
+def process_status(member: WorkerProcessHandle, fault: str) -> ProcessStatus:
     """What to tell of a process; ``fault`` is how the one before it died."""
     is_new = member.state is State.DOWN and not fault  # it is about to be started
     return ProcessStatus(

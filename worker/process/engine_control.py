@@ -21,7 +21,7 @@ from worker.messages import (
 )
 
 
-class Care:
+class EngineControl:
     """Tends one engine, in the thread that owns it."""
 
     def __init__(

@@ -21,7 +21,7 @@ from worker.process.outcomes import Outcome, Run
 from worker.process.publisher import Publisher
 from worker.process.reader import LaneReader
 from worker.process.spans import EngineSpans
-from worker.process.stats import RunningTally
+from worker.process.stats import RunningStats
 
 log = logging.getLogger("tokenyard.worker.term")
 
@@ -79,7 +79,7 @@ class YardTerms:
         settings: WorkerSettings,
         spec: ModelSpec,
         info: EngineInfo,
-        tally: RunningTally | None = None,
+        tally: RunningStats | None = None,
         tracer: Tracer | None = None,
         ended: Ended | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class YardTerms:
         self._keys = Keys(settings.yard)
         self._spec = spec
         self._info = info
-        self._tally = tally or RunningTally()
+        self._tally = tally or RunningStats()
         self._tracer = tracer or Tracer("", "")
         self._ended = ended or Ended()
 

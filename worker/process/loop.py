@@ -72,7 +72,7 @@ class LeaseLost:
 
 
 Item = Delivery | Stale | LeaseLost | ToProcess
-Care = Sleep | Wake | Reset | Profile | Reload
+EngineControl = Sleep | Wake | Reset | Profile | Reload
 
 
 class Term(Protocol):
@@ -117,7 +117,7 @@ class Terms(Protocol):
 class Caretaker(Protocol):
     """What is done to an engine beside giving it requests."""
 
-    def __call__(self, command: Care) -> None:
+    def __call__(self, command: EngineControl) -> None:
         """Do it and tell the controller."""
 
 
@@ -220,7 +220,7 @@ class EngineLoop:
             case Drain():
                 self._draining = True
             case SetEpoch() | Pause() | Unpause():
-                self._conduct(item)
+                self._run_state(item)
             case Sleep() | Wake() | Reset() | Profile() | Reload():
                 self._tend(item)
             case Unload() | Stop():
@@ -229,7 +229,7 @@ class EngineLoop:
             case _:
                 log.error("%s makes no sense while a model is held", item)
 
-    def _tend(self, command: Care) -> None:
+    def _tend(self, command: EngineControl) -> None:
         if isinstance(command, Sleep):
             self._draining = False
             self._end_term()
@@ -237,9 +237,9 @@ class EngineLoop:
         if isinstance(command, Reload):
             self._ended.forget()
 
-    # Conduct
+    # Run state
 
-    def _conduct(self, command: SetEpoch | Pause | Unpause) -> None:
+    def _run_state(self, command: SetEpoch | Pause | Unpause) -> None:
         match command:
             case Pause(mode):
                 self._begin_pause(mode)
@@ -266,9 +266,9 @@ class EngineLoop:
         if self._pause:
             self._tell(Paused(self._pause))
         if self._held:
-            self._shun()
+            self._release_held()
 
-    def _shun(self) -> None:
+    def _release_held(self) -> None:
         """What cannot be kept must be another worker's, or another incarnation's."""
         if self._is_at_rest and self._pause != "keep":
             self._give_up_lane()
@@ -303,7 +303,7 @@ class EngineLoop:
             self._note_deadline(term, assignment.entry, assignment.request.deadline_ms)
         if self._pause:
             self._held[assignment.entry] = assignment
-            self._shun()
+            self._release_held()
         else:
             self._begin(assignment)
 

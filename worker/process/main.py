@@ -40,11 +40,11 @@ from worker.messages import (
     Warm,
 )
 from worker.process.ended import Ended
-from worker.process.engine_control import Care
+from worker.process.engine_control import EngineControl
 from worker.process.lane_session import YardTerms
 from worker.process.loop import Delivery, EngineLoop, Item, Stale, Term
 from worker.process.pipe_session import LOCAL, PipeTerm
-from worker.process.stats import RunningTally
+from worker.process.stats import RunningStats
 
 log = logging.getLogger("tokenyard.worker.process")
 
@@ -104,7 +104,7 @@ class WorkerProcess:
         self._pipe_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
-        self._tally = RunningTally(has_readers=bool(settings.metrics_port))
+        self._tally = RunningStats(has_readers=bool(settings.metrics_port))
         self._loads = 0  # engines made, also in vain
         self.is_warm = False  # and has been since
         name = f"{settings.name}/{device}"
@@ -152,7 +152,7 @@ class WorkerProcess:
             log.debug("%s cannot be loaded", spec.name, exc_info=True)
             self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
             return True
-        care = Care(engine, backend, self._tell)
+        care = EngineControl(engine, backend, self._tell)
         ended = Ended()
         in_yard = YardTerms(self._settings, spec, engine.info, self._tally, self._tracer, ended)
         terms = _Terms(in_yard, engine, self._tell)

@@ -32,7 +32,7 @@ from worker.process.outcomes import (
     result_reply,
 )
 from worker.process.spans import EngineSpans
-from worker.process.stats import RunningTally
+from worker.process.stats import RunningStats
 
 log = logging.getLogger("tokenyard.worker.publisher")
 
@@ -62,7 +62,7 @@ class Publisher:
         *,
         on_stale: Callable[[str], None],
         on_lost: Callable[[], None],
-        tally: RunningTally | None = None,
+        tally: RunningStats | None = None,
         spans: EngineSpans | None = None,
         ended: Ended | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Publisher:
         self._info = info
         self._on_stale = on_stale
         self._on_lost = on_lost
-        self._tally = tally or RunningTally()
+        self._tally = tally or RunningStats()
         self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
         self._ended = ended or Ended()
         # Steps with their epoch: what waits was made before a change of it. The simple kind of

@@ -45,7 +45,7 @@ class LaneReader(StreamReader):
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(connection, keys.lane(worker), block_ms, f"reader-{worker}")
-        self._freed = keys.freed
+        self._capacity = keys.capacity
         self._worker = worker
         self._deliver = deliver
         self._cancel = cancel
@@ -85,7 +85,7 @@ class LaneReader(StreamReader):
     def _remove(self, entry: str) -> None:
         """Take an entry off the lane that stands for no request, and give its place free."""
         self._connection.xdel(self._stream, entry)
-        freed: dict[Any, Any] = {"event": "freed", "worker": self._worker, "count": 1}
+        capacity: dict[Any, Any] = {"event": "capacity", "worker": self._worker, "count": 1}
         # A server without memory refuses this; the coordinator counts again once a second.
         with contextlib.suppress(redis.exceptions.OutOfMemoryError):
-            self._connection.xadd(self._freed, freed, maxlen=1000, approximate=True)
+            self._connection.xadd(self._capacity, capacity, maxlen=1000, approximate=True)

@@ -30,7 +30,7 @@ _OUTCOMES: Final = {
 }
 
 
-class RunningTally:
+class RunningStats:
     """Counts; written and read by different threads."""
 
     def __init__(self, *, has_readers: bool = True) -> None:

@@ -12,7 +12,7 @@ from tokenyard.admin.snapshot import WorkerView
 from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
 from tokenyard.doctor.evidence import Disk, Group, LostLook, Refusal
 from tokenyard.doctor.sampling import KeySample, Kind
-from tokenyard.protocol.control import Posture, Postures
+from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.wire import WIRE_VERSION
@@ -257,19 +257,21 @@ def test_a_model_that_cannot_be_loaded(models: dict[str, int], verdict: Verdict)
 
 
 @pytest.mark.parametrize(
-    ("scope", "conduct", "todo"),
+    ("scope", "run_state", "todo"),
     [
         ("all", "PAUSED", "tokenyard unpause"),
         ("model:adder", "PAUSED", "tokenyard unpause --model adder"),
         ("worker:w-1", "SUSPENDED", "tokenyard resume and then tokenyard unpause --worker w-1"),
     ],
 )
-def test_a_paused_scope(scope: str, conduct: Any, todo: str) -> None:
-    posture = Posture(conduct=conduct, by="kim@north", why="its driver")
-    [finding] = found(looked(postures=Postures({scope: posture})), "postures")
+def test_a_paused_scope(scope: str, run_state: Any, todo: str) -> None:
+    desired_state = DesiredState(run_state=run_state, by="kim@north", why="its driver")
+    [finding] = found(
+        looked(desired_states=DesiredStates({scope: desired_state})), "desired_states"
+    )
 
     assert finding.verdict == "warning"
-    assert finding.found == f"{scope} is {conduct} by kim@north: its driver"
+    assert finding.found == f"{scope} is {run_state} by kim@north: its driver"
     assert finding.todo.endswith(todo)
 
 

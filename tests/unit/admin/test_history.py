@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.looks import make_look, make_view_worker
-from tokenyard.admin.history import MOST_LOOKS, SMOOTH_MS, Looks, Rate, rates_between
+from tokenyard.admin.history import MOST_LOOKS, SMOOTH_MS, Rate, SnapshotHistory, rates_between
 from tokenyard.protocol.worker_info import Tally
 
 
@@ -41,7 +41,7 @@ def test_two_looks_at_the_same_moment_divide_by_no_zero() -> None:
 
 
 def test_one_look_has_no_rates() -> None:
-    looks = Looks()
+    looks = SnapshotHistory()
     assert looks.last is None
     looks.add(make_look(0))
 
@@ -50,7 +50,7 @@ def test_one_look_has_no_rates() -> None:
 
 def test_rates_are_taken_over_some_seconds() -> None:
     # Given a worker that says every two seconds what it has done, and looks each second
-    looks = Looks()
+    looks = SnapshotHistory()
     for second in range(10):
         looks.add(make_look(1000 * second, [make_view_worker("a.1", Tally(tokens=second // 2))]))
 
@@ -66,7 +66,7 @@ def test_rates_are_taken_over_some_seconds() -> None:
 
 
 def test_a_clock_that_was_set_back_begins_anew() -> None:
-    looks = Looks()
+    looks = SnapshotHistory()
     looks.add(make_look(5000))
     looks.add(make_look(1000))
 
@@ -74,7 +74,7 @@ def test_a_clock_that_was_set_back_begins_anew() -> None:
 
 
 def test_the_history_of_an_intake_is_bounded() -> None:
-    looks = Looks()
+    looks = SnapshotHistory()
     for number in range(2 * MOST_LOOKS):
         looks.add(make_look(number, waiting=number))
 

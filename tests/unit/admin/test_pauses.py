@@ -10,19 +10,19 @@ import pytest
 from tests.support.looks import make_view, make_view_worker
 from tokenyard.admin.pauses import Pause, all_pauses, pauses_of_model, pauses_of_worker
 from tokenyard.admin.snapshot import WorkerView, YardView
-from tokenyard.protocol.control import ALL, Posture, Postures, model_scope, worker_scope
+from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope, worker_scope
 
-PAUSED = Posture(conduct="PAUSED", by="kim@north", why="its driver", since_ms=1_000)
+PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver", since_ms=1_000)
 ADDER = model_scope("adder")
 
 
 def worker(name: str, model: str = "adder", **fields: Any) -> WorkerView:
     one = make_view_worker(f"{name}.1", model=model, **fields)
-    return WorkerView(one.worker, one.state, one.lane, one.lease_ms, one.info, one.info.conduct)
+    return WorkerView(one.worker, one.state, one.lane, one.lease_ms, one.info, one.info.run_state)
 
 
-def view(*workers: WorkerView, **scopes: Posture) -> YardView:
-    return make_view(workers, postures=Postures({**scopes}), at_ms=61_000)
+def view(*workers: WorkerView, **scopes: DesiredState) -> YardView:
+    return make_view(workers, desired_states=DesiredStates({**scopes}), at_ms=61_000)
 
 
 def scopes(pauses: list[Pause]) -> list[str]:
@@ -30,18 +30,18 @@ def scopes(pauses: list[Pause]) -> list[str]:
 
 
 def test_a_pause_is_told_in_one_line() -> None:
-    [pause] = all_pauses(Postures({ADDER: PAUSED, "model:b": Posture(epoch=1)}))
+    [pause] = all_pauses(DesiredStates({ADDER: PAUSED, "model:b": DesiredState(epoch=1)}))
     assert pause.text(61_000) == "model adder PAUSED for 1 m by kim@north: its driver"
 
 
 def test_a_pause_of_an_older_version_says_what_is_known() -> None:
-    [pause] = all_pauses(Postures({ALL: Posture(conduct="SUSPENDED")}))
+    [pause] = all_pauses(DesiredStates({ALL: DesiredState(run_state="SUSPENDED")}))
     assert pause.text(61_000) == "all workers SUSPENDED"
 
 
 def test_a_pause_moves_no_cursor() -> None:
     odd = msgspec.structs.replace(PAUSED, why="\x1b[2Jgone\n", by="k\x07")
-    [pause] = all_pauses(Postures({"model:\x1bm": odd}))
+    [pause] = all_pauses(DesiredStates({"model:\x1bm": odd}))
     assert pause.text(61_000).isprintable()
 
 
@@ -53,8 +53,8 @@ def test_the_scope_that_holds_every_worker_of_the_model(scope: str) -> None:
 
 
 def test_every_worker_by_its_own_name() -> None:
-    postures = {worker_scope("a"): PAUSED, worker_scope("b"): PAUSED}
-    found = pauses_of_model(view(worker("a"), worker("b"), **postures), "adder")
+    desired_states = {worker_scope("a"): PAUSED, worker_scope("b"): PAUSED}
+    found = pauses_of_model(view(worker("a"), worker("b"), **desired_states), "adder")
     assert scopes(found) == [worker_scope("a"), worker_scope("b")]
 
 
@@ -83,7 +83,7 @@ def test_an_adapter_waits_for_its_model() -> None:
     assert scopes(pauses_of_model(view(held, **{ADDER: PAUSED}), "french")) == [ADDER]
     told = make_view(
         [worker("w", "", state="warm")],
-        postures=Postures({ADDER: PAUSED}),
+        desired_states=DesiredStates({ADDER: PAUSED}),
         handshake={"adapters": '{"french": "adder"}'},
     )
     assert scopes(pauses_of_model(told, "french")) == [ADDER]
@@ -91,14 +91,16 @@ def test_an_adapter_waits_for_its_model() -> None:
 
 def test_a_request_without_a_model_waits_for_the_yards_only_one() -> None:
     yard = make_view(
-        [worker("w")], postures=Postures({ADDER: PAUSED}), handshake={"default_model": "adder"}
+        [worker("w")],
+        desired_states=DesiredStates({ADDER: PAUSED}),
+        handshake={"default_model": "adder"},
     )
     assert scopes(pauses_of_model(yard, "")) == [ADDER]
 
 
 def test_a_worker_that_has_yet_to_run_again() -> None:
-    [pause] = pauses_of_model(view(worker("w", conduct="PAUSED")), "adder")
-    assert (pause.scope, pause.conduct) == (worker_scope("w"), "PAUSED")
+    [pause] = pauses_of_model(view(worker("w", run_state="PAUSED")), "adder")
+    assert (pause.scope, pause.run_state) == (worker_scope("w"), "PAUSED")
     assert "has yet to obey" in pause.why
 
 

@@ -10,16 +10,16 @@ import pytest
 
 from tests.support.builders import make_delta
 from tokenyard.client.aio import AsyncClient, AsyncHandle
-from tokenyard.client.async_event import News
-from tokenyard.client.pending import Exchange
+from tokenyard.client.async_event import AsyncEvent
+from tokenyard.client.pending import PendingRequest
 
 FOR_EVER_S = 3600.0
 SHORT_S = 0.05
 
 
-def run(story: Callable[[News], Coroutine[Any, Any, None]]) -> None:
+def run(story: Callable[[AsyncEvent], Coroutine[Any, Any, None]]) -> None:
     async def tell() -> None:
-        news = News()
+        news = AsyncEvent()
         try:
             await story(news)
         finally:
@@ -29,7 +29,7 @@ def run(story: Callable[[News], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_news_end_a_wait() -> None:
-    async def story(news: News) -> None:
+    async def story(news: AsyncEvent) -> None:
         asyncio.get_running_loop().call_soon(news.come)
         await news.wait(FOR_EVER_S)
 
@@ -37,7 +37,7 @@ def test_news_end_a_wait() -> None:
 
 
 def test_what_came_before_the_wait_ends_it_until_it_is_seen() -> None:
-    async def story(news: News) -> None:
+    async def story(news: AsyncEvent) -> None:
         news.come()
         await news.wait(FOR_EVER_S)
         await news.wait(FOR_EVER_S)
@@ -53,7 +53,7 @@ def test_what_came_before_the_wait_ends_it_until_it_is_seen() -> None:
 
 @pytest.mark.parametrize("before_s", [FOR_EVER_S, SHORT_S / 10])
 def test_each_wait_has_its_own_bound(before_s: float) -> None:
-    async def story(news: News) -> None:
+    async def story(news: AsyncEvent) -> None:
         # Given a wait with another bound, longer or shorter, that news have ended
         loop = asyncio.get_running_loop()
         loop.call_soon(news.come)
@@ -69,14 +69,14 @@ def test_each_wait_has_its_own_bound(before_s: float) -> None:
 
 
 def test_without_any_time_nobody_waits() -> None:
-    async def story(news: News) -> None:
+    async def story(news: AsyncEvent) -> None:
         await news.wait(0.0)
 
     run(story)
 
 
 def test_a_wait_that_was_cancelled_leaves_nothing_behind() -> None:
-    async def story(news: News) -> None:
+    async def story(news: AsyncEvent) -> None:
         wait = asyncio.create_task(news.wait(FOR_EVER_S))
         await asyncio.sleep(0)
         wait.cancel()
@@ -89,7 +89,7 @@ def test_a_wait_that_was_cancelled_leaves_nothing_behind() -> None:
 
 
 def test_one_timer_serves_many_waits() -> None:
-    async def story(news: News) -> None:
+    async def story(news: AsyncEvent) -> None:
         loop = asyncio.get_running_loop()
         made: list[float] = []
         call_at = loop.call_at
@@ -111,7 +111,7 @@ def test_one_timer_serves_many_waits() -> None:
 def test_a_stream_hears_its_exchange_until_its_reader_leaves() -> None:
     async def story() -> None:
         # Given a reader who waits for a stream
-        exchange = Exchange("q", None, 0.0)
+        exchange = PendingRequest("q", None, 0.0)
         pieces = aiter(AsyncHandle(AsyncClient("redis://127.0.0.1:1/0"), exchange))
         first = asyncio.ensure_future(anext(pieces))
         await asyncio.sleep(0)

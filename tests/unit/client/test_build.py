@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenyard.client import build as drafting
-from tokenyard.client.build import Drafter, SamplingOptions
+from tokenyard.client.build import RequestBuilder, SamplingOptions
 from tokenyard.client.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
 from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.wire import (
     ChatOptions,
     SamplingParams,
-    mould_of,
     prompt_value,
     request_fields,
+    template_of,
     unpack_tokens,
 )
 
@@ -43,8 +43,8 @@ class Bytes:
 
 def wire_size(draft: Any) -> int:
     """Bytes of the entry that `submit` writes."""
-    mould, prompt = mould_of(draft.request), prompt_value(draft.request)
-    fields = {"id": draft.request.id, mould.field: prompt, "shared": mould.shared}
+    template, prompt = template_of(draft.request), prompt_value(draft.request)
+    fields = {"id": draft.request.id, template.field: prompt, "common": template.common}
     return sum(
         len(name) + len(value if isinstance(value, bytes) else value.encode())
         for name, value in fields.items()
@@ -61,13 +61,13 @@ def test_sampling_options_are_those_of_the_wire() -> None:
     "prompt", ["Grüße", [1, 2, 3], array("i", [1, 2]), [{"role": "user", "content": "ß"}]]
 )
 def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: Any) -> None:
-    drafter = Drafter("me", tokenizer)
+    builder = RequestBuilder("me", tokenizer)
     said: list[dict[str, Any]] = [{}, {"id": "ß"}, {"stop": ["ß"], "detokenize": True}]
     said += [{"max_tokens": 3, "metadata": {"x": '"ß"'}, "stream": True}]
     for options in said:
-        draft = drafter.draft(prompt, options)
+        draft = builder.draft(prompt, options)
         assert draft.size == wire_size(draft)
-        assert draft.mould == mould_of(draft.request)
+        assert draft.request_template == template_of(draft.request)
 
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
@@ -82,8 +82,8 @@ def test_a_chat_travels_with_what_its_template_is_given() -> None:
         "add_generation_prompt": False,
         "continue_final_message": True,
     }
-    for drafter in (Drafter("me", None), Drafter("me", Bytes())):
-        draft = drafter.draft(CHAT, options)
+    for builder in (RequestBuilder("me", None), RequestBuilder("me", Bytes())):
+        draft = builder.draft(CHAT, options)
         assert draft.request.messages == CHAT
         assert draft.request.chat == ChatOptions(**options)
         assert draft.size == wire_size(draft)
@@ -117,63 +117,63 @@ def test_a_chat_that_cannot_be_is_refused_at_the_client(
         messages = [CHAT[0], "x"]
         fault = "messages[1]"
     with pytest.raises(InvalidRequest) as refused:
-        Drafter("me", None).draft(messages, options)
+        RequestBuilder("me", None).draft(messages, options)
     assert refused.value.field == fault
 
 
 def test_default_options_of_a_chat_may_be_said_of_a_text() -> None:
-    draft = Drafter("me", None).draft("x", {"add_generation_prompt": True})
+    draft = RequestBuilder("me", None).draft("x", {"add_generation_prompt": True})
     assert draft.request.prompt == "x"
 
 
 def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
-    drafter = Drafter("me", None)
-    drafter.max_request_bytes = drafter.draft("xxxx", {"id": "q"}).size
-    drafter.draft("xxxx", {"id": "q"})
+    builder = RequestBuilder("me", None)
+    builder.max_request_bytes = builder.draft("xxxx", {"id": "q"}).size
+    builder.draft("xxxx", {"id": "q"})
     with pytest.raises(InvalidRequest, match="bytes"):
-        drafter.draft("xxxxx", {"id": "q"})
+        builder.draft("xxxxx", {"id": "q"})
 
 
 @pytest.mark.parametrize("alike", [True, 1.0])
 def test_what_only_looks_the_same_is_read_again(alike: Any) -> None:
-    drafter = Drafter("me", None)
-    drafter.draft([1], {"seed": 1})
+    builder = RequestBuilder("me", None)
+    builder.draft([1], {"seed": 1})
 
     with pytest.raises(InvalidRequest, match="seed"):
-        drafter.draft([1], {"seed": alike})
+        builder.draft([1], {"seed": alike})
     with pytest.raises(InvalidRequest, match="seed"):
-        drafter.draft_many([[1]], {"seed": alike})
+        builder.draft_many([[1]], {"seed": alike})
 
 
 def test_threads_that_say_different_things_get_what_they_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a thread that looks whether the options are those that are known,
-    drafter = Drafter("me", None)
-    drafter.draft([1], {"model": "a"})
+    builder = RequestBuilder("me", None)
+    builder.draft([1], {"model": "a"})
     compare = drafting._is_same
 
     def interrupted(known: Any, given: Any) -> bool:
         monkeypatch.undo()
         same = compare(known, given)
-        drafter.draft([1], {"model": "b"})
+        builder.draft([1], {"model": "b"})
         return same
 
     # if another has options of its own read meanwhile, I expect each to have its own.
     monkeypatch.setattr(drafting, "_is_same", interrupted)
-    assert drafter.draft([1], {"model": "a"}).request.model == "a"
+    assert builder.draft([1], {"model": "a"}).request.model == "a"
 
 
 def test_ids_of_our_making_differ() -> None:
-    drafters = [Drafter("me", None), Drafter("me", None)]
-    ids = {drafter.draft("x", {}).request.id for drafter in drafters for _ in range(100)}
+    drafters = [RequestBuilder("me", None), RequestBuilder("me", None)]
+    ids = {builder.draft("x", {}).request.id for builder in drafters for _ in range(100)}
     assert len(ids) == 200
 
 
 def test_what_an_item_says_goes_before_what_is_shared() -> None:
-    drafter = Drafter("me", None)
+    builder = RequestBuilder("me", None)
     item: Any = {"prompt": [1], "temperature": 0.5, "model": "b"}
-    [own, shared] = drafter.draft_many([item, [2]], {"temperature": 0.1, "model": "a"})
+    [own, shared] = builder.draft_many([item, [2]], {"temperature": 0.1, "model": "a"})
     assert not isinstance(own, InvalidRequest)
     assert not isinstance(shared, InvalidRequest)
     assert (own.request.model, own.request.params.temperature) == ("b", 0.5)
@@ -182,7 +182,7 @@ def test_what_an_item_says_goes_before_what_is_shared() -> None:
 
 def test_params_are_a_base_for_what_stands_beside_them() -> None:
     options = {"params": SamplingParams(top_k=5, temperature=0.5), "temperature": 0}
-    params = Drafter("me", None).draft("x", options).request.params
+    params = RequestBuilder("me", None).draft("x", options).request.params
     assert params == SamplingParams(top_k=5, temperature=0)
 
 
@@ -194,7 +194,7 @@ def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where
     more: dict[str, Any] = {"params": SamplingParams(seed=7)} if where == "object" else {}
     options = {"params": said} if where == "base" else said | more
 
-    draft = Drafter("me", tokenizer).draft("x", options)
+    draft = RequestBuilder("me", tokenizer).draft("x", options)
 
     params = request_fields(draft.request)["params"]
     assert isinstance(params, bytes)
@@ -205,27 +205,27 @@ def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where
 
 
 def test_who_says_nothing_sends_nothing() -> None:
-    assert "params" not in request_fields(Drafter("me", None).draft("x", {}).request)
+    assert "params" not in request_fields(RequestBuilder("me", None).draft("x", {}).request)
 
 
 def test_none_leaves_an_option_out() -> None:
     options = {"id": None, "model": None, "deadline_s": None, "max_tokens": None}
-    request = Drafter("me", None).draft("x", options).request
+    request = RequestBuilder("me", None).draft("x", options).request
     assert (request.model, request.deadline_ms, request.params.max_tokens) == ("", None, None)
 
 
 def test_a_deadline_is_by_the_servers_clock() -> None:
-    drafter = Drafter("me", None)
-    drafter.clock_offset_s = 3600.0
-    deadline_ms = drafter.draft("x", {"deadline_s": 60}).request.deadline_ms
+    builder = RequestBuilder("me", None)
+    builder.clock_offset_s = 3600.0
+    deadline_ms = builder.draft("x", {"deadline_s": 60}).request.deadline_ms
     now_ms = datetime.datetime.now(datetime.UTC).timestamp() * 1000
     assert deadline_ms == pytest.approx(now_ms + 3_660_000, abs=60_000)
     with pytest.raises(InvalidRequest, match="time zone"):
-        drafter.draft("x", {"deadline": datetime.datetime(2100, 1, 1)})  # noqa: DTZ001 - the point
+        builder.draft("x", {"deadline": datetime.datetime(2100, 1, 1)})  # noqa: DTZ001 - the point
 
 
 def test_who_makes_the_text() -> None:
-    drafter = Drafter("me", Bytes())
+    builder = RequestBuilder("me", Bytes())
     cases: list[tuple[Any, dict[str, Any], bool, bool]] = [
         ("x", {}, True, False),
         ("x", {"stop": "y"}, False, True),
@@ -235,7 +235,7 @@ def test_who_makes_the_text() -> None:
         ([{"role": "user", "content": "x"}], {}, False, True),
     ]
     for prompt, options, here, there in cases:
-        draft = drafter.draft(prompt, options)
+        draft = builder.draft(prompt, options)
         assert (draft.request.tokens is None) == (draft.request.messages is not None)
         assert (draft.local_text is not None, draft.request.wants_text) == (here, there), options
 
@@ -264,7 +264,7 @@ def test_a_tokenizer_of_hugging_face() -> None:
     tokenizer = load_tokenizer(str(MODELS / "adder"))
     [ids] = tokenizer.encode(["27+48="])
     assert tokenizer.decode(ids, skip_special_tokens=True) == "27+48="
-    draft = Drafter("me", tokenizer).draft("27+48=", {})
+    draft = RequestBuilder("me", tokenizer).draft("27+48=", {})
     assert unpack_tokens(draft.request.tokens or b"") == list(ids)
 
 

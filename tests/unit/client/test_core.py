@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tokenyard.client.build import Draft
-from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, Dialogue, bursts
+from tokenyard.client.build import PreparedRequest
+from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, ClientCore, bursts
 from tokenyard.client.operations import Ask, Operation, Pause
 from tokenyard.client.router import CHECK_AFTER_S
 from tokenyard.client.sync import LISTEN_TIMEOUT_S
@@ -18,12 +18,14 @@ from tokenyard.protocol.replies import encode_reply
 from tokenyard.scripts import Acceptance, Call, Submitted
 
 
-def make_dialogue() -> Dialogue:
-    return Dialogue("redis://nowhere", "yard", "me", None, 1.0, 1.0)
+def make_dialogue() -> ClientCore:
+    return ClientCore("redis://nowhere", "yard", "me", None, 1.0, 1.0)
 
 
-def draft(request_id: str, priority_class: PriorityClass = "normal", size: int = 1) -> Draft:
-    return Draft(make_request(request_id), priority_class, None, size)
+def draft(
+    request_id: str, priority_class: PriorityClass = "normal", size: int = 1
+) -> PreparedRequest:
+    return PreparedRequest(make_request(request_id), priority_class, None, size)
 
 
 def command(operation: Operation) -> Any:
@@ -48,8 +50,8 @@ def test_a_burst_ends_by_number_size_and_class() -> None:
 
 
 def test_listening_reads_on_where_the_server_went_away() -> None:
-    dialogue = make_dialogue()
-    steps = dialogue.listen()
+    core = make_dialogue()
+    steps = core.listen()
     assert "BLOCK" not in command(next(steps)), "the past is read without waiting"
     read = steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
     assert "BLOCK" in command(read)
@@ -64,14 +66,14 @@ def test_listening_reads_on_where_the_server_went_away() -> None:
 
 
 def test_listening_ends_with_the_client() -> None:
-    dialogue = make_dialogue()
-    steps = dialogue.listen()
+    core = make_dialogue()
+    steps = core.listen()
     next(steps)
-    dialogue.close()
+    core.close()
     with pytest.raises(StopIteration):
         steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
     with pytest.raises(StopIteration):
-        next(dialogue.take_leave())
+        next(core.take_leave())
 
 
 def test_what_was_read_is_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,12 +85,12 @@ def test_what_was_read_is_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_submission_that_breaks_is_followed_no_longer() -> None:
-    dialogue = make_dialogue()
-    steps = dialogue.submit([draft("q")])
+    core = make_dialogue()
+    steps = core.submit([draft("q")])
     assert isinstance(next(steps), Call)
     with pytest.raises(BrokerUnavailable):
         steps.throw(BrokerUnavailable("gone"))
-    steps = dialogue.submit([draft("q")])
+    steps = core.submit([draft("q")])
     assert isinstance(next(steps), Call), "so that it can be submitted again"
 
 
@@ -118,11 +120,11 @@ def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
 def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given nothing under way, and nothing that is still to be deleted, I expect longer reads."""
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
-    dialogue = make_dialogue()
-    steps = dialogue.listen()
+    core = make_dialogue()
+    steps = core.listen()
     next(steps)
     assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
-    next(dialogue.submit([draft("q")]))
+    next(core.submit([draft("q")]))
     assert _block_ms(steps.send([None])) == BLOCK_MS
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 60.0)
     answered = [[b"replies", [(b"5-1", {b"frame": frame("q")})]]]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.support.builders import make_delta, make_result
 from tokenyard.client import router as sessions
 from tokenyard.client.ledger import Snapshot
-from tokenyard.client.pending import DeltaCursor, Exchange, Patience
-from tokenyard.client.router import Session, read_entries
+from tokenyard.client.pending import DeltaCursor, Patience, PendingRequest
+from tokenyard.client.router import ReplyRouter, read_entries
 from tokenyard.protocol.errors import RequestFailed, UnknownRequest, WaitTimeout
 from tokenyard.protocol.replies import Choice, Reply, encode_reply, json_text
 from tokenyard.protocol.wire import pack_tokens
@@ -24,13 +24,13 @@ def frame(*replies: Reply) -> dict[bytes, bytes]:
     return {b"frame": msgspec.msgpack.encode(replies)}
 
 
-def open_exchange(session: Session, request_id: str = "q", now: float = 0.0) -> Exchange:
+def open_exchange(session: ReplyRouter, request_id: str = "q", now: float = 0.0) -> PendingRequest:
     exchange = session.open(request_id, None, now)
     exchange.is_submitted = True
     return exchange
 
 
-def tokens_of(exchange: Exchange) -> list[int]:
+def tokens_of(exchange: PendingRequest) -> list[int]:
     return [token for delta in DeltaCursor(exchange).read() for token in delta.tokens]
 
 
@@ -40,7 +40,7 @@ def running(published: bytes = b"") -> Snapshot:
 
 class TestReplies:
     def test_go_to_their_exchanges(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         first, second = open_exchange(session, "a"), open_exchange(session, "b")
         session.take([(b"5-1", frame(make_result("b", [2]), make_result("a", [1])))], 1.0)
         assert (first.success().tokens, second.success().tokens) == ([1], [2])
@@ -48,14 +48,14 @@ class TestReplies:
         assert session.cursor == "5-1"
 
     def test_that_nobody_asked_for_yet_are_kept(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         session.take([(b"5-1", frame(make_delta("q", 0, [1]), make_delta("q", 1, [2])))], 1.0)
         assert tokens_of(session.open("q", None, 2.0)) == [1, 2]
         assert tokens_of(session.open("q", None, 2.0)) == []
 
     def test_that_nobody_asks_for_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tokenyard.client.router.MOST_UNCLAIMED", 2)
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         for number in range(5):
             session.take([(b"%d-0" % number, frame(make_delta(str(number), 0, [1])))], 1.0)
         session.take([(b"9-0", frame(make_result("4", [1])))], 1.0)
@@ -63,16 +63,16 @@ class TestReplies:
         assert kept == [3], "the oldest went for lack of room, the last with its result"
 
     def test_that_cannot_be_read_are_skipped(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
         entries = [(b"1-0", {b"frame": b"\xff"}), (b"2-0", {b"x": b"\xff"})]
         session.take([*entries, (b"3-0", frame(make_result("q", [1])))], 1.0)
         assert exchange.success().tokens == [1]
 
     def test_tell_whoever_listens(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
-        heard: list[Exchange] = []
+        heard: list[PendingRequest] = []
         exchange.listeners.append(heard.append)
         delta = make_delta("q", 0, [1])
         session.take([(b"1-0", frame(delta)), (b"2-0", frame(delta))], 1.0)
@@ -84,13 +84,13 @@ class TestReplies:
 
 class TestTokens:
     def test_are_shown_once_however_often_they_come(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         for seq, tokens in ((0, [1, 2]), (0, [1, 2]), (2, [3]), (0, [1, 2, 3, 4]), (2, [3])):
             exchange.take(make_delta("q", seq, tokens), 0.0)
         assert tokens_of(exchange) == [1, 2, 3, 4]
 
     def test_of_a_hole_come_from_the_ledger(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
         session.take([(b"1-0", frame(make_delta("q", 2, [3])))], 0.0)
         assert tokens_of(exchange) == []
@@ -101,7 +101,7 @@ class TestTokens:
         assert tokens_of(exchange) == [1, 2, 3, 4, 5]
 
     def test_after_the_result_are_ignored(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         exchange.take(make_result("q", [1, 2]), 0.0)
         exchange.take(make_delta("q", 0, [9]), 0.0)
         exchange.take_published(pack_tokens([9]))
@@ -114,7 +114,7 @@ class TestTokens:
         edges = [0, *(cut for cut in cuts if cut < len(whole)), len(whole)]
         spans = list(itertools.pairwise(edges))
         heard = data.draw(st.lists(st.sampled_from(spans), max_size=12))
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
         for count, (start, end) in enumerate(heard):
             session.take([(b"%d-0" % count, frame(make_delta("q", start, whole[start:end])))], 0.0)
@@ -127,14 +127,14 @@ class TestTokens:
 
 class TestText:
     def test_of_all_pieces_is_the_whole(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         exchange.take(make_delta("q", 0, [1], text="He"), 0.0)
         exchange.take(make_delta("q", 1, [2], text="l"), 0.0)
         exchange.take(make_result("q", [1, 2, 3], text="Hello"), 0.0)
         assert [delta.text for delta in DeltaCursor(exchange).read()] == ["He", "l", "lo"]
 
     def test_behind_a_hole_waits_for_the_result(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         exchange.take(make_delta("q", 0, [1], text="H"), 0.0)
         exchange.take_published(pack_tokens([1, 2]))
         exchange.take(make_delta("q", 2, [3], text="l"), 0.0)
@@ -144,7 +144,7 @@ class TestText:
         assert [delta.text for delta in deltas] == ["H", None, None, "el"]
 
     def test_of_several_choices_is_kept_apart(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         exchange.take(make_delta("q", 0, [1], text="a"), 0.0)
         exchange.take(make_delta("q", 1, [5], text="x", index=1), 0.0)
         choices = [Choice(0, [1, 2], "ab"), Choice(1, [5, 6], "xy")]
@@ -158,7 +158,7 @@ class TestText:
         ]
 
     def test_of_several_choices_is_never_filled_from_the_ledger(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         exchange.is_interleaved = True
         exchange.take(make_delta("q", 2, [6], index=1), 0.0)
         exchange.take_published(pack_tokens([1, 5, 6]))
@@ -170,7 +170,7 @@ class TestText:
 
 class TestEnd:
     def test_of_a_cursor_is_after_the_tail(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         cursor = DeltaCursor(exchange)
         assert not cursor.has_news
         exchange.take(make_delta("q", 0, [1]), 0.0)
@@ -184,7 +184,7 @@ class TestEnd:
         assert cursor.is_over
 
     def test_of_a_failed_request_is_an_error(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         exchange.take(make_result("q", [1], status="expired"), 0.0)
         cursor = DeltaCursor(exchange)
         pieces = cursor.read()
@@ -194,21 +194,21 @@ class TestEnd:
         assert exchange.result().status == "expired"
 
     def test_of_waiting_comes_with_closing(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
         session.forget_all(WaitTimeout("closed"))
         with pytest.raises(WaitTimeout, match="closed"):
             exchange.result()
 
     def test_of_patience(self) -> None:
-        exchange = open_exchange(Session(0.0))
+        exchange = open_exchange(ReplyRouter(0.0))
         with pytest.raises(WaitTimeout, match="'q'"):
             Patience(None, 0.0).left_s(exchange)
         assert 0 < Patience(float("inf"), 0.0).left_s(exchange) < float("inf")
 
     def test_of_patience_begins_anew_with_each_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a wait whose time is over
-        exchange, now = open_exchange(Session(0.0)), [100.0]
+        exchange, now = open_exchange(ReplyRouter(0.0)), [100.0]
         monkeypatch.setattr("tokenyard.client.pending.time.monotonic", lambda: now[0])
         patience = Patience(None, 5.0)
         now[0] = 106.0
@@ -222,7 +222,7 @@ class TestEnd:
 
 class TestLookingUp:
     def test_is_for_the_silent(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         silent, heard = open_exchange(session, "silent"), open_exchange(session, "heard")
         unsent = session.open("unsent", None, 0.0)
         later = sessions.CHECK_AFTER_S
@@ -233,7 +233,7 @@ class TestLookingUp:
         assert [each.is_over for each in (heard, unsent)] == [False, False]
 
     def test_is_bounded_and_comes_round(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         count = sessions.MOST_CHECKS + 10
         for number in range(count):
             open_exchange(session, str(number))
@@ -243,7 +243,7 @@ class TestLookingUp:
         assert [each.id for each in first + second] == [str(number) for number in range(count)]
 
     def test_finds_a_result(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
         result = encode_reply(make_result("q", [1, 2]))
         session.settle([exchange], [Snapshot("completed", result, b"")])
@@ -251,14 +251,14 @@ class TestLookingUp:
         assert len(session) == 0
 
     def test_finds_nothing(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
         session.settle([exchange], [Snapshot("", None, b"")])
         with pytest.raises(UnknownRequest):
             exchange.result()
 
     def test_leaves_tokens_to_the_stream_where_nothing_is_missing(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         exchange = open_exchange(session)
         session.settle([exchange], [running(pack_tokens([1]))])
         assert exchange.published == 0, "their text is on its way"
@@ -266,7 +266,7 @@ class TestLookingUp:
 
 class TestComingBack:
     def test_tokens_are_taken_from_the_stream_first(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         heard, trimmed = open_exchange(session, "heard"), open_exchange(session, "trimmed")
         session.resume([heard, trimmed])
         session.settle([heard, trimmed], [running(pack_tokens([1])), running(pack_tokens([2]))])
@@ -277,7 +277,7 @@ class TestComingBack:
         assert (heard.published, trimmed.published) == (1, 1)
 
     def test_tokens_come_from_the_ledger_once_the_stream_was_read(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         session.catch_up()
         exchange = open_exchange(session)
         session.resume([exchange])
@@ -287,7 +287,7 @@ class TestComingBack:
 
 class TestTrimming:
     def test_waits_for_time_or_number(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         assert session.trim_from(100.0) is None, "nothing was read"
         session.take([(b"7-3", frame())], 0.0)
         assert session.trim_from(sessions.TRIM_EVERY_S / 2) is None
@@ -297,7 +297,7 @@ class TestTrimming:
         assert session.trim_from(sessions.TRIM_EVERY_S) == f"8-{sessions.TRIM_EVERY_ENTRIES}"
 
     def test_at_the_end_does_not_wait(self) -> None:
-        session = Session(0.0)
+        session = ReplyRouter(0.0)
         session.take([(b"7-3", frame())], 0.0)
         assert session.trim_rest(0.0) == "7-4"
         assert session.trim_rest(0.0) is None

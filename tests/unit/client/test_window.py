@@ -9,35 +9,35 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tokenyard.client.build import Draft
-from tokenyard.client.pending import Exchange
-from tokenyard.client.window import Numbered, Window
+from tokenyard.client.build import PreparedRequest
+from tokenyard.client.pending import PendingRequest
+from tokenyard.client.window import MapWindow, Numbered
 from tokenyard.protocol.errors import InvalidRequest, UnknownRequest
 
 
-def draft(request_id: str) -> Draft:
-    return Draft(make_request(request_id), "normal", None, 100)
+def draft(request_id: str) -> PreparedRequest:
+    return PreparedRequest(make_request(request_id), "normal", None, 100)
 
 
-def make_window(items: Iterable[Any], size: int = 8, **options: Any) -> Window:
-    return Window(items, size, **({"ordered": False, "wake": lambda: None} | options))
+def make_window(items: Iterable[Any], size: int = 8, **options: Any) -> MapWindow:
+    return MapWindow(items, size, **({"ordered": False, "wake": lambda: None} | options))
 
 
-def submit_all(window: Window, now: float = 0.0) -> dict[int, Exchange]:
+def submit_all(window: MapWindow, now: float = 0.0) -> dict[int, PendingRequest]:
     exchanges = {}
     for index, ready in window.take_unsubmitted(now):
-        exchanges[index] = Exchange(ready.request.id, None, now)
+        exchanges[index] = PendingRequest(ready.request.id, None, now)
         window.submitted(index, exchanges[index])
     return exchanges
 
 
-def pull(window: Window) -> int:
+def pull(window: MapWindow) -> int:
     items = window.pull()
     window.add([draft(str(item)) for item in items])
     return len(items)
 
 
-def answer(exchange: Exchange) -> None:
+def answer(exchange: PendingRequest) -> None:
     exchange.take(make_result(exchange.id, [1]), 0.0)
 
 
@@ -82,7 +82,7 @@ def test_what_was_refused_comes_again_first_and_not_before_its_time() -> None:
     pull(window)
     drafts: list[Numbered] = window.take_unsubmitted(0.0)
     window.refuse(drafts[1:], retry_at=2.0)
-    window.submitted(0, Exchange("0", None, 0.0))
+    window.submitted(0, PendingRequest("0", None, 0.0))
     assert window.take_unsubmitted(1.0) == []
     assert window.wait_s(1.5, 5.0) == 0.5
     assert window.take_unsubmitted(2.0) == drafts[1:]
@@ -102,7 +102,7 @@ def test_a_result_that_was_there_before_we_listened_is_not_lost() -> None:
     window = make_window(["x"], wake=lambda: woken.append(True))
     pull(window)
     [(index, _)] = window.take_unsubmitted(0.0)
-    exchange = Exchange("x", None, 0.0)
+    exchange = PendingRequest("x", None, 0.0)
     answer(exchange)
     window.submitted(index, exchange)
     assert woken

@@ -10,14 +10,20 @@ from hypothesis import strategies as st
 from coordinator.guests.asks import Attending, Cancelling, Submission, Unreadable, read_ask
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.wire import COMMON_FIELDS, Request, SamplingParams, mould_of, request_fields
+from tokenyard.protocol.wire import (
+    COMMON_FIELDS,
+    Request,
+    SamplingParams,
+    request_fields,
+    template_of,
+)
 from tokenyard.scripts import submit
 
 MOST_TTL_S = 3600
 names = st.sampled_from(
     [
         *(name.encode() for name in sorted(COMMON_FIELDS)),
-        *(b"id", b"prompt", b"tokens", b"messages", b"shared", b"do", b"class", b"receipt"),
+        *(b"id", b"prompt", b"tokens", b"messages", b"common", b"do", b"class", b"receipt"),
         *(b"ended", b"leave", b"attach", b"refuse_late", b"attempt"),
     ]
 )
@@ -41,15 +47,15 @@ def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, by
     read = read_ask("ann", fields, MOST_TTL_S)
     match read:
         case Submission():
-            assert read.request.client == read.address.client == read.mould.client
+            assert read.request.client == read.address.client == read.template.client
             assert read.request.client == "ann" or read.request.client.startswith("ann-")
             assert read.watched in {"", read.request.client}
             assert 60 <= read.request.result_ttl_s <= MOST_TTL_S
             assert read.request.priority >= 0
             # What goes into the intake is the request that was read.
-            call = submit(Keys("main"), "normal", [read.request], moulds=[read.mould])
+            call = submit(Keys("main"), "normal", [read.request], templates=[read.template])
             assert call.keys[-1].startswith("tokenyard:{main}:request:ann")
-            shared = msgspec.json.decode(read.mould.shared, type=dict[str, str])
+            shared = msgspec.json.decode(read.template.common, type=dict[str, str])
             assert shared.keys() <= COMMON_FIELDS
         case Cancelling() | Attending():
             assert read.client == "ann" or read.client.startswith("ann-")
@@ -67,15 +73,15 @@ def test_what_a_client_says_comes_through_as_it_was_said() -> None:
     }
     read = read_ask("ann", fields, MOST_TTL_S)
     assert isinstance(read, Submission)
-    shared = msgspec.json.decode(read.mould.shared, type=dict[str, str])
+    shared = msgspec.json.decode(read.template.common, type=dict[str, str])
     assert msgspec.json.decode(shared["params"]) == {"temperature": 1.0, "max_tokens": 7}
-    # and the same by way of a mould, as Tokenyard's clients write it
-    mould = mould_of(said)
-    again = {b"id": b"q", b"prompt": b"x", b"shared": mould.shared.encode()}
+    # and the same by way of a template, as Tokenyard's clients write it
+    template = template_of(said)
+    again = {b"id": b"q", b"prompt": b"x", b"common": template.common.encode()}
     other = read_ask("ann", again, MOST_TTL_S)
     assert isinstance(other, Submission)
     assert other.digest == read.digest
-    entry = {b"id": b"q", b"prompt": b"x", b"shared": read.mould.shared.encode()}
+    entry = {b"id": b"q", b"prompt": b"x", b"common": read.template.common.encode()}
     assert isinstance(parse_request(entry), Request)
 
 
@@ -94,7 +100,7 @@ def test_a_time_to_live_is_brought_into_its_bounds(given_s: str, kept_s: int) ->
     [
         {"id": "q", "prompt": "x", "client": "bob"},
         {"id": "q", "prompt": "x", "client": "anna"},
-        {"id": "q", "prompt": "x", "shared": '{"client":"bob"}'},
+        {"id": "q", "prompt": "x", "common": '{"client":"bob"}'},
         {"id": "q", "prompt": "x", "reply_to": "replies:bob"},
         {"id": "q", "prompt": "x", "class": "high"},
         {"id": "q", "prompt": "x", "class": "retry"},

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coordinator.dispatch.audit
-from coordinator.dispatch.audit import Audit
+from coordinator.dispatch.audit import PendingReconciler
 
 PAGE = 3
 
@@ -23,7 +23,7 @@ def entry(at: int) -> str:
 
 def audit(held: set[int], pending: set[int]) -> list[str]:
     """What is found gone, asking as the intake does."""
-    auditing = Audit([entry(at) for at in sorted(held)])
+    auditing = PendingReconciler([entry(at) for at in sorted(held)])
     gone: list[str] = []
     ids = [entry(at) for at in sorted(pending)]
     for _ in range(len(held) + len(pending) + 1):

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch.backlog import Held
+from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.demand import Demand
 from coordinator.history import FRESH, History
-from coordinator.routing.queued_request import Waiting, prompt_tokens
+from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.wire import Request
@@ -27,8 +27,8 @@ def waiting(
     suspect: bool = False,
     deadline_ms: int | None = None,
     not_before_ms: int = 0,
-) -> Waiting:
-    return Waiting(
+) -> QueuedRequest:
+    return QueuedRequest(
         intake=intake,
         entry=name,
         id=name,
@@ -41,19 +41,19 @@ def waiting(
     )
 
 
-def holding(*all_of: Waiting) -> Held:
-    held = Held()
+def holding(*all_of: QueuedRequest) -> Backlog:
+    held = Backlog()
     for one in all_of:
         held.add(one)
     return held
 
 
-def names(held: Held, model: str = "m") -> list[str]:
+def names(held: Backlog, model: str = "m") -> list[str]:
     queue = held.queue(model)
     return [] if queue is None else [one.entry for one in queue.others]
 
 
-def late(held: Held) -> list[str]:
+def late(held: Backlog) -> list[str]:
     return [one.entry for one in held.late(99)]
 
 
@@ -222,7 +222,7 @@ def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
 
 
 def test_what_it_takes_to_answer_one() -> None:
-    light = Waiting(
+    light = QueuedRequest(
         intake="low",
         entry="1-0",
         id="r",
@@ -254,5 +254,5 @@ def test_tokens_of_a_prompt(fields: dict, tokens: int) -> None:
 
     assert prompt_tokens(request, raw) == tokens
 
-    shared = {b"shared": b"{}"}  # the prompt may stand there, too
+    shared = {b"common": b"{}"}  # the prompt may stand there, too
     assert prompt_tokens(request, shared) == tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch.delay_queue import MOST_STALE, Timetable
+from coordinator.dispatch.delay_queue import MOST_STALE, DelayQueue
 
 KEYS = st.sampled_from("abcdef").map(lambda name: ("retry", name))
 STEPS = st.lists(
@@ -19,7 +19,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_it_is_a_mapping_that_is_searched(steps: list) -> None:
-    timetable, model = Timetable(), {}
+    timetable, model = DelayQueue(), {}
     for step, key, at in steps:
         if step == "set":
             timetable.set(key, at)
@@ -36,7 +36,7 @@ def test_it_is_a_mapping_that_is_searched(steps: list) -> None:
 
 
 def test_what_is_taken_out_early_does_not_pile_up() -> None:
-    timetable: Timetable[tuple[str, str]] = Timetable()
+    timetable: DelayQueue[tuple[str, str]] = DelayQueue()
     timetable.set(("normal", "stays"), 9e15)
 
     for number in range(10_000):

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.dispatch.plan import Placed, make_plan
-from coordinator.routing.features import Hints
+from coordinator.routing.features import RoutingFeatures
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 
 
 def lane(
@@ -23,9 +23,9 @@ def lane(
     )
 
 
-def waiting(name: str, trial: int | None = None) -> Waiting:
-    hints = Hints(work=10)
-    return Waiting(intake="normal", entry=name, id=name, model="m", hints=hints, trial=trial)
+def waiting(name: str, trial: int | None = None) -> QueuedRequest:
+    hints = RoutingFeatures(work=10)
+    return QueuedRequest(intake="normal", entry=name, id=name, model="m", hints=hints, trial=trial)
 
 
 def pick(chosen: Lane | None) -> Pick | None:
@@ -35,8 +35,8 @@ def pick(chosen: Lane | None) -> Pick | None:
 def plan(
     lanes: Sequence[Lane],
     *,
-    suspects: Sequence[Waiting] = (),
-    others: Sequence[Waiting] | Iterator[Waiting] = (),
+    suspects: Sequence[QueuedRequest] = (),
+    others: Sequence[QueuedRequest] | Iterator[QueuedRequest] = (),
     most: int = 100,
 ) -> list[Placed]:
     return make_plan(
@@ -52,7 +52,7 @@ def placed(made: list[Placed]) -> list[tuple[str, str, bool]]:
     return [(item.waiting.id, item.lane.name, item.alone) for item in made]
 
 
-def suspects(count: int, trial: int = 0) -> list[Waiting]:
+def suspects(count: int, trial: int = 0) -> list[QueuedRequest]:
     return [waiting(f"s{n}", trial) for n in range(count)]
 
 
@@ -61,7 +61,7 @@ def groups(made: list[Placed]) -> dict[str, int]:
     return dict(Counter(item.lane.name for item in made if item.on_trial))
 
 
-def others(count: int) -> list[Waiting]:
+def others(count: int) -> list[QueuedRequest]:
     return [waiting(f"r{n}") for n in range(count)]
 
 

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from coordinator.routing.affinity import Match
-from coordinator.routing.features import MOST_BLOCKS, NO_HINTS, Hints, look_closely, weigh
+from coordinator.routing.features import MOST_BLOCKS, NO_HINTS, RoutingFeatures, look_closely, weigh
 from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from tests.support.builders import make_request
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams, request_fields
 
 
-def hints(prompt: Any = None, *, session: str = "", client: str = "anon", model: str = "") -> Hints:
+def hints(
+    prompt: Any = None, *, session: str = "", client: str = "anon", model: str = ""
+) -> RoutingFeatures:
     """What is seen of a request with so many tokens, with this text, or with these messages."""
     kinds = {int: "tokens", str: "prompt", list: "messages"}
     value: Any = list(range(prompt)) if isinstance(prompt, int) else prompt
@@ -49,7 +51,7 @@ class TestHints:
     @pytest.mark.parametrize("prompt", ["a" * 999, [{"role": "user", "content": "x" * 256}]])
     def test_a_prompt_that_is_shared_has_the_same_blocks(self, prompt: Any) -> None:
         kind = "prompt" if isinstance(prompt, str) else "messages"
-        found = look_closely(make_request(**{kind: prompt}), {b"shared": b"{}"})
+        found = look_closely(make_request(**{kind: prompt}), {b"common": b"{}"})
 
         assert len(found.blocks) > 2
         assert found == hints(prompt)

@@ -25,7 +25,7 @@ from coordinator.dispatch.plan import make_plan
 from coordinator.history import History, Limits
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.suspicion import KEPT, UNMARKED, Inquest, Mark, read_mark
 
 LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
@@ -103,7 +103,9 @@ class Search(RuleBasedStateMachine):
         self._acquit()
         known = {job.name: job for job in self.waiting}
         asked = [
-            Waiting(intake="retry", entry=j.name, id=j.name, trial=j.history.trial_size(LIMITS))
+            QueuedRequest(
+                intake="retry", entry=j.name, id=j.name, trial=j.history.trial_size(LIMITS)
+            )
             for j in self.waiting
         ]
         plan = make_plan(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from coordinator.routing.absences import Absences
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.schedule import ScheduleWriter, read_schedule
 from coordinator.routing.selection import Selection
 from tokenyard.protocol.keys import IntakeClass
@@ -24,8 +24,8 @@ def lanes(names: str = "abc", model: str = "sim", load: int = 0) -> Lanes:
     return Lanes(Lane(f"{name}.1", name, model, load, 4) for name in names)
 
 
-def waiting(at: int, intake: IntakeClass = "normal") -> Waiting:
-    return Waiting(intake=intake, entry=f"{at}-0", id=f"{intake}{at}")
+def waiting(at: int, intake: IntakeClass = "normal") -> QueuedRequest:
+    return QueuedRequest(intake=intake, entry=f"{at}-0", id=f"{intake}{at}")
 
 
 def selection(**values: Any) -> Selection:
@@ -36,7 +36,7 @@ def selection(**values: Any) -> Selection:
     return chosen
 
 
-def give(chosen: Selection, requests: Sequence[Waiting], open_lanes: Lanes) -> str:
+def give(chosen: Selection, requests: Sequence[QueuedRequest], open_lanes: Lanes) -> str:
     """Names of the workers that were given the requests; ``-`` for one that has to wait."""
     names = ""
     for request in requests:
@@ -58,7 +58,7 @@ class TestDeterministic:
     def test_a_request_waits_for_its_worker(self) -> None:
         # Given the second of three workers full
         chosen = selection(deterministic=True)
-        chosen.muster(lanes())
+        chosen.start_when_complete(lanes())
         full = Lanes(replace(lane, load=4) if lane.name == "b" else lane for lane in lanes())
 
         # I expect its request to wait, the others to have theirs, and the turn to be kept.
@@ -67,14 +67,14 @@ class TestDeterministic:
 
     def test_workers_that_come_and_go_change_no_turn(self) -> None:
         chosen = selection(deterministic=True)
-        chosen.muster(lanes("abc"))
+        chosen.start_when_complete(lanes("abc"))
 
         assert give(chosen, [waiting(n) for n in range(3)], lanes("ac")) == "a-c"
         assert give(chosen, [waiting(n) for n in range(3, 6)], lanes("abcd")) == "abc"
 
     def test_classes_and_models_are_dealt_by_themselves(self) -> None:
         chosen = selection(deterministic=True)
-        chosen.muster([*lanes("abc"), *lanes("de", "other")])
+        chosen.start_when_complete([*lanes("abc"), *lanes("de", "other")])
 
         assert give(chosen, [waiting(0), waiting(1)], lanes()) == "ab"
         assert give(chosen, [waiting(0, "high")], lanes()) == "a"
@@ -83,8 +83,8 @@ class TestDeterministic:
 
     def test_a_duplicate_takes_a_turn(self) -> None:
         chosen = selection(deterministic=True)
-        chosen.muster(lanes())
-        first, second = (Waiting(intake="normal", entry=f"{n}-0", id="twice") for n in (1, 2))
+        chosen.start_when_complete(lanes())
+        first, second = (QueuedRequest(intake="normal", entry=f"{n}-0", id="twice") for n in (1, 2))
 
         assert give(chosen, [first], lanes()) == "a"
         assert chosen.choose(second, lanes())
@@ -171,7 +171,7 @@ class TestAbsentWorkers:
 
     def test_the_deterministic_mode_waits_for_ever_and_says_so(self) -> None:
         chosen = selection(deterministic=True)
-        chosen.muster(lanes("abc"))
+        chosen.start_when_complete(lanes("abc"))
 
         assert give(chosen, [waiting(n) for n in range(3)], lanes("ac")) == "a-c"
         self.now += 1e6

@@ -11,30 +11,30 @@ from hypothesis import strategies as st
 
 from coordinator.dispatch.backlog import Queue
 from coordinator.dispatch.shares import WEIGHTS, TurnOf, by_arrival, by_client, by_client_and_guest
-from coordinator.routing.queued_request import Waiting
+from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 
 ALL = sum(WEIGHTS.values())
 
 
-def waiting(name: str, intake: PriorityClass = "normal", client: str = "ann") -> Waiting:
-    return Waiting(intake=intake, entry=name, id=name, client=client)
+def waiting(name: str, intake: PriorityClass = "normal", client: str = "ann") -> QueuedRequest:
+    return QueuedRequest(intake=intake, entry=name, id=name, client=client)
 
 
-def some(count: int, intake: PriorityClass = "normal", client: str = "ann") -> list[Waiting]:
+def some(count: int, intake: PriorityClass = "normal", client: str = "ann") -> list[QueuedRequest]:
     return [waiting(f"{client}-{intake}-{number}", intake, client) for number in range(count)]
 
 
-def holding(*requests: Waiting, turn_of: TurnOf = by_client) -> Queue:
+def holding(*requests: QueuedRequest, turn_of: TurnOf = by_client) -> Queue:
     queue = Queue(turn_of)
     for one in requests:
         queue.add(one)
     return queue
 
 
-def serve(queue: Queue, count: int, batch: int = 1) -> list[Waiting]:
+def serve(queue: Queue, count: int, batch: int = 1) -> list[QueuedRequest]:
     """As the dispatcher does: so many, in batches."""
-    served: list[Waiting] = []
+    served: list[QueuedRequest] = []
     while len(served) < count and len(queue):
         chosen = list(islice(queue.others, min(batch, count - len(served))))
         for one in chosen:
@@ -44,7 +44,7 @@ def serve(queue: Queue, count: int, batch: int = 1) -> list[Waiting]:
     return served
 
 
-def classes(served: list[Waiting]) -> Counter[str]:
+def classes(served: list[QueuedRequest]) -> Counter[str]:
     return Counter(one.intake for one in served)
 
 
@@ -96,7 +96,7 @@ class TestClasses:
         assert serve(holding(*requests), 30) == requests
 
     def test_what_was_on_a_worker_before_comes_first(self) -> None:
-        again = Waiting(intake="retry", entry="r", id="r")
+        again = QueuedRequest(intake="retry", entry="r", id="r")
         queue = holding(*some(3, "high"), again)
         assert serve(queue, 2) == [again, *some(1, "high")]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dispatch.models import Models
-from coordinator.dispatch.validator import Judge, Verdict
+from coordinator.dispatch.validator import RequestValidator, Verdict
 from coordinator.history import FRESH, Limits
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
@@ -18,11 +18,11 @@ from tokenyard.protocol.wire import Refused, Request, SamplingParams, Unanswerab
 LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 
 
-def judge_of(*models: str, **adapters: str) -> Judge:
+def judge_of(*models: str, **adapters: str) -> RequestValidator:
     """One of a yard with these models, and adapters by name with their base models."""
     known = Models()
     known.learn({name: name for name in models} | adapters)
-    return Judge(max_request_bytes=1000, limits=LIMITS, models=known)
+    return RequestValidator(max_request_bytes=1000, limits=LIMITS, models=known)
 
 
 def judge(

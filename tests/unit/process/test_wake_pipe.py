@@ -8,52 +8,52 @@ import time
 
 import pytest
 
-from tokenyard.process.wake_pipe import Bell
+from tokenyard.process.wake_pipe import WakeupPipe
 
 
 @pytest.fixture
-def bell() -> Bell:
-    return Bell()
+def wakeup() -> WakeupPipe:
+    return WakeupPipe()
 
 
-def _waited_s(bell: Bell, timeout_s: float) -> float:
+def _waited_s(wakeup: WakeupPipe, timeout_s: float) -> float:
     began = time.monotonic()
-    bell.wait(timeout_s)
+    wakeup.wait(timeout_s)
     return time.monotonic() - began
 
 
-def test_ringing_ends_the_wait_however_often(bell: Bell) -> None:
+def test_ringing_ends_the_wait_however_often(wakeup: WakeupPipe) -> None:
     for _ in range(100_000):
-        bell.ring()
+        wakeup.ring()
 
-    assert _waited_s(bell, 10.0) < 5.0
+    assert _waited_s(wakeup, 10.0) < 5.0
 
 
-def test_it_is_heard_from_another_thread(bell: Bell) -> None:
-    ringer = threading.Timer(0.05, bell.ring)
+def test_it_is_heard_from_another_thread(wakeup: WakeupPipe) -> None:
+    ringer = threading.Timer(0.05, wakeup.ring)
     ringer.start()
 
-    assert _waited_s(bell, 10.0) < 5.0
+    assert _waited_s(wakeup, 10.0) < 5.0
     ringer.join()
 
 
-def test_what_was_heard_does_not_ring_again(bell: Bell) -> None:
-    bell.ring()
-    bell.hear()
-    bell.hear()
+def test_what_was_heard_does_not_ring_again(wakeup: WakeupPipe) -> None:
+    wakeup.ring()
+    wakeup.hear()
+    wakeup.hear()
 
-    assert _waited_s(bell, 0.05) >= 0.04
+    assert _waited_s(wakeup, 0.05) >= 0.04
 
 
-def test_a_time_that_has_passed_is_not_waited_for(bell: Bell) -> None:
-    assert _waited_s(bell, -1.0) < 5.0
+def test_a_time_that_has_passed_is_not_waited_for(wakeup: WakeupPipe) -> None:
+    assert _waited_s(wakeup, -1.0) < 5.0
 
 
 def test_who_holds_it_may_ring_and_then_its_descriptors_are_free() -> None:
-    bell = Bell()
-    ears = bell.fileno()
-    ring = bell.ring
-    del bell
+    wakeup = WakeupPipe()
+    ears = wakeup.fileno()
+    ring = wakeup.ring
+    del wakeup
 
     ring()
     os.fstat(ears)

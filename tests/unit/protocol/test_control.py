@@ -1,4 +1,4 @@
-"""Postures: every cell of the transition table, how scopes merge, and what can be read."""
+"""Desired states: every cell of the transition table, how scopes merge, and what can be read."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from tokenyard.protocol.control import (
     ALL,
     CHANGED,
-    CONDUCTS,
     PAUSE_MODES,
+    RUN_STATES,
     SIGNALS,
     TRANSITIONS,
-    Conduct,
+    DesiredState,
+    DesiredStates,
     Invalid,
     Order,
-    Posture,
-    Postures,
+    RunState,
     Signal,
     after,
-    decode_postures,
-    encode_posture,
+    decode_desired,
+    encode_desired,
     is_scope,
     model_scope,
     order_fields,
@@ -49,9 +49,9 @@ CELLS: dict[Signal, str] = {
 MODEL = model_scope("adder")
 ONE = worker_scope("w")
 
-postures = st.builds(
-    Posture,
-    conduct=st.sampled_from(CONDUCTS),
+desired_states = st.builds(
+    DesiredState,
+    run_state=st.sampled_from(RUN_STATES),
     mode=st.sampled_from(PAUSE_MODES),
     epoch=st.none() | st.integers(0, 5),
     profiling=st.booleans(),
@@ -84,60 +84,64 @@ def test_the_table_has_all_signals() -> None:
     [
         (signal, begin, end)
         for signal, cells in CELLS.items()
-        for begin, end in zip(CONDUCTS, cells.split(), strict=True)
+        for begin, end in zip(RUN_STATES, cells.split(), strict=True)
     ],
 )
-def test_every_cell_of_the_table(signal: Signal, begin: Conduct, end: str) -> None:
-    # Given a posture, if a signal is given,
-    posture = Posture(conduct=begin)
+def test_every_cell_of_the_table(signal: Signal, begin: RunState, end: str) -> None:
+    # Given a desired state, if a signal is given,
+    desired_state = DesiredState(run_state=begin)
     if end == "-":
         # I expect that it is refused, and that the reason says what to do first,
         with pytest.raises(Invalid, match=f"{signal}: {MODEL} is {begin}: (PAUSE|RESUME) it first"):
-            after(posture, order(signal))
+            after(desired_state, order(signal))
         return
     # or that it leads where the table says.
-    assert after(posture, order(signal)).conduct == end
+    assert after(desired_state, order(signal)).run_state == end
 
 
 @pytest.mark.parametrize(
-    ("signal", "conduct"),
+    ("signal", "run_state"),
     [
-        (signal, conduct)
+        (signal, run_state)
         for signal, rule in TRANSITIONS.items()
-        for conduct in sorted(rule.idempotent)
+        for run_state in sorted(rule.idempotent)
     ],
 )
-def test_a_redundant_signal_leaves_all_as_it_is(signal: Signal, conduct: Conduct) -> None:
-    # Given a posture with everything set, if a signal is given that is redundant there,
-    # I expect the same posture, also where the signal carries another mode.
-    posture = Posture(conduct=conduct, mode="wait", epoch=3, profiling=True, weights="/old")
-    assert after(posture, order(signal)) is posture
+def test_a_redundant_signal_leaves_all_as_it_is(signal: Signal, run_state: RunState) -> None:
+    # Given a desired state with everything set, if a signal is given that is redundant there,
+    # I expect the same desired state, also where the signal carries another mode.
+    desired_state = DesiredState(
+        run_state=run_state, mode="wait", epoch=3, profiling=True, weights="/old"
+    )
+    assert after(desired_state, order(signal)) is desired_state
 
 
 @pytest.mark.parametrize("mode", PAUSE_MODES)
 def test_a_pause_keeps_its_mode_until_the_unpause(mode: str) -> None:
-    paused = after(Posture(), msgspec.structs.replace(order("PAUSE"), mode=mode))
+    paused = after(DesiredState(), msgspec.structs.replace(order("PAUSE"), mode=mode))
     suspended = after(paused, order("SUSPEND"))
     resumed = after(suspended, order("RESUME"))
 
     assert [one.mode for one in (paused, suspended, resumed)] == [mode] * 3
-    assert after(resumed, order("UNPAUSE")) == Posture()
+    assert after(resumed, order("UNPAUSE")) == DesiredState()
 
 
-@given(postures, orders)
-def test_an_order_given_twice_changes_nothing_the_second_time(posture: Posture, one: Order) -> None:
+@given(desired_states, orders)
+def test_an_order_given_twice_changes_nothing_the_second_time(
+    desired_state: DesiredState, one: Order
+) -> None:
     try:
-        once = after(posture, one)
+        once = after(desired_state, one)
     except Invalid:
         return
     # RELOAD_WEIGHTS and the others are allowed still, and say what is said already.
     assert after(once, one) == once
 
 
-@given(postures, orders)
-def test_a_signal_changes_only_what_is_its_own(posture: Posture, one: Order) -> None:
+@given(desired_states, orders)
+def test_a_signal_changes_only_what_is_its_own(desired_state: DesiredState, one: Order) -> None:
     own: dict[Signal, set[str]] = {
-        **{signal: {"conduct", "mode", "by", "why", "since_ms"} for signal in SIGNALS},
+        **{signal: {"run_state", "mode", "by", "why", "since_ms"} for signal in SIGNALS},
         "SET_GENERATION_EPOCH": {"epoch"},
         "START_PROFILE": {"profiling"},
         "STOP_PROFILE": {"profiling"},
@@ -146,21 +150,23 @@ def test_a_signal_changes_only_what_is_its_own(posture: Posture, one: Order) -> 
         "STOP": set(),
     }
     try:
-        changed = after(posture, one, 7)
+        changed = after(desired_state, one, 7)
     except Invalid:
         return
     differing = {
         name
-        for name in Posture.__struct_fields__
-        if getattr(changed, name) != getattr(posture, name)
+        for name in DesiredState.__struct_fields__
+        if getattr(changed, name) != getattr(desired_state, name)
     }
     assert differing <= own[one.signal]
 
 
 def test_a_worker_does_not_move_because_of_other_words() -> None:
     """What workers compare says nothing of who ordered it."""
-    one = Postures({ALL: Posture(conduct="PAUSED", by="kim@north", why="night", since_ms=1)})
-    other = Postures({ALL: Posture(conduct="PAUSED")})
+    one = DesiredStates(
+        {ALL: DesiredState(run_state="PAUSED", by="kim@north", why="night", since_ms=1)}
+    )
+    other = DesiredStates({ALL: DesiredState(run_state="PAUSED")})
     assert one.of("w", "adder") == other.of("w", "adder")
 
 
@@ -168,13 +174,13 @@ def test_a_worker_does_not_move_because_of_other_words() -> None:
 def test_an_epoch_is_a_whole_number_from_0(epoch: int | None) -> None:
     wrong = Order(signal="SET_GENERATION_EPOCH", epoch=epoch)
     with pytest.raises(Invalid, match="a whole number from 0"):
-        after(Posture(), wrong)
+        after(DesiredState(), wrong)
 
 
 @pytest.mark.parametrize("scope", [ALL, ONE])
 def test_weights_are_a_models(scope: str) -> None:
     with pytest.raises(Invalid, match="the scope must be model:<name>"):
-        after(Posture(conduct="PAUSED"), order("RELOAD_WEIGHTS", scope))
+        after(DesiredState(run_state="PAUSED"), order("RELOAD_WEIGHTS", scope))
 
 
 @pytest.mark.parametrize(
@@ -196,20 +202,21 @@ def test_scopes(text: str, expected: bool) -> None:
     assert is_scope(text) is expected
 
 
-def merged(everywhere: Posture, model: Posture, worker: Posture) -> Posture:
-    return Postures({ALL: everywhere, MODEL: model, ONE: worker}).of("w", "adder")
+def merged(everywhere: DesiredState, model: DesiredState, worker: DesiredState) -> DesiredState:
+    return DesiredStates({ALL: everywhere, MODEL: model, ONE: worker}).of("w", "adder")
 
 
-@given(postures, postures, postures)
+@given(desired_states, desired_states, desired_states)
 def test_the_postures_of_all_scopes_merge(
-    everywhere: Posture, model: Posture, worker: Posture
+    everywhere: DesiredState, model: DesiredState, worker: DesiredState
 ) -> None:
     scopes = (everywhere, model, worker)
     found = merged(*scopes)
 
-    # The strictest conduct, with a mode that one of those as strict has, and none is more forceful.
-    assert found.conduct == max((one.conduct for one in scopes), key=CONDUCTS.index)
-    modes = [one.mode for one in scopes if one.conduct == found.conduct]
+    # The strictest run state, with a mode that one of those as strict has, and none is more
+    # forceful.
+    assert found.run_state == max((one.run_state for one in scopes), key=RUN_STATES.index)
+    modes = [one.mode for one in scopes if one.run_state == found.run_state]
     assert found.mode == min(modes, key=PAUSE_MODES.index)
     # The narrowest scope that has any.
     epochs = [one.epoch for one in scopes if one.epoch is not None]
@@ -219,53 +226,53 @@ def test_the_postures_of_all_scopes_merge(
     assert found.profiling == any(one.profiling for one in scopes)
 
 
-@given(postures)
-def test_one_scope_alone_is_what_it_says(posture: Posture) -> None:
+@given(desired_states)
+def test_one_scope_alone_is_what_it_says(desired_state: DesiredState) -> None:
     for scope in (ALL, MODEL, ONE):
-        ordered = msgspec.structs.replace(posture, by="", why="", since_ms=0)
-        assert Postures({scope: posture}).of("w", "adder") == ordered
-        assert Postures({scope: posture}).of("v", "other") == (
-            ordered if scope == ALL else Posture()
+        ordered = msgspec.structs.replace(desired_state, by="", why="", since_ms=0)
+        assert DesiredStates({scope: desired_state}).of("w", "adder") == ordered
+        assert DesiredStates({scope: desired_state}).of("v", "other") == (
+            ordered if scope == ALL else DesiredState()
         )
 
 
 def test_a_worker_without_a_model_is_in_no_models_scope() -> None:
-    found = Postures({MODEL: Posture(conduct="PAUSED")})
+    found = DesiredStates({MODEL: DesiredState(run_state="PAUSED")})
 
     assert found.is_running("w", "")
     assert found.is_running("w", "other")
     assert not found.is_running("w", "adder")
 
 
-@given(st.dictionaries(st.sampled_from([ALL, MODEL, ONE, "model:é"]), postures))
-def test_the_hash_is_read_as_it_was_written(by_scope: dict[str, Posture]) -> None:
-    fields = {scope.encode(): encode_posture(one) for scope, one in by_scope.items()}
+@given(st.dictionaries(st.sampled_from([ALL, MODEL, ONE, "model:é"]), desired_states))
+def test_the_hash_is_read_as_it_was_written(by_scope: dict[str, DesiredState]) -> None:
+    fields = {scope.encode(): encode_desired(one) for scope, one in by_scope.items()}
     fields |= {CHANGED.encode(): b"5-1"}
-    found = decode_postures({scope: packed for scope, packed in fields.items() if packed})
+    found = decode_desired({scope: packed for scope, packed in fields.items() if packed})
 
     assert found.changed == "5-1"
     for scope, one in by_scope.items():
-        assert found.by_scope.get(scope, Posture()) == one
+        assert found.by_scope.get(scope, DesiredState()) == one
 
 
 def test_what_cannot_be_read_is_as_if_it_were_not() -> None:
-    found = decode_postures(
+    found = decode_desired(
         {
             b"all": b"{",
-            b"model:a": b'{"conduct":"DANCING"}',
-            b"model:b": b'{"conduct":"PAUSED","epoch":"four"}',
+            b"model:a": b'{"run_state":"DANCING"}',
+            b"model:b": b'{"run_state":"PAUSED","epoch":"four"}',
             b"\xff": b"{}",
-            b"worker:w": b'{"conduct":"PAUSED"}',
+            b"worker:w": b'{"run_state":"PAUSED"}',
         }
     )
-    assert found == Postures({"worker:w": Posture(conduct="PAUSED")})
+    assert found == DesiredStates({"worker:w": DesiredState(run_state="PAUSED")})
     assert found.changed == "0-0"
 
 
 def test_a_posture_of_another_version_is_read_as_far_as_we_know_it() -> None:
-    found = decode_postures({b"all": b'{"conduct":"PAUSED","tempo":"allegro"}'})
+    found = decode_desired({b"all": b'{"run_state":"PAUSED","tempo":"allegro"}'})
 
-    assert found.of("w", "adder") == Posture(conduct="PAUSED")
+    assert found.of("w", "adder") == DesiredState(run_state="PAUSED")
 
 
 @given(orders)
@@ -289,9 +296,9 @@ def test_an_order_of_another_version_is_read_as_far_as_we_know_it() -> None:
 
 
 def test_from_everywhere_one_can_get_back_to_running() -> None:
-    # Given any conduct, I expect RESUME and then UNPAUSE to lead to RUNNING.
-    for conduct, mode in itertools.product(CONDUCTS, PAUSE_MODES):
-        posture = Posture(conduct=conduct, mode=mode)
+    # Given any run state, I expect RESUME and then UNPAUSE to lead to RUNNING.
+    for run_state, mode in itertools.product(RUN_STATES, PAUSE_MODES):
+        desired_state = DesiredState(run_state=run_state, mode=mode)
         for signal in ("RESUME", "UNPAUSE"):
-            posture = after(posture, order(signal))
-        assert posture.conduct == "RUNNING"
+            desired_state = after(desired_state, order(signal))
+        assert desired_state.run_state == "RUNNING"

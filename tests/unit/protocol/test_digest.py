@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenyard.client.build import Drafter
+from tokenyard.client.build import RequestBuilder
 from tokenyard.protocol.digest import DEFINING, UNREADABLE, entry_digest, request_digest
-from tokenyard.protocol.wire import Request, mould_of, prompt_value, request_fields
+from tokenyard.protocol.wire import Request, prompt_value, request_fields, template_of
 
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
 INCIDENTAL = {
@@ -93,13 +93,13 @@ def test_clients_and_coordinator_agree(
 ) -> None:
     if isinstance(prompt, list) and isinstance(prompt[0], dict):
         options = {**options, **chat}
-    draft = Drafter("me", None).draft(prompt, options)
-    request, mould = draft.request, mould_of(draft.request)
+    draft = RequestBuilder("me", None).draft(prompt, options)
+    request, template = draft.request, template_of(draft.request)
     content = prompt_value(request)
     shared = {
         b"id": request.id.encode(),
-        mould.field.encode(): content if isinstance(content, bytes) else content.encode(),
-        b"shared": mould.shared.encode(),
+        template.field.encode(): content if isinstance(content, bytes) else content.encode(),
+        b"common": template.common.encode(),
     }
 
     assert draft.digest == request_digest(request)
@@ -109,10 +109,10 @@ def test_clients_and_coordinator_agree(
 
 @given(TEXTS, OPTIONS)
 def test_who_makes_tokens_of_the_text_does_not_matter(prompt: str, options: dict[str, Any]) -> None:
-    with_tokenizer = Drafter("me", Numbers()).draft(prompt, options)
+    with_tokenizer = RequestBuilder("me", Numbers()).draft(prompt, options)
 
     assert with_tokenizer.request.tokens is not None
-    assert with_tokenizer.digest == Drafter("me", None).draft(prompt, options).digest
+    assert with_tokenizer.digest == RequestBuilder("me", None).draft(prompt, options).digest
 
 
 PLAIN = {b"id": b"q1", b"prompt": b"Hello", b"params": b'{"max_tokens":8,"seed":1}'}
@@ -139,7 +139,7 @@ def test_what_is_the_same_request(same: dict[bytes, bytes]) -> None:
         {b"params": b'{"max_tokens":9,"seed":1}'},
         # A value that is said is not the model's default, which may be another.
         {b"params": b'{"max_tokens":8,"seed":1,"temperature":1.0}'},
-        {b"shared": b'{"model":"m"}'},
+        {b"common": b'{"model":"m"}'},
     ],
 )
 def test_what_is_another_request(other: dict[bytes, bytes]) -> None:
@@ -169,7 +169,7 @@ def test_packed_tokens_are_the_array_of_the_same_ids() -> None:
 
 
 def test_a_prompt_may_stand_in_the_shared_fields() -> None:
-    assert entry_digest({b"shared": b'{"prompt":"Hello"}'}) == entry_digest({b"prompt": b"Hello"})
+    assert entry_digest({b"common": b'{"prompt":"Hello"}'}) == entry_digest({b"prompt": b"Hello"})
 
 
 def test_tokens_are_not_text_of_the_same_bytes() -> None:
@@ -189,7 +189,7 @@ def test_long_parameters_are_read_as_short_ones_are() -> None:
         {b"prompt": b"x", b"params": b"{"},
         {b"prompt": b"x", b"params": b'{"no_such": 1}'},
         {b"prompt": b"x", b"model": b"\xff"},
-        {b"prompt": b"x", b"shared": b"[]"},
+        {b"prompt": b"x", b"common": b"[]"},
         {b"tokens": b"abc"},
         {b"messages": b"{"},
         {b"messages": b"\xff"},
@@ -204,7 +204,7 @@ def test_what_cannot_be_read_is_the_same_as_nothing_that_can(fields: dict[bytes,
 
 @given(
     st.dictionaries(
-        st.sampled_from([b"tokens", b"prompt", b"messages", b"params", b"shared"]), st.binary()
+        st.sampled_from([b"tokens", b"prompt", b"messages", b"params", b"common"]), st.binary()
     )
 )
 def test_it_never_raises(fields: dict[bytes, bytes]) -> None:

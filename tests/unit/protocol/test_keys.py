@@ -28,7 +28,7 @@ def test_keys_are_those_of_the_protocol(keys: Keys) -> None:
         keys.leases,
         keys.leader,
         keys.events,
-        keys.freed,
+        keys.capacity,
         keys.dead,
         keys.info,
     ] == [
@@ -43,7 +43,7 @@ def test_keys_are_those_of_the_protocol(keys: Keys) -> None:
         "tokenyard:{main}:leases",
         "tokenyard:{main}:leader",
         "tokenyard:{main}:events",
-        "tokenyard:{main}:freed",
+        "tokenyard:{main}:capacity",
         "tokenyard:{main}:dead",
         "tokenyard:{main}:info",
     ]

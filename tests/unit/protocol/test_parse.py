@@ -523,8 +523,8 @@ def test_defaults_refuse_nothing_that_would_be_good_without_them(params: bytes) 
     assert bool(found.fault) == bool(plain.fault)
 
 
-SHARED = b'{"v":"1","client":"ann","reply_to":"replies:ann","params":"{\\"max_tokens\\":3}"}'
-FOLDED = {b"id": b"q1", b"tokens": pack_tokens([1, 2]), b"shared": SHARED}
+COMMON = b'{"v":"1","client":"ann","reply_to":"replies:ann","params":"{\\"max_tokens\\":3}"}'
+FOLDED = {b"id": b"q1", b"tokens": pack_tokens([1, 2]), b"common": COMMON}
 
 
 @pytest.mark.parametrize("prompt", [{b"tokens": pack_tokens([1, 2])}, {b"prompt": b"x"}])
@@ -533,12 +533,12 @@ def test_what_requests_have_in_common_may_stand_in_one_field(prompt: dict[bytes,
     plain = {b"v": b"1", b"client": b"ann", b"reply_to": b"replies:ann"}
     plain[b"params"] = b'{"max_tokens":3}'
 
-    assert parse_request(fields | {b"shared": SHARED}) == parse_request(fields | plain)
+    assert parse_request(fields | {b"common": COMMON}) == parse_request(fields | plain)
 
 
 @pytest.mark.parametrize("prompt", [{b"tokens": pack_tokens([1, 2])}, {b"prompt": b"x"}])
 def test_what_is_shared_is_read_once(prompt: dict[bytes, bytes]) -> None:
-    found = [parse_request({b"id": name, **prompt, b"shared": SHARED}) for name in (b"a", b"b")]
+    found = [parse_request({b"id": name, **prompt, b"common": COMMON}) for name in (b"a", b"b")]
 
     first, second = (one for one in found if isinstance(one, Request))
     assert first.params is second.params
@@ -546,7 +546,7 @@ def test_what_is_shared_is_read_once(prompt: dict[bytes, bytes]) -> None:
 
 @pytest.mark.parametrize("prompt", [b"", b"\xff"])
 def test_a_bad_text_is_refused_where_the_rest_is_shared(prompt: bytes) -> None:
-    found = parse_request({b"id": b"q1", b"prompt": prompt, b"shared": SHARED})
+    found = parse_request({b"id": b"q1", b"prompt": prompt, b"common": COMMON})
 
     assert isinstance(found, Refused)
     assert found.message.startswith("prompt")
@@ -562,18 +562,18 @@ def test_an_entry_has_the_last_word_on_what_it_shares() -> None:
 def test_what_only_the_system_writes_is_not_shared() -> None:
     spoofed = b'{"sid":"high/1-1","attempt":"7","published":"abcd","model":"m"}'
 
-    found = unfold({b"id": b"q1", b"shared": spoofed, b"attempt": b"1"})
+    found = unfold({b"id": b"q1", b"common": spoofed, b"attempt": b"1"})
 
     assert found == {b"id": b"q1", b"model": b"m", b"attempt": b"1"}
 
 
 @pytest.mark.parametrize(
-    "shared",
+    "common",
     [b"", b"{", b"[]", b"null", b'{"n":1}', b"\xff", b'{"client":"no spaces"}', b'{"client":""}'],
 )
-def test_nobody_is_known_where_the_shared_field_cannot_be_read(shared: bytes) -> None:
+def test_nobody_is_known_where_the_shared_field_cannot_be_read(common: bytes) -> None:
     """The client may stand there, so that there is nobody to answer."""
-    assert isinstance(parse_request({**FOLDED, b"shared": shared}), Unanswerable)
+    assert isinstance(parse_request({**FOLDED, b"common": common}), Unanswerable)
 
 
 @pytest.mark.parametrize("reply_to", ["", "replies:ann", "replies:bob"])
@@ -582,19 +582,19 @@ def test_who_asks_by_a_field_of_its_own_is_told_that_the_shared_one_cannot_be_re
 ) -> None:
     own = {b"id": b"q1", b"client": b"ann", b"reply_to": reply_to.encode()}
 
-    found = parse_request({**own, b"prompt": b"x", b"shared": b"{"})
+    found = parse_request({**own, b"prompt": b"x", b"common": b"{"})
 
     assert isinstance(found, Refused)
     assert (found.id, found.client, found.code) == ("q1", "ann", Code.INVALID_REQUEST)
     assert found.reply_to == (reply_to if reply_to == "replies:ann" else "")
-    assert found.message.startswith("shared: ")
+    assert found.message.startswith("common: ")
 
 
 @pytest.mark.parametrize("own", [{b"id": b""}, {b"client": b"no spaces"}])
 def test_nobody_is_known_where_the_shared_field_and_the_name_cannot_be_read(
     own: dict[bytes, bytes],
 ) -> None:
-    fields = {b"id": b"q1", b"client": b"ann", b"prompt": b"x", b"shared": b"{"}
+    fields = {b"id": b"q1", b"client": b"ann", b"prompt": b"x", b"common": b"{"}
     assert isinstance(parse_request(fields | own), Unanswerable)
 
 
@@ -606,8 +606,8 @@ def test_nobody_is_known_where_the_shared_field_and_the_name_cannot_be_read(
         ({b"tokens": pack_tokens([-1])}, "tokens"),
         ({b"prompt": b"x"}, "prompt"),
         ({b"tokens": b"", b"prompt": b"x"}, "prompt"),
-        ({b"shared": b'{"prompt":"x"}'}, "prompt"),
-        ({b"shared": b'{"params":"{\\"top_p\\":2}"}'}, "params.top_p"),
+        ({b"common": b'{"prompt":"x"}'}, "prompt"),
+        ({b"common": b'{"params":"{\\"top_p\\":2}"}'}, "params.top_p"),
     ],
 )
 def test_a_fault_is_told_as_if_the_fields_stood_by_themselves(
@@ -627,6 +627,6 @@ def test_defaults_of_a_model_fill_what_is_shared() -> None:
 
 
 def test_what_is_shared_is_not_shared_again() -> None:
-    nested = b'{"shared":"{\\"model\\":\\"m\\"}","tenant":"t"}'
+    nested = b'{"common":"{\\"model\\":\\"m\\"}","tenant":"t"}'
 
-    assert unfold({b"id": b"q1", b"shared": nested}) == {b"id": b"q1", b"tenant": b"t"}
+    assert unfold({b"id": b"q1", b"common": nested}) == {b"id": b"q1", b"tenant": b"t"}

@@ -20,7 +20,7 @@ from worker.host.allocation import (
     next_steps,
 )
 from worker.host.leak import LOOKS, Look, Verdict
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.models import ModelSpec
 
 A = ModelSpec(name="a", path="models/a")
@@ -33,9 +33,11 @@ SLEEPERS = Rules(sleepers=1)
 _names = (f"w-{number}" for number in itertools.count())
 
 
-def member(state: State, spec: ModelSpec | None = None, device: int = 0, **values) -> Pooled:
+def member(
+    state: State, spec: ModelSpec | None = None, device: int = 0, **values
+) -> WorkerProcessHandle:
     settings = {"redis_url": "redis://x", "engine": "simulated", "drain_timeout_s": 60.0}
-    made = Pooled(WorkerSettings(**settings), next(_names), device)
+    made = WorkerProcessHandle(WorkerSettings(**settings), next(_names), device)
     made._enter(state)
     made.spec = spec
     for name, value in values.items():
@@ -43,7 +45,7 @@ def member(state: State, spec: ModelSpec | None = None, device: int = 0, **value
     return made
 
 
-def leaking(leak: Verdict, device: int = 0) -> Pooled:
+def leaking(leak: Verdict, device: int = 0) -> WorkerProcessHandle:
     """A warm process in which models have left something behind."""
     mib = 1024**2
     made = member(State.WARM, device=device, baseline=Memory(host=600 * mib))
@@ -59,7 +61,7 @@ def leaking(leak: Verdict, device: int = 0) -> Pooled:
 
 
 def steps(
-    members: list[Pooled],
+    members: list[WorkerProcessHandle],
     *goals: Goal | None,
     rules: Rules | None = None,
     slots: int = 1,
@@ -163,7 +165,9 @@ class TestGivingWay:
 
 
 class TestSleep:
-    def _sleeps(self, holder: Pooled, *others: Pooled, goal: Goal | None = None) -> bool:
+    def _sleeps(
+        self, holder: WorkerProcessHandle, *others: WorkerProcessHandle, goal: Goal | None = None
+    ) -> bool:
         (step,) = steps([holder, *others], goal or Goal(B, (0,)), rules=SLEEPERS)
         assert isinstance(step, GiveWay)
         assert step.member is holder
@@ -258,7 +262,7 @@ class TestGroups:
             GiveWay(sleeper, sleeps=False)
         ]
 
-    def _group(self, state: State = State.READY) -> list[Pooled]:
+    def _group(self, state: State = State.READY) -> list[WorkerProcessHandle]:
         leader = member(state, PAIR, group=Group("address", 0, (0, 1)))
         follower = member(State.ATTACHED, PAIR, 1, group=Group("address", 1, (0, 1)))
         return [leader, follower]

@@ -13,7 +13,7 @@ from tokenyard.scripts import Why
 from worker.host.allocation import Goal, fits
 from worker.host.commands import Orders
 from worker.host.diagnosis import Death
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.messages import (
     Asleep,
     Done,
@@ -93,30 +93,30 @@ class Commander:
 
     # worker.host.pool.Owner, as `worker.host.controller.Controller` is one
 
-    def changed(self, member: Pooled) -> None:
+    def changed(self, member: WorkerProcessHandle) -> None:
         self.orders.changed(member)
 
-    def serves(self, member: Pooled) -> None:
+    def serves(self, member: WorkerProcessHandle) -> None:
         self.changed(member)
         goal = self.played.pool.goals[member.device]
         if goal and fits(member, goal):
             self.orders.reached(goal)
 
-    def gives_way(self, member: Pooled) -> None: ...
+    def gives_way(self, member: WorkerProcessHandle) -> None: ...
 
-    def died(self, member: Pooled, why: Why, reason: str) -> None:
+    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         self.orders.died(member, reason)
 
-    def start_failed(self, member: Pooled, death: Death) -> None: ...
+    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None: ...
 
     def failed(self, goal: Goal, reason: str) -> bool:
         self.orders.missed(goal, reason)
         return False
 
-    def refused(self, member: Pooled, reason: str) -> None:
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         self.orders.refused(member, reason)
 
-    def heard(self, member: Pooled, message: ToController) -> None:
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         if isinstance(message, Done):
             self.orders.done(member)
 

@@ -8,7 +8,7 @@ from worker.engines import Engine
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.messages import Asleep, Done, Profile, Ready, Refusal, Reset, Sleep, ToController, Wake
 from worker.models import ModelSpec
-from worker.process.engine_control import Care
+from worker.process.engine_control import EngineControl
 
 
 class Ward:
@@ -18,7 +18,7 @@ class Ward:
         self.told: list[ToController] = []
         self.backend = SimulatedBackend()
         self.engine: Engine = self.backend.load(ModelSpec(name="sim", path="sim"))
-        self.care = Care(self.engine, self.backend, self.told.append)
+        self.care = EngineControl(self.engine, self.backend, self.told.append)
 
 
 @pytest.fixture

@@ -13,7 +13,14 @@ import worker.host.process_handle
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import EngineInfo, Group, Memory
 from worker.host.leak import Verdict
-from worker.host.process_handle import AWAKE, CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE, Pooled, State
+from worker.host.process_handle import (
+    AWAKE,
+    CRASH_LOOP,
+    HEALTHY_S,
+    MOST_IN_SERVICE,
+    State,
+    WorkerProcessHandle,
+)
 from worker.messages import Asleep, Beat, Ready, Stop, Warm
 from worker.models import ModelSpec
 
@@ -44,18 +51,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def make_pooled(device: int = 0, **values) -> Pooled:
+def make_pooled(device: int = 0, **values) -> WorkerProcessHandle:
     settings = {"name": "w", "engine": "simulated", "backoff_s": 1.0, "max_backoff_s": 8.0}
-    return Pooled(WorkerSettings(redis_url="redis://x", **(settings | values)), "w", device)
+    return WorkerProcessHandle(
+        WorkerSettings(redis_url="redis://x", **(settings | values)), "w", device
+    )
 
 
-def make_warm(**values) -> Pooled:
+def make_warm(**values) -> WorkerProcessHandle:
     pooled = make_pooled(**values)
     pooled.warm(WARM)
     return pooled
 
 
-def make_ready(**values) -> Pooled:
+def make_ready(**values) -> WorkerProcessHandle:
     pooled = make_warm(**values)
     pooled.load(ADDER)
     pooled.ready(Ready(INFO, Memory(host=3000)))
@@ -348,7 +357,7 @@ class TestBackoff:
     def _no_jitter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("random.random", lambda: 1.0)
 
-    def _die(self, pooled: Pooled, clock: Clock, lived_s: float = 1.0) -> float:
+    def _die(self, pooled: WorkerProcessHandle, clock: Clock, lived_s: float = 1.0) -> float:
         pooled._started = clock.now
         clock.now += lived_s
         pooled.bury()

@@ -12,7 +12,7 @@ import pytest
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import Tally, WorkerInfo, WorkerState
 from worker.engines import EngineInfo, Memory
-from worker.host.process_handle import Pooled, State
+from worker.host.process_handle import State, WorkerProcessHandle
 from worker.host.roster_entry import lane_limit, roster_entry
 from worker.messages import Beat, Ready, Warm
 from worker.models import ModelSpec
@@ -32,20 +32,24 @@ ENGINE = EngineInfo(
 )
 
 
-def warm(device: int = 0) -> Pooled:
-    made = Pooled(WorkerSettings(redis_url="redis://x", engine="simulated"), "w-1", device)
+def warm(device: int = 0) -> WorkerProcessHandle:
+    made = WorkerProcessHandle(
+        WorkerSettings(redis_url="redis://x", engine="simulated"), "w-1", device
+    )
     made.warm(Warm(Memory(host=1000), {"import": 2.0}))
     return made
 
 
-def ready(device: int = 0) -> Pooled:
+def ready(device: int = 0) -> WorkerProcessHandle:
     made = warm(device)
     made.load(ADDER)
     made.ready(Ready(ENGINE, Memory(host=3000)))
     return made
 
 
-def entry(member: Pooled, *, group: list[str] | None = None, swapped_ms: int = 0) -> WorkerInfo:
+def entry(
+    member: WorkerProcessHandle, *, group: list[str] | None = None, swapped_ms: int = 0
+) -> WorkerInfo:
     return roster_entry(member, "host", group or [], swapped_ms)
 
 

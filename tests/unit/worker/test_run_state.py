@@ -6,130 +6,132 @@ from typing import Any
 
 import pytest
 
-from tokenyard.protocol.control import PAUSE_MODES, PauseMode, Posture
-from worker.host.run_state import Ask, Bearing, is_fit, next_step, why_not
+from tokenyard.protocol.control import PAUSE_MODES, DesiredState, PauseMode
+from worker.host.run_state import Ask, ObservedState, is_fit, next_step, why_not
 from worker.messages import Errand, Pause, Profile, Reload, SetEpoch, Unpause
 
 
-def wanted(**values: Any) -> Posture:
-    return Posture(**values)
+def wanted(**values: Any) -> DesiredState:
+    return DesiredState(**values)
 
 
-def paused(mode: PauseMode = "abort", **values: Any) -> Posture:
-    return Posture(conduct="PAUSED", mode=mode, **values)
+def paused(mode: PauseMode = "abort", **values: Any) -> DesiredState:
+    return DesiredState(run_state="PAUSED", mode=mode, **values)
 
 
-def walk(posture: Posture, bearing: Bearing) -> list[Ask]:
+def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
     """All that a process is told that does what it is told."""
     told: list[Ask] = []
-    while (step := next_step(posture, bearing)) is not None:
-        bearing.asked = step
+    while (step := next_step(desired_state, observed)) is not None:
+        observed.asked = step
         told.append(step)
         if isinstance(step, Pause):
-            bearing.rests(step.mode)
+            observed.rests(step.mode)
         else:
-            assert bearing.has_done(step)
+            assert observed.has_done(step)
         assert len(told) < 10
-    assert is_fit(posture, bearing)
+    assert is_fit(desired_state, observed)
     return told
 
 
 @pytest.mark.parametrize(
-    ("posture", "bearing", "told"),
+    ("desired_state", "observed", "told"),
     [
-        (wanted(), Bearing(), []),
-        (paused("keep"), Bearing(), [Pause("keep")]),
-        (paused("keep"), Bearing(paused="keep"), []),
-        (paused("abort"), Bearing(paused="keep"), [Pause("abort")]),
-        (Posture(conduct="SUSPENDED", mode="wait"), Bearing(), [Pause("wait")]),
-        (wanted(), Bearing(paused="wait"), [Unpause()]),
-        (wanted(epoch=4), Bearing(epoch=3), [SetEpoch(4)]),
-        (wanted(), Bearing(epoch=3), [SetEpoch(None)]),
-        (wanted(profiling=True), Bearing(), [Profile(True)]),
-        (wanted(), Bearing(profiling=True), [Profile(False)]),
-        (paused(weights="/w"), Bearing(paused="abort"), [Reload("/w")]),
+        (wanted(), ObservedState(), []),
+        (paused("keep"), ObservedState(), [Pause("keep")]),
+        (paused("keep"), ObservedState(paused="keep"), []),
+        (paused("abort"), ObservedState(paused="keep"), [Pause("abort")]),
+        (DesiredState(run_state="SUSPENDED", mode="wait"), ObservedState(), [Pause("wait")]),
+        (wanted(), ObservedState(paused="wait"), [Unpause()]),
+        (wanted(epoch=4), ObservedState(epoch=3), [SetEpoch(4)]),
+        (wanted(), ObservedState(epoch=3), [SetEpoch(None)]),
+        (wanted(profiling=True), ObservedState(), [Profile(True)]),
+        (wanted(), ObservedState(profiling=True), [Profile(False)]),
+        (paused(weights="/w"), ObservedState(paused="abort"), [Reload("/w")]),
         # Results must tell their epoch and weights truly.
         (
             wanted(weights="/w", epoch=4),
-            Bearing(paused="keep"),
+            ObservedState(paused="keep"),
             [Pause("abort"), Reload("/w"), SetEpoch(4), Unpause()],
         ),
-        (wanted(weights="/w"), Bearing(), [Pause("abort"), Reload("/w"), Unpause()]),
-        (wanted(), Bearing(weights="/w"), [Pause("abort"), Reload(""), Unpause()]),
+        (wanted(weights="/w"), ObservedState(), [Pause("abort"), Reload("/w"), Unpause()]),
+        (wanted(), ObservedState(weights="/w"), [Pause("abort"), Reload(""), Unpause()]),
     ],
 )
-def test_what_it_is_told(posture: Posture, bearing: Bearing, told: list[Ask]) -> None:
-    assert walk(posture, bearing) == told
+def test_what_it_is_told(
+    desired_state: DesiredState, observed: ObservedState, told: list[Ask]
+) -> None:
+    assert walk(desired_state, observed) == told
 
 
 @pytest.mark.parametrize("errand", [SetEpoch(3), Profile(True), Reload("/w"), Unpause()])
 def test_one_thing_at_a_time(errand: Errand) -> None:
-    bearing = Bearing(asked=errand)
+    observed = ObservedState(asked=errand)
 
-    assert next_step(paused(), bearing) is None
-    assert not is_fit(paused(), bearing)
+    assert next_step(paused(), observed) is None
+    assert not is_fit(paused(), observed)
 
 
 class TestAPauseThatTakesLong:
     def test_it_is_waited_for(self) -> None:
-        assert next_step(paused("wait"), Bearing(asked=Pause("wait"))) is None
+        assert next_step(paused("wait"), ObservedState(asked=Pause("wait"))) is None
 
     @pytest.mark.parametrize("mode", ["abort", "keep"])
     def test_another_mode_comes_in_its_place(self, mode: PauseMode) -> None:
-        assert next_step(paused(mode), Bearing(asked=Pause("wait"))) == Pause(mode)
+        assert next_step(paused(mode), ObservedState(asked=Pause("wait"))) == Pause(mode)
 
     def test_it_may_be_taken_back(self) -> None:
-        bearing = Bearing(asked=Pause("wait"))
-        assert next_step(wanted(epoch=3), bearing) == Unpause()
+        observed = ObservedState(asked=Pause("wait"))
+        assert next_step(wanted(epoch=3), observed) == Unpause()
 
         # What it says of the pause, because it did not know yet, is void.
-        bearing.asked = Unpause()
-        bearing.rests("wait")
-        assert bearing.asked == Unpause()
-        assert bearing.has_done(Unpause())
-        assert bearing.paused is None
+        observed.asked = Unpause()
+        observed.rests("wait")
+        assert observed.asked == Unpause()
+        assert observed.has_done(Unpause())
+        assert observed.paused is None
 
 
 class TestWhatItCannotDo:
     def test_the_rest_is_done(self) -> None:
-        bearing = Bearing(asked=Profile(True))
-        assert bearing.cannot(Profile(True), "no profiler")
+        observed = ObservedState(asked=Profile(True))
+        assert observed.cannot(Profile(True), "no profiler")
 
-        assert walk(wanted(profiling=True), bearing) == []
-        assert walk(paused("keep", profiling=True), bearing) == [Pause("keep")]
-        assert why_not(wanted(profiling=True), bearing) == "no profiler"
-        assert why_not(wanted(), bearing) == ""
+        assert walk(wanted(profiling=True), observed) == []
+        assert walk(paused("keep", profiling=True), observed) == [Pause("keep")]
+        assert why_not(wanted(profiling=True), observed) == "no profiler"
+        assert why_not(wanted(), observed) == ""
 
     def test_without_its_weights_it_does_not_run(self) -> None:
-        posture = wanted(weights="/gone", epoch=3)
-        bearing = Bearing(paused="abort", asked=Reload("/gone"))
-        bearing.cannot(Reload("/gone"), "no such folder")
+        desired_state = wanted(weights="/gone", epoch=3)
+        observed = ObservedState(paused="abort", asked=Reload("/gone"))
+        observed.cannot(Reload("/gone"), "no such folder")
 
-        assert walk(posture, bearing) == [SetEpoch(3)]
-        assert bearing.paused == "abort"
-        assert why_not(posture, bearing) == "no such folder"
+        assert walk(desired_state, observed) == [SetEpoch(3)]
+        assert observed.paused == "abort"
+        assert why_not(desired_state, observed) == "no such folder"
 
-        assert walk(wanted(), bearing) == [SetEpoch(None), Unpause()]
+        assert walk(wanted(), observed) == [SetEpoch(None), Unpause()]
 
     def test_it_is_asked_again_with_the_next_signal_only(self) -> None:
-        bearing = Bearing()
-        bearing.judge_anew("1-0")
-        bearing.asked = Profile(True)
-        bearing.cannot(Profile(True), "no profiler")
+        observed = ObservedState()
+        observed.judge_anew("1-0")
+        observed.asked = Profile(True)
+        observed.cannot(Profile(True), "no profiler")
 
-        bearing.judge_anew("1-0")
-        assert next_step(wanted(profiling=True), bearing) is None
-        bearing.judge_anew("2-0")
-        assert next_step(wanted(profiling=True), bearing) == Profile(True)
+        observed.judge_anew("1-0")
+        assert next_step(wanted(profiling=True), observed) is None
+        observed.judge_anew("2-0")
+        assert next_step(wanted(profiling=True), observed) == Profile(True)
 
 
 def test_answers_to_others_are_not_its_own() -> None:
-    bearing = Bearing(asked=SetEpoch(3))
+    observed = ObservedState(asked=SetEpoch(3))
 
-    assert not bearing.has_done(SetEpoch(2))
-    assert not bearing.has_done(Profile(True))
-    assert not bearing.cannot(Profile(True), "no profiler")
+    assert not observed.has_done(SetEpoch(2))
+    assert not observed.has_done(Profile(True))
+    assert not observed.cannot(Profile(True), "no profiler")
     for mode in PAUSE_MODES:
-        bearing.rests(mode)
+        observed.rests(mode)
 
-    assert bearing == Bearing(asked=SetEpoch(3))
+    assert observed == ObservedState(asked=SetEpoch(3))

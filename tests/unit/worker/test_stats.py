@@ -13,14 +13,14 @@ from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.worker_info import Tally
 from worker.engines import Faulted, Finished, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Run, delta_reply
-from worker.process.stats import MOST_KEPT, WINDOW_S, RunningTally
+from worker.process.stats import MOST_KEPT, WINDOW_S, RunningStats
 
 
 def finished(*tokens: int) -> Finished:
     return Finished("1-0", [Choice(0, list(tokens), finish_reason="stop")], 3)
 
 
-def publish(tally: RunningTally, run: Run, *outcomes: Outcome) -> None:
+def publish(tally: RunningStats, run: Run, *outcomes: Outcome) -> None:
     """As the publisher does."""
     for outcome in outcomes:
         if isinstance(outcome, TokenDelta):
@@ -29,7 +29,7 @@ def publish(tally: RunningTally, run: Run, *outcomes: Outcome) -> None:
 
 
 def test_tokens_of_a_stream_count_once() -> None:
-    tally, run = RunningTally(), Run(make_assignment(), 0.0)
+    tally, run = RunningStats(), Run(make_assignment(), 0.0)
 
     publish(tally, run, TokenDelta("1-0", 0, [1, 2]), TokenDelta("1-0", 0, [3]))
     assert tally.now() == Tally(tokens=3)
@@ -39,7 +39,7 @@ def test_tokens_of_a_stream_count_once() -> None:
 
 
 def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
-    tally, run = RunningTally(), Run(make_assignment(published=[1, 2]), 0.0)
+    tally, run = RunningStats(), Run(make_assignment(published=[1, 2]), 0.0)
 
     publish(tally, run, finished(1, 2, 3))
 
@@ -55,7 +55,7 @@ def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
     ],
 )
 def test_each_end_is_a_result(end: Faulted | Expired, tokens: int) -> None:
-    tally = RunningTally()
+    tally = RunningStats()
 
     publish(tally, Run(make_assignment(), 0.0), end)
 
@@ -65,7 +65,7 @@ def test_each_end_is_a_result(end: Faulted | Expired, tokens: int) -> None:
 def test_the_median_is_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(worker.process.stats, "time", SimpleNamespace(monotonic=lambda: now))
-    tally = RunningTally()
+    tally = RunningStats()
     assert tally.now().ttft_ms is None
     for took_s in (0.1, 0.2, 7.0):
         run = Run(make_assignment(entry="100-0", sid="normal/60-0"), now - took_s)
@@ -79,7 +79,7 @@ def test_the_median_is_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_memory_is_bounded() -> None:
-    tally, run = RunningTally(), Run(make_assignment(), 0.0)
+    tally, run = RunningStats(), Run(make_assignment(), 0.0)
     for _ in range(2 * MOST_KEPT):
         tally.note_first(run, 1.0)
 
@@ -87,7 +87,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_another_incarnation_counts_from_nothing() -> None:
-    tally = RunningTally()
+    tally = RunningStats()
     publish(tally, Run(make_assignment(), 0.0), finished(1))
 
     tally.begin()
@@ -97,7 +97,7 @@ def test_another_incarnation_counts_from_nothing() -> None:
 
 def test_details_are_for_those_who_read_them() -> None:
     run = Run(make_assignment(), 0.0)
-    unread, read = RunningTally(has_readers=False), RunningTally()
+    unread, read = RunningStats(has_readers=False), RunningStats()
     for tally in (unread, read):
         tally.begin("sim")
         publish(tally, run, finished(1, 2))

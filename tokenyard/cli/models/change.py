@@ -95,9 +95,12 @@ def load(
 ) -> None:
     """Find a place, command, and wait."""
     with opened(ctx.obj) as (connection, keys):
-        view, postures = read_yard(connection, keys), Signals(connection, keys).postures()
-        find_model(view, postures.by_scope, model)
-        name = find_worker(view, postures.by_scope, worker) if worker else ""
+        view, desired_states = (
+            read_yard(connection, keys),
+            Signals(connection, keys).desired_states(),
+        )
+        find_model(view, desired_states.by_scope, model)
+        name = find_worker(view, desired_states.by_scope, worker) if worker else ""
         held = [one.worker for one in _holders(view, model, name) if one.is_ready]
         told, holdouts = [], []
         if not held:
@@ -165,9 +168,12 @@ def _change(
 ) -> None:
     """Command the workers that hold a model, wait, and say what came of it."""
     with opened(ctx.obj) as (connection, keys):
-        view, postures = read_yard(connection, keys), Signals(connection, keys).postures()
-        find_model(view, postures.by_scope, model)
-        name = find_worker(view, postures.by_scope, worker) if worker else ""
+        view, desired_states = (
+            read_yard(connection, keys),
+            Signals(connection, keys).desired_states(),
+        )
+        find_model(view, desired_states.by_scope, model)
+        name = find_worker(view, desired_states.by_scope, worker) if worker else ""
         found = [one for one in _holders(view, model, name) if one.state in _FROM[verb]]
         reason = why or "an operator wants it"
         commands = [

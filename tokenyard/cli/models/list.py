@@ -17,18 +17,19 @@ from tokenyard.cli.shared.names import known_models, living
 from tokenyard.cli.shared.signal_options import json_option
 from tokenyard.cli.shared.tables import Column, Listing
 from tokenyard.process.program import PlainCommand
-from tokenyard.protocol.control import ALL, Posture, Postures, model_scope
+from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
 
-ABOUT: Final = """List the models: where they may be loaded, who holds them, and their posture.
+ABOUT: Final = """List the models: where they may be loaded, who holds them, and their desired
+state.
 
 \b
 Loadable  controllers that may load it, with the time that loading took last
 Workers   that hold it, and their states
 Weights   a checkpoint that stands in for the model's own, see `models reload`
 Epoch     that its results carry, see `tokenyard epoch`
-Posture   RUNNING, PAUSED or SUSPENDED, as ordered for all or for this model;
+Desired state   RUNNING, PAUSED or SUSPENDED, as ordered for all or for this model;
           workers that do otherwise, for instance by their names, say so
 Fault     why it could not be loaded the last time, and where
 
@@ -43,7 +44,7 @@ Examples:
 
 _COLUMNS: Final = (
     Column("Model", is_whole=True),
-    Column("Posture", is_whole=True),
+    Column("DesiredState", is_whole=True),
     Column("Workers", is_whole=True),
     Column("Loadable", is_whole=True),
     Column("Weights"),
@@ -75,11 +76,11 @@ class ModelView:
     name: str
     hosts: list[Offer]
     workers: list[Holder]
-    posture: Posture  # of all and of this model
+    desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
 
 
-def model_views(view: YardView, postures: Postures) -> list[ModelView]:
+def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView]:
     """Every model that is known, by its name."""
     return [
         ModelView(
@@ -95,10 +96,12 @@ def model_views(view: YardView, postures: Postures) -> list[ModelView]:
                 for one in living(view)
                 if one.info and one.info.model == name
             ],
-            posture=postures.of("", name),
-            pauses=[one for one in all_pauses(postures) if one.scope in {ALL, model_scope(name)}],
+            desired_state=desired_states.of("", name),
+            pauses=[
+                one for one in all_pauses(desired_states) if one.scope in {ALL, model_scope(name)}
+            ],
         )
-        for name in known_models(view, postures.by_scope)
+        for name in known_models(view, desired_states.by_scope)
     ]
 
 
@@ -109,12 +112,12 @@ def list_models(ctx: click.Context, as_json: bool) -> None:
     """Read the yard once and print its models."""
     with opened(ctx.obj) as (connection, keys):
         view = read_yard(connection, keys)
-    views = model_views(view, view.postures)
+    views = model_views(view, view.desired_states)
     if as_json:
         say(msgspec.json.encode({"models": [_fields(one) for one in views]}))
     elif views:
         plain_console().print(_table(views))
-        for pause in all_pauses(view.postures):
+        for pause in all_pauses(view.desired_states):
             say(pause.text(view.at_ms))
     else:
         say("no models: no host is there")
@@ -125,11 +128,11 @@ def _fields(view: ModelView) -> dict[str, object]:
         "name": view.name,
         "hosts": [_offer(offer) for offer in view.hosts],
         "workers": [_holder(holder) for holder in view.workers],
-        "conduct": view.posture.conduct,
+        "run_state": view.desired_state.run_state,
         "pauses": [msgspec.to_builtins(pause) for pause in view.pauses],
-        "epoch": view.posture.epoch,
-        "weights": view.posture.weights,
-        "profiling": view.posture.profiling,
+        "epoch": view.desired_state.epoch,
+        "weights": view.desired_state.weights,
+        "profiling": view.desired_state.profiling,
     }
 
 
@@ -152,7 +155,7 @@ def _holder(holder: Holder) -> dict[str, object]:
         "worker": holder.worker,
         "name": info.name,
         "state": info.state,
-        "conduct": info.conduct,
+        "run_state": info.run_state,
         "epoch": info.epoch,
         "weights": info.weights,
         "profiling": info.profiling,
@@ -162,14 +165,14 @@ def _holder(holder: Holder) -> dict[str, object]:
 def _table(views: list[ModelView]) -> Listing:
     table = Listing(_COLUMNS)
     for view in views:
-        posture = view.posture
+        desired_state = view.desired_state
         table.add(
             printable(view.name),
-            posture.conduct,
-            "\n".join(_state(holder, posture) for holder in view.workers) or "-",
+            desired_state.run_state,
+            "\n".join(_state(holder, desired_state) for holder in view.workers) or "-",
             "\n".join(_told(offer) for offer in view.hosts) or "-",
-            printable(posture.weights) or "-",
-            "-" if posture.epoch is None else str(posture.epoch),
+            printable(desired_state.weights) or "-",
+            "-" if desired_state.epoch is None else str(desired_state.epoch),
             "\n".join(_faults(view)) or "-",
         )
     return table
@@ -180,16 +183,18 @@ def _told(offer: Offer) -> str:
     return f"{offer.controller}{took}"
 
 
-def _state(holder: Holder, posture: Posture) -> str:
-    """Its state, and what it does otherwise than the model's posture says."""
+def _state(holder: Holder, desired_state: DesiredState) -> str:
+    """Its state, and what it does otherwise than the model's desired state says."""
     info = holder.info
-    differs: list[str] = [info.conduct] if info.conduct != posture.conduct else []
+    differs: list[str] = [info.run_state] if info.run_state != desired_state.run_state else []
     differs += (
         ["no epoch" if info.epoch is None else f"epoch {info.epoch}"]
-        if info.epoch != posture.epoch
+        if info.epoch != desired_state.epoch
         else []
     )
-    differs += [f"weights {info.weights or 'its own'}"] if info.weights != posture.weights else []
+    differs += (
+        [f"weights {info.weights or 'its own'}"] if info.weights != desired_state.weights else []
+    )
     return ", ".join([f"{holder.worker} {info.state}", *differs])
 
 

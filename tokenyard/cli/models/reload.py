@@ -9,7 +9,7 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.admin.signals import Holdout, Signals
+from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.admin.snapshot import read_yard
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
@@ -21,7 +21,7 @@ from tokenyard.cli.shared.signal_options import (
     timeout_option,
 )
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.control import PAUSE_MODES, Invalid, PauseMode, Posture, Postures
+from tokenyard.protocol.control import PAUSE_MODES, DesiredState, DesiredStates, Invalid, PauseMode
 
 ABOUT: Final = """Give a model new weights: pause it, load them, count its epoch up, unpause it.
 
@@ -82,21 +82,21 @@ def reload(
         )
     with opened(ctx.obj) as (connection, keys):
         signals = Signals(connection, keys)
-        postures = signals.postures()
-        find_model(read_yard(connection, keys), postures.by_scope, model)
-        number = _next(postures, model) if epoch is None else epoch
+        desired_states = signals.desired_states()
+        find_model(read_yard(connection, keys), desired_states.by_scope, model)
+        number = _next(desired_states, model) if epoch is None else epoch
         try:
             holdouts = signals.reload(model, path, number, mode, timeout_s, by)
         except Invalid as fault:
             raise click.ClickException(str(fault)) from fault
-        now = signals.postures().of("", model)
+        now = signals.desired_states().of("", model)
     if as_json:
         about = {
             "model": model,
             "path": path,
             "epoch": now.epoch,
             "mode": mode,
-            "conduct": now.conduct,
+            "run_state": now.run_state,
             "weights": now.weights,
         }
         say(msgspec.json.encode(about | {"holdouts": holdout_fields(holdouts)}))
@@ -109,16 +109,18 @@ def reload(
     ctx.exit(Exit.FAILED if any(one.reason for one in holdouts) else Exit.UNAVAILABLE)
 
 
-def _failure(model: str, now: Posture, holdouts: Sequence[Holdout], timeout_s: float) -> str:
+def _failure(
+    model: str, now: DesiredState, holdouts: Sequence[Unacknowledged], timeout_s: float
+) -> str:
     """One sentence: who could not, why, and how the model is now."""
     one = next((each for each in holdouts if each.reason), holdouts[0])
     reason = one.reason or f"has not answered after {timeout_s:g} s"
     others = f" (and {len(holdouts) - 1} more)" if len(holdouts) > 1 else ""
     epoch = "" if now.epoch is None else f" in epoch {now.epoch}"
     weights = now.weights or "its own weights"
-    return f"{one.name}{others}: {reason}; {model} is {now.conduct} with {weights}{epoch}"
+    return f"{one.name}{others}: {reason}; {model} is {now.run_state} with {weights}{epoch}"
 
 
-def _next(postures: Postures, model: str) -> int:
+def _next(desired_states: DesiredStates, model: str) -> int:
     """The epoch behind the present one; the first is 1."""
-    return (postures.of("", model).epoch or 0) + 1
+    return (desired_states.of("", model).epoch or 0) + 1

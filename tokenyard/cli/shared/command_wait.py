@@ -11,7 +11,7 @@ import click
 import msgspec
 import redis
 
-from tokenyard.admin.signals import Holdout
+from tokenyard.admin.signals import Unacknowledged
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.signal_options import holdout_fields, say_holdouts
 from tokenyard.process.program import Exit
@@ -38,7 +38,7 @@ def tell(scripts: Scripts, named: Sequence[tuple[str, Command]]) -> list[Told]:
 
 def wait_for(
     connection: redis.Redis, keys: Keys, told: Sequence[Told], timeout_s: float
-) -> list[Holdout]:
+) -> list[Unacknowledged]:
     """Wait for the answers; who refuses, or has not answered after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     answers: dict[str, Acknowledgement] = {}
@@ -56,14 +56,14 @@ def wait_for(
         answer = answers.get(one.id)
         if answer is None or not answer.done:
             reason = answer.reason if answer else ""
-            holdouts.append(Holdout(one.command.worker, one.name, reason))
+            holdouts.append(Unacknowledged(one.command.worker, one.name, reason))
     return holdouts
 
 
 def report(
     ctx: click.Context,
     told: Sequence[Told],
-    holdouts: Sequence[Holdout],
+    holdouts: Sequence[Unacknowledged],
     *,
     about: dict[str, Any],
     as_json: bool,

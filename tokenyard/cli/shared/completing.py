@@ -80,7 +80,7 @@ def _known(names: Names, given: Mapping[str, Any]) -> list[str]:
 
 def _models(connection: redis.Redis, keys: Keys) -> list[str]:
     view = read_yard(connection, keys)
-    return known_models(view, view.postures.by_scope)
+    return known_models(view, view.desired_states.by_scope)
 
 
 def _workers(connection: redis.Redis, keys: Keys) -> list[str]:

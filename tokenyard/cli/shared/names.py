@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from tokenyard.admin.snapshot import WorkerView, YardView
-from tokenyard.protocol.control import ALL, Posture, model_scope, worker_scope
+from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
 from tokenyard.protocol.wording import did_you_mean
 
 _MOST_NAMED: Final = 10
@@ -23,36 +23,38 @@ def living(view: YardView) -> list[WorkerView]:
     return [worker for worker in view.workers if worker.lease_ms and worker.info]
 
 
-def known_models(view: YardView, postures: Mapping[str, Posture]) -> list[str]:
-    """Models that a host may load, a worker holds, or a posture is kept for."""
+def known_models(view: YardView, desired_states: Mapping[str, DesiredState]) -> list[str]:
+    """Models that a host may load, a worker holds, or a desired state is kept for."""
     names = {model.name for host in view.hosts for model in host.models}
     names |= {worker.info.model for worker in living(view) if worker.info and worker.info.model}
-    return sorted(names | _scoped(postures, model_scope("")))
+    return sorted(names | _scoped(desired_states, model_scope("")))
 
 
-def find_model(view: YardView, postures: Mapping[str, Posture], name: str) -> str:
+def find_model(view: YardView, desired_states: Mapping[str, DesiredState], name: str) -> str:
     """The model of this name; raises `UnknownName`."""
-    return _known("model", name, known_models(view, postures))
+    return _known("model", name, known_models(view, desired_states))
 
 
-def find_worker(view: YardView, postures: Mapping[str, Posture], name: str) -> str:
+def find_worker(view: YardView, desired_states: Mapping[str, DesiredState], name: str) -> str:
     """The name of a worker, given with or without its incarnation; raises `UnknownName`."""
     by_incarnation = {one.worker: one.info.name for one in living(view) if one.info}
-    names = set(by_incarnation.values()) | _scoped(postures, worker_scope(""))
+    names = set(by_incarnation.values()) | _scoped(desired_states, worker_scope(""))
     return _known("worker", by_incarnation.get(name, name), sorted(names))
 
 
-def find_scope(view: YardView, postures: Mapping[str, Posture], model: str, worker: str) -> str:
+def find_scope(
+    view: YardView, desired_states: Mapping[str, DesiredState], model: str, worker: str
+) -> str:
     """The scope that ``--model`` or ``--worker`` names, else that of all."""
     if model:
-        return model_scope(find_model(view, postures, model))
+        return model_scope(find_model(view, desired_states, model))
     if worker:
-        return worker_scope(find_worker(view, postures, worker))
+        return worker_scope(find_worker(view, desired_states, worker))
     return ALL
 
 
-def _scoped(postures: Mapping[str, Posture], prefix: str) -> set[str]:
-    return {scope.removeprefix(prefix) for scope in postures if scope.startswith(prefix)}
+def _scoped(desired_states: Mapping[str, DesiredState], prefix: str) -> set[str]:
+    return {scope.removeprefix(prefix) for scope in desired_states if scope.startswith(prefix)}
 
 
 def _known(kind: str, name: str, names: Iterable[str]) -> str:

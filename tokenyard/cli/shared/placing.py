@@ -80,9 +80,9 @@ def _offers(view: YardView, model: str) -> dict[str, tuple[ModelInfo, HostInfo]]
 
 def _refuse_paused(worker: WorkerView) -> None:
     info = worker.info
-    if info and info.conduct != "RUNNING":
-        first = "resume and unpause" if info.conduct == "SUSPENDED" else "unpause"
-        raise NoPlace(f"{info.name} is {info.conduct}: {first} it first")
+    if info and info.run_state != "RUNNING":
+        first = "resume and unpause" if info.run_state == "SUSPENDED" else "unpause"
+        raise NoPlace(f"{info.name} is {info.run_state}: {first} it first")
 
 
 def _together(
@@ -104,7 +104,7 @@ def _options(
     """Cost, device, worker and whether that follows, for each device that may be had."""
     for device in devices:
         holder, worker = device.holder, device.entrance(model)
-        if device.id[0] != controller or worker is None or worker.info.conduct != "RUNNING":
+        if device.id[0] != controller or worker is None or worker.info.run_state != "RUNNING":
             continue
         is_idle = holder is not None and holder.is_ready and not holder.leader.load
         if device.is_free or is_idle:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from tokenyard.admin.pauses import Pause, all_pauses
-from tokenyard.admin.signals import Given, Holdout, Signals
+from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
@@ -20,9 +20,9 @@ from tokenyard.cli.shared.options import with_options
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import (
     ALL,
+    DesiredStates,
     Invalid,
     Order,
-    Postures,
     Signal,
     model_scope,
     said,
@@ -115,8 +115,8 @@ order_options: Final = with_options(
 class Outcome:
     """What came of a signal."""
 
-    given: Given
-    holdouts: Sequence[Holdout]
+    given: SignalReceipt
+    holdouts: Sequence[Unacknowledged]
     others: Sequence[Pause]  # of other scopes that hold workers of this one
     now_ms: int  # by the server's clock
 
@@ -140,7 +140,7 @@ def _give(ctx: click.Context, asked: Asked, signal: Signal, more: Mapping[str, A
     with opened(ctx.obj) as (connection, keys):
         signals = Signals(connection, keys)
         view = read_yard(connection, keys)
-        scope = find_scope(view, signals.postures().by_scope, asked.model, asked.worker)
+        scope = find_scope(view, signals.desired_states().by_scope, asked.model, asked.worker)
         try:
             given = signals.give(
                 Order(signal=signal, scope=scope, why=asked.why, by=asked.by, **more)
@@ -148,7 +148,7 @@ def _give(ctx: click.Context, asked: Asked, signal: Signal, more: Mapping[str, A
         except Invalid as fault:
             raise click.ClickException(f"{fault}{_first(signal, asked)}") from fault
         holdouts = signals.wait(given, asked.timeout_s) if asked.waits else []
-        others = _held_by_others(view, signals.postures(), scope)
+        others = _held_by_others(view, signals.desired_states(), scope)
         return Outcome(given, holdouts, others, view.at_ms)
 
 
@@ -157,7 +157,7 @@ def _first(signal: Signal, asked: Asked) -> str:
     return f" (tokenyard {verb}{asked.scope_options})" if verb else ""
 
 
-def _held_by_others(view: YardView, postures: Postures, scope: str) -> list[Pause]:
+def _held_by_others(view: YardView, desired_states: DesiredStates, scope: str) -> list[Pause]:
     """The other scopes that keep workers of this one from running."""
     related = {ALL}
     for worker in living(view):
@@ -166,8 +166,8 @@ def _held_by_others(view: YardView, postures: Postures, scope: str) -> list[Paus
             scopes |= {model_scope(worker.info.model)} if worker.info.model else set()
             related |= scopes if scope in scopes else set()
     if scope == ALL:
-        related |= set(postures.by_scope)
-    return [one for one in all_pauses(postures) if one.scope in related - {scope}]
+        related |= set(desired_states.by_scope)
+    return [one for one in all_pauses(desired_states) if one.scope in related - {scope}]
 
 
 def _fields(outcome: Outcome, asked: Asked) -> dict[str, Any]:
@@ -180,11 +180,11 @@ def _fields(outcome: Outcome, asked: Asked) -> dict[str, Any]:
         "waited": asked.waits,
         "workers": list(given.workers),
         "holdouts": holdout_fields(outcome.holdouts),
-        "others": {one.scope: one.conduct for one in outcome.others},
+        "others": {one.scope: one.run_state for one in outcome.others},
     }
 
 
-def holdout_fields(holdouts: Sequence[Holdout]) -> list[dict[str, str]]:
+def holdout_fields(holdouts: Sequence[Unacknowledged]) -> list[dict[str, str]]:
     """Those who have not obeyed, for JSON."""
     return [{"worker": one.worker, "name": one.name, "reason": one.reason} for one in holdouts]
 
@@ -203,10 +203,10 @@ def _say(outcome: Outcome, asked: Asked, done: str, already: str) -> None:
         say_holdouts(outcome.holdouts, asked.timeout_s)
     if given.order.signal == "UNPAUSE":
         for other in outcome.others:
-            say(f"still {other.conduct}: {said(other.scope)}{other.detail(outcome.now_ms)}")
+            say(f"still {other.run_state}: {said(other.scope)}{other.detail(outcome.now_ms)}")
 
 
-def say_holdouts(holdouts: Sequence[Holdout], timeout_s: float) -> None:
+def say_holdouts(holdouts: Sequence[Unacknowledged], timeout_s: float) -> None:
     """Who has not obeyed, and why."""
     is_over = any(not one.reason for one in holdouts)
     after = f" after {timeout_s:g} s" if is_over else ""

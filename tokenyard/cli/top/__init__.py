@@ -10,7 +10,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from tokenyard.admin.history import Look, Looks
+from tokenyard.admin.history import Look, SnapshotHistory
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
@@ -22,7 +22,7 @@ from tokenyard.protocol.errors import BrokerUnavailable
 
 ABOUT: Final = """Show a yard on the whole screen, and refresh it.
 
-What waits in each intake, for how long and with its history; the workers with state, conduct,
+What waits in each intake, for how long and with its history; the workers with state, run state,
 lane (of its limit), tokens a second, time to the first token and memory; the models; the last
 errors: dead letters, deaths of workers, models that could not be loaded. A broker that goes away
 meanwhile is waited for. The key q or Ctrl-C ends it.
@@ -102,7 +102,7 @@ class _Picture:
     def __init__(self, choice: YardChoice, console: Console) -> None:
         self._place = f"yard {choice.yard} at {public_url(url_of(choice))}"
         self._console = console
-        self._looks = Looks()
+        self._looks = SnapshotHistory()
         self._fault = ""
         self._seen_at = time.monotonic()
 

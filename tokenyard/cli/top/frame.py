@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenyard.admin.history import Look, Looks, Rate, Rates
+from tokenyard.admin.history import Look, Rate, Rates, SnapshotHistory
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.cli.info import leader, pace, standing
@@ -50,7 +50,7 @@ class Mishap:
     what: str
 
 
-def frame(looks: Looks, place: str, paper: Paper, fault: str = "") -> RenderableType:
+def frame(looks: SnapshotHistory, place: str, paper: Paper, fault: str = "") -> RenderableType:
     """The whole picture; ``fault`` says why the last look is not of now."""
     look = looks.last
     if look is None:
@@ -124,7 +124,7 @@ def _summary(look: Look, rates: Rates | None) -> RenderableType:
 
 def _pauses(look: Look) -> list[str]:
     """A line for each scope that is held, within bounds."""
-    pauses = [pause.text(look.at_ms) for pause in all_pauses(look.view.postures)]
+    pauses = [pause.text(look.at_ms) for pause in all_pauses(look.view.desired_states)]
     left = len(pauses) - _MOST_PAUSES
     return pauses if left <= 0 else [*pauses[: _MOST_PAUSES - 1], f"and {left + 1} more"]
 
@@ -141,7 +141,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _queue(looks: Looks, look: Look, paper: Paper) -> RenderableType:
+def _queue(looks: SnapshotHistory, look: Look, paper: Paper) -> RenderableType:
     table = _table("Intake", "Waiting:number", "Oldest:number", "History:wide")
     width = max(10, paper.width - 30)
     for name in INTAKE_CLASSES:

@@ -1,6 +1,6 @@
--- Whether what an entry says (see `wish_of`) is the request of this ledger.
-local function is_of(wish, ledger)
-  local client = wish['client'] or ''
-  local name = (client ~= '' and client or 'anon') .. '/' .. (wish['id'] or '')
+-- Whether what an entry says (see `entry_fields`) is the request of this ledger.
+local function is_of(fields, ledger)
+  local client = fields['client'] or ''
+  local name = (client ~= '' and client or 'anon') .. '/' .. (fields['id'] or '')
   return ledger:match('^tokenyard:{[^}]*}:request:(.*)$') == name
 end

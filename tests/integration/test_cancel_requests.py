@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.guests import cancels as wishes
-from coordinator.guests.cancels import Wishes
+from coordinator.guests import cancels
+from coordinator.guests.cancels import CancelRequests
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tests.support.servers import Server
@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import ALL, Order
 from tokenyard.protocol.keys import GROUP
-from tokenyard.scripts import Cancelled, wish
+from tokenyard.scripts import Cancelled, request_cancel
 
 
 class Yard(Lanes):
@@ -24,9 +24,9 @@ class Yard(Lanes):
     def submit(self, *names: str, client: str = "ann") -> None:
         self.scripts.submit("normal", [make_request(name, client=client) for name in names])
 
-    def wish(self, *names: str, client: str = "ann") -> None:
+    def request_cancel(self, *names: str, client: str = "ann") -> None:
         for name in names:
-            self.scripts.call(wish(self.keys, client, name))
+            self.scripts.call(request_cancel(self.keys, client, name))
 
     def status(self, name: str, client: str = "ann") -> str:
         return self.result(name, client).status or ""
@@ -36,7 +36,7 @@ class Yard(Lanes):
 
     def is_granted(self) -> bool:
         """Whether nothing is wished any more."""
-        return not self.connection.xlen(self.keys.wishers)
+        return not self.connection.xlen(self.keys.cancelling)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def yard(broker: Server) -> Iterator[Yard]:
 @pytest.fixture
 def looks_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what happens happens by the wish itself."""
-    monkeypatch.setattr(wishes, "EVERY_S", 3_600.0)
+    monkeypatch.setattr(cancels, "EVERY_S", 3_600.0)
 
 
 def test_a_wish_is_granted_at_once(yard: Yard, looks_never: None) -> None:
@@ -62,8 +62,8 @@ def test_a_wish_is_granted_at_once(yard: Yard, looks_never: None) -> None:
     yard.submit("runs", "waits", client="bob")
     entry = yard.lane(worker)[0].entry
 
-    # If a client wishes, I expect its requests to end,
-    yard.wish("runs", "waits", "later")
+    # If a client cancel requests, I expect its requests to end,
+    yard.request_cancel("runs", "waits", "later")
     assert [yard.status(name) for name in ("runs", "waits", "later")] == ["cancelled"] * 3
     # the worker to be told,
     told = [fields for _, fields in yard.connection.xrange(yard.keys.lane(worker))]
@@ -71,7 +71,7 @@ def test_a_wish_is_granted_at_once(yard: Yard, looks_never: None) -> None:
     # others' requests to stay, and nothing to be left of the wish.
     assert yard.state("waits", "bob") == "waiting"
     eventually(yard.is_granted)
-    assert not yard.connection.exists(yard.keys.wishes("ann"))
+    assert not yard.connection.exists(yard.keys.cancels("ann"))
 
 
 def test_while_paused_too(yard: Yard, looks_never: None) -> None:
@@ -80,7 +80,7 @@ def test_while_paused_too(yard: Yard, looks_never: None) -> None:
     Signals(yard.connection, yard.keys).give(Order(signal="PAUSE", scope=ALL))
     yard.submit("waits")
 
-    yard.wish("waits")
+    yard.request_cancel("waits")
 
     assert yard.status("waits") == "cancelled"
 
@@ -90,8 +90,8 @@ def test_what_an_earlier_leader_was_told_is_found(yard: Yard) -> None:
     yard.coordinator().stop()
     eventually(lambda: not yard.connection.exists(yard.keys.leader))
     yard.submit("waits")
-    yard.wish("waits")
-    yard.connection.xreadgroup(GROUP, "leader", {yard.keys.wishers: ">"}, noack=True)
+    yard.request_cancel("waits")
+    yard.connection.xreadgroup(GROUP, "leader", {yard.keys.cancelling: ">"}, noack=True)
 
     # If another takes over, I expect it to be granted.
     yard.coordinator(name="second")
@@ -101,27 +101,27 @@ def test_what_an_earlier_leader_was_told_is_found(yard: Yard) -> None:
 
 def test_a_group_that_is_gone_is_made_again(yard: Yard) -> None:
     yard.coordinator()
-    yard.connection.delete(yard.keys.wishers)
+    yard.connection.delete(yard.keys.cancelling)
 
     yard.submit("waits")
-    yard.wish("waits")
+    yard.request_cancel("waits")
 
     assert yard.status("waits") == "cancelled"
 
 
 class TestOneTurn:
     @pytest.fixture
-    def granting(self, yard: Yard) -> Wishes:
-        return Wishes(yard.connection, yard.scripts, yard.keys)
+    def granting(self, yard: Yard) -> CancelRequests:
+        return CancelRequests(yard.connection, yard.scripts, yard.keys)
 
     def test_is_bounded_and_says_whether_there_is_more(
-        self, yard: Yard, granting: Wishes, monkeypatch: pytest.MonkeyPatch
+        self, yard: Yard, granting: CancelRequests, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(wishes, "MOST_CANCELLED", 4)
+        monkeypatch.setattr(cancels, "MOST_CANCELLED", 4)
         names = [f"r{n}" for n in range(6)]
         for client in ("ann", "bob"):
             yard.submit(*names, client=client)
-            yard.wish(*names, client=client)
+            yard.request_cancel(*names, client=client)
 
         cancelled = []
         for _ in range(4):
@@ -132,10 +132,10 @@ class TestOneTurn:
         assert cancelled == [(4, True), (8, True), (12, True), (12, False)]
         assert yard.is_granted()
 
-    def test_looks_only_when_woken_or_due(self, yard: Yard, granting: Wishes) -> None:
+    def test_looks_only_when_woken_or_due(self, yard: Yard, granting: CancelRequests) -> None:
         granting.run_once()
         yard.submit("a")
-        yard.wish("a")
+        yard.request_cancel("a")
 
         granting.run_once()
         assert yard.state("a") == "waiting"
@@ -143,21 +143,23 @@ class TestOneTurn:
         granting.run_once(is_woken=True)
         assert yard.state("a") == "cancelled"
 
-    def test_what_nobody_can_have_written_is_deleted(self, yard: Yard, granting: Wishes) -> None:
+    def test_what_nobody_can_have_written_is_deleted(
+        self, yard: Yard, granting: CancelRequests
+    ) -> None:
         for fields in ({"x": "y"}, {"client": "no name"}, {"client": b"\xff"}, {"client": "idle"}):
-            yard.connection.xadd(yard.keys.wishers, fields)
-        yard.connection.sadd(yard.keys.wishes("ann"), b"\xff")
-        yard.connection.xadd(yard.keys.wishers, {"client": "ann"})
+            yard.connection.xadd(yard.keys.cancelling, fields)
+        yard.connection.sadd(yard.keys.cancels("ann"), b"\xff")
+        yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
         granting.run_once()
 
         assert yard.is_granted()
 
     def test_what_moves_all_the_time_is_tried_again(
-        self, yard: Yard, granting: Wishes, monkeypatch: pytest.MonkeyPatch
+        self, yard: Yard, granting: CancelRequests, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         yard.submit("a")
-        yard.wish("a")
+        yard.request_cancel("a")
         with monkeypatch.context() as patch:
             patch.setattr(yard.scripts, "cancel", lambda *_: Cancelled.MOVED)
             granting.run_once()

@@ -1,0 +1,76 @@
+"""request_cancel.lua: what a client asks of the leader that it has no right to do itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.yard import Yard
+from tokenyard.scripts import CancelRequested, request_cancel
+from tokenyard.scripts import client as client_scripts
+
+
+def ask(yard: Yard, request_id: str, client: str = "ann") -> CancelRequested:
+    return yard.scripts.call(request_cancel(yard.keys, client, request_id))
+
+
+def cancels(yard: Yard) -> set[bytes]:
+    return set(yard.connection.smembers(yard.keys.cancels("ann")))
+
+
+def cancelling(yard: Yard) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in yard.connection.xrange(yard.keys.cancelling)]
+
+
+def test_a_request_is_kept_and_the_leader_told(yard: Yard) -> None:
+    assert ask(yard, "a/b") is CancelRequested.REQUESTED
+
+    assert cancels(yard) == {b"a/b"}
+    assert cancelling(yard) == [{b"client": b"ann"}]
+    assert 0 < yard.ttl_s(yard.keys.cancels("ann")) <= client_scripts.CANCEL_TTL_S
+
+
+def test_each_client_has_its_own(yard: Yard) -> None:
+    ask(yard, "a")
+    ask(yard, "a", "bob")
+
+    assert cancels(yard) == {b"a"}
+    assert cancelling(yard) == [{b"client": b"ann"}, {b"client": b"bob"}]
+
+
+def test_the_same_request_again_wakes_again_and_is_one(yard: Yard) -> None:
+    ask(yard, "a")
+    ask(yard, "a")
+
+    assert cancels(yard) == {b"a"}
+    assert len(cancelling(yard)) == 2
+
+
+def test_a_client_may_have_so_many(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_scripts, "MOST_CANCELS", 2)
+
+    answers = [ask(yard, name) for name in ("a", "b", "c", "a")]
+
+    assert answers == [
+        CancelRequested.REQUESTED,
+        CancelRequested.REQUESTED,
+        CancelRequested.FULL,
+        CancelRequested.REQUESTED,
+    ]
+    assert cancels(yard) == {b"a", b"b"}
+
+
+def test_the_stream_is_bounded(yard: Yard) -> None:
+    pipeline = yard.connection.pipeline(transaction=False)
+    for _ in range(3000):
+        pipeline.xadd(yard.keys.cancelling, {"client": "x"})
+    pipeline.execute()
+
+    ask(yard, "a")
+
+    assert len(cancelling(yard)) < 1500
+
+
+def test_a_server_without_memory_takes_it(yard: Yard) -> None:
+    """For a cancelled request gives memory back."""
+    with yard.without_memory():
+        assert ask(yard, "a") is CancelRequested.REQUESTED
