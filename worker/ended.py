@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final
 
 from tokenyard.replies import Reply
@@ -52,16 +53,18 @@ class Ended:
         """How many it has."""
         return len(self._results)
 
-    def keep(self, run: Run, reply: Reply, now: float) -> None:
-        """Remember a published result; ``now`` is monotonic. What failed may be tried again."""
-        if reply.status != "completed" or run.began < self._forgotten_at:
-            return
-        key, size = _key(run.assignment), _size(reply)
+    def keep(self, ended: Iterable[tuple[Run, Reply]], now: float) -> None:
+        """Remember published results; ``now`` is monotonic. What failed may be tried again."""
+        results = self._results
         with self._lock:
-            if key in self._results:
-                self._drop(key)
-            self._results[key] = now, size, reply
-            self._bytes += size
+            for run, reply in ended:
+                if reply.status != "completed" or run.began < self._forgotten_at:
+                    continue
+                key, size = _key(run.assignment), _size(reply)
+                if key in results:
+                    self._drop(key)
+                results[key] = now, size, reply
+                self._bytes += size
             self._bound(now)
 
     def find(self, assignment: Assignment) -> Reply | None:
@@ -96,7 +99,8 @@ class Ended:
 
 def _key(assignment: Assignment) -> tuple[str, str, str]:
     """The server id tells a request from a later one of the same name."""
-    return assignment.request.client, assignment.request.id, assignment.sid
+    request = assignment.request
+    return request.client, request.id, assignment.sid
 
 
 def _size(reply: Reply) -> int:
