@@ -32,7 +32,7 @@ def test_a_request_is_known_by_client_id_and_server_id() -> None:
     request = make_request("q1", client="ann")
     ended.keep([(Run(make_assignment(request, sid="normal/1-0"), 0.0), reply)], time.monotonic())
 
-    assert ended.find(make_assignment(request, sid="normal/1-0", attempt=2, entry="9-9")) is reply
+    assert ended.find(make_assignment(request, sid="normal/1-0", attempt=2, entry="9-9")) == reply
     for other in (
         make_assignment(request, sid="normal/2-0"),
         make_assignment(make_request("q1", client="bob"), sid="normal/1-0"),
