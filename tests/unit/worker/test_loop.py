@@ -314,7 +314,7 @@ def test_tries_to_publish_are_progress(office: Office) -> None:
 
 def published(office: Office, assignment: Assignment, reply: Reply) -> None:
     """The publisher has published this result, in the office's present term."""
-    office.ended.keep(Run(assignment, time.monotonic()), reply, time.monotonic())
+    office.ended.keep([(Run(assignment, time.monotonic()), reply)], time.monotonic())
 
 
 def test_what_has_ended_is_answered_without_the_engine(office: Office) -> None:
@@ -362,7 +362,7 @@ def test_other_weights_answer_anew(office: Office) -> None:
     # If the weights change, and then the other one ends
     office.loop.inbox.put(Reload(""))
     office.turn()
-    office.ended.keep(begun, reply, time.monotonic())
+    office.ended.keep([(begun, reply)], time.monotonic())
 
     assert office.ended.find(ended) is None
     assert office.ended.find(runs) is None
