@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import coordinator.metrics
 import worker.host.metrics
-from coordinator.counts import Counts as LeaderCounts
+from coordinator.counts import CoordinatorCounts as LeaderCounts
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -27,7 +27,7 @@ from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.metrics import BUCKETS_S, Endpoint, Metric
-from worker.counts import Counts
+from worker.counts import CoordinatorCounts
 from worker.engines.crash_points import FAULTY
 from worker.host.metrics import EngineMetrics
 from worker.messages import EngineStats, Measured
@@ -352,7 +352,7 @@ def test_an_engine_goes_on_where_the_last_one_ended() -> None:
 
 
 def test_sums_leave_their_parts_alone() -> None:
-    part, whole = Counts(), Counts()
+    part, whole = CoordinatorCounts(), CoordinatorCounts()
     part.results["m", "high", "failed"] = 1
     part.ttft["m"].observe(0.3)
     whole.add(part)
