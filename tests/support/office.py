@@ -12,7 +12,7 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
-from worker.messages import Profile, Reset, Serve, Sleep, ToController, Wake
+from worker.messages import Profile, ResetPrefixCache, Serve, Sleep, ToController, Wake
 from worker.process.ended import Ended
 from worker.process.loop import Delivery, EngineLoop
 from worker.process.outcomes import Outcome, Run
@@ -130,7 +130,7 @@ class Office:
         self.terms.append(StubTerm(worker))
         return self.terms[-1]
 
-    def _care(self, command: Sleep | Wake | Reset | Profile) -> None:
+    def _care(self, command: Sleep | Wake | ResetPrefixCache | Profile) -> None:
         term = self.terms[-1]
         self.cared.append((command, term.running, list(self.engine.has)))
 

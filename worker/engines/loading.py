@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.checkpoints import check_fit
-from worker.engines.device_turns import turns_at
+from worker.engines.device_lock import lock_of_gpu
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.simulated.backend import check_weights as check_simulated
@@ -66,7 +66,7 @@ def make_backend(settings: WorkerSettings, device: int) -> Backend:
     return VllmBackend(
         device=number,
         is_alone=bool(gpu),
-        turns=turns_at(number, settings.start_timeout_s),
+        lock=lock_of_gpu(number, settings.start_timeout_s),
         log_stats=has_readers,
     )
 

@@ -15,26 +15,26 @@ from msgspec import Struct
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment
-from worker.engines import Engine, Faulted
+from worker.engines import Engine, RequestFailed
 from worker.messages import (
     Done,
     Drain,
     Drained,
     Fenced,
-    Pause,
+    LaneReleased,
     Paused,
+    PauseEngine,
     Profile,
-    Reload,
-    Reset,
+    ReloadWeights,
+    ResetPrefixCache,
     Serve,
     SetEpoch,
     Sleep,
     Stop,
-    Surplus,
     ToController,
     ToProcess,
     Unload,
-    Unpause,
+    UnpauseEngine,
     Wake,
 )
 from worker.process.ended import Ended
@@ -72,7 +72,7 @@ class LeaseLost:
 
 
 Item = Delivery | Stale | LeaseLost | ToProcess
-EngineControl = Sleep | Wake | Reset | Profile | Reload
+ControlCommand = Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights
 
 
 class Term(Protocol):
@@ -114,10 +114,10 @@ class Terms(Protocol):
         """The term of ``worker``, not started; what it hears goes into the loop's inbox."""
 
 
-class Caretaker(Protocol):
+class ControlHandler(Protocol):
     """What is done to an engine beside giving it requests."""
 
-    def __call__(self, command: EngineControl) -> None:
+    def __call__(self, command: ControlCommand) -> None:
         """Do it and tell the controller."""
 
 
@@ -129,7 +129,7 @@ class EngineLoop:
         engine: Engine,
         inbox: queue.SimpleQueue[Item],
         terms: Terms,
-        care: Caretaker,
+        care: ControlHandler,
         tell: Callable[[ToController], None],
         ended: Ended | None = None,
     ) -> None:
@@ -219,9 +219,9 @@ class EngineLoop:
                 self._term.start()
             case Drain():
                 self._draining = True
-            case SetEpoch() | Pause() | Unpause():
+            case SetEpoch() | PauseEngine() | UnpauseEngine():
                 self._run_state(item)
-            case Sleep() | Wake() | Reset() | Profile() | Reload():
+            case Sleep() | Wake() | ResetPrefixCache() | Profile() | ReloadWeights():
                 self._tend(item)
             case Unload() | Stop():
                 self._is_over = True
@@ -229,22 +229,22 @@ class EngineLoop:
             case _:
                 log.error("%s makes no sense while a model is held", item)
 
-    def _tend(self, command: EngineControl) -> None:
+    def _tend(self, command: ControlCommand) -> None:
         if isinstance(command, Sleep):
             self._draining = False
             self._end_term()
         self._care(command)
-        if isinstance(command, Reload):
+        if isinstance(command, ReloadWeights):
             self._ended.forget()
 
     # Run state
 
-    def _run_state(self, command: SetEpoch | Pause | Unpause) -> None:
+    def _run_state(self, command: SetEpoch | PauseEngine | UnpauseEngine) -> None:
         match command:
-            case Pause(mode):
+            case PauseEngine(mode):
                 self._begin_pause(mode)
                 return
-            case Unpause():
+            case UnpauseEngine():
                 self._go_on()
             case SetEpoch(epoch):
                 self.epoch = epoch
@@ -277,7 +277,7 @@ class EngineLoop:
         if self._term:
             worker = self._term.worker
             self._end_term()
-            self._tell(Surplus(worker))
+            self._tell(LaneReleased(worker))
 
     def _go_on(self) -> None:
         self._pause, self._is_at_rest = None, False
@@ -313,7 +313,7 @@ class EngineLoop:
                 raise InvalidRequest("request", assignment.fault)
             if assignment.request.model not in self._names:
                 fault = f"{assignment.request.model} is not served here"  # goes back to the yard
-                self._give([Faulted(assignment.entry, Code.INFERENCE_ERROR, fault)])
+                self._give([RequestFailed(assignment.entry, Code.INFERENCE_ERROR, fault)])
                 return
             known = self._ended.find(assignment)
             if known is None:
@@ -322,7 +322,7 @@ class EngineLoop:
                 log.info("%s has ended here before", assignment.request.id)
                 self._give([Remembered(assignment.entry, known)])
         except InvalidRequest as refused:
-            self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(refused))])
+            self._give([RequestFailed(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
     def _note_deadline(self, term: Term, entry: str, deadline_ms: int) -> None:
         runs = term.runs

@@ -25,16 +25,16 @@ from worker.engines import Backend, DeviceLost, Engine
 from worker.engines.loading import make_backend
 from worker.engines.vllm.stats import read_stats
 from worker.messages import (
-    Abort,
+    AbortRequests,
     Attach,
-    Beat,
+    CommandRefused,
     EngineStats,
-    Failed,
-    Give,
-    Load,
+    Heartbeat,
+    LoadModel,
+    ProcessFailed,
     Ready,
-    Refusal,
     Stop,
+    SubmitRequests,
     ToController,
     ToProcess,
     Warm,
@@ -84,7 +84,7 @@ def main(birth: Birth, pipe: Connection, output: Connection) -> None:
         # What keeps a process from its start is told by the controller, in words.
         level = logging.ERROR if process.is_warm else logging.DEBUG
         log.log(level, "worker process ends", exc_info=True)
-        pipe.send(Failed(f"{type(fault).__name__}: {fault}"))
+        pipe.send(ProcessFailed(f"{type(fault).__name__}: {fault}"))
         raise SystemExit(1) from None
 
 
@@ -128,7 +128,7 @@ class WorkerProcess:
     def _obey(self, backend: Backend, command: Item) -> bool:
         """Do as told while no model is held; whether the process goes on."""
         match command:
-            case Load():
+            case LoadModel():
                 return self._hold(backend, command)
             case Attach(group):
                 began = time.perf_counter()
@@ -140,7 +140,7 @@ class WorkerProcess:
                 log.debug("%s comes too late", command)
         return True
 
-    def _hold(self, backend: Backend, command: Load) -> bool:
+    def _hold(self, backend: Backend, command: LoadModel) -> bool:
         """Load a model and serve it until it has to go; whether the process goes on."""
         spec = command.spec
         self._loads += 1
@@ -150,7 +150,7 @@ class WorkerProcess:
             raise  # no other model would load here either
         except Exception as fault:
             log.debug("%s cannot be loaded", spec.name, exc_info=True)
-            self._tell(Refusal(f"{spec.name}: {type(fault).__name__}: {fault}"))
+            self._tell(CommandRefused(f"{spec.name}: {type(fault).__name__}: {fault}"))
             return True
         care = EngineControl(engine, backend, self._tell)
         ended = Ended()
@@ -189,14 +189,14 @@ class WorkerProcess:
             except OSError:
                 return
 
-    def _next_beat(self, loop: EngineLoop | None) -> Beat:
+    def _next_beat(self, loop: EngineLoop | None) -> Heartbeat:
         counts, error = (
             self._tally.counts() if self._settings.metrics_port else None,
             self._tally.error,
         )
         if loop is None:
-            return Beat(0, 0, error=error, counts=counts)
-        return Beat(
+            return Heartbeat(0, 0, error=error, counts=counts)
+        return Heartbeat(
             loop.progress, loop.unfinished, self._tally.now(), error, counts, self._read_stats()
         )
 
@@ -218,9 +218,9 @@ class WorkerProcess:
 def _as_items(command: ToProcess) -> Sequence[Item]:
     """What came over the pipe in place of a lane is taken as if it came over one."""
     match command:
-        case Give(assignments):
+        case SubmitRequests(assignments):
             return [Delivery(LOCAL, assignments)]
-        case Abort(entries):
+        case AbortRequests(entries):
             return [Stale(LOCAL, entry) for entry in entries]
     return [command]
 

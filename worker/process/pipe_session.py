@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from worker.engines import EngineInfo, TokenDelta
-from worker.messages import Made
+from worker.messages import Replies
 from worker.process.outcomes import Outcome, Run, delta_reply, merge, result_reply
 
 #: The incarnation of a worker that has no yard.
@@ -22,7 +22,7 @@ class PipeTerm:
     attempts = 0
     epoch: int | None = None
 
-    def __init__(self, info: EngineInfo, tell: Callable[[Made], None]) -> None:
+    def __init__(self, info: EngineInfo, tell: Callable[[Replies], None]) -> None:
         self.runs: dict[str, Run] = {}
         self._info = info
         self._tell = tell
@@ -45,7 +45,7 @@ class PipeTerm:
                 del self.runs[event.key]
                 replies.append((event.key, result_reply(run, event, self._info, LOCAL, now)))
         if replies:
-            self._tell(Made(replies))
+            self._tell(Replies(replies))
 
     def end(self) -> None:
         """What is not answered is dropped."""

@@ -12,15 +12,15 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from worker.engines import Faulted, TokenDelta
+from worker.engines import RequestFailed, TokenDelta
 from worker.messages import (
     Drain,
     Drained,
     Fenced,
-    Load,
+    LoadModel,
     Profile,
-    Reload,
-    Reset,
+    ReloadWeights,
+    ResetPrefixCache,
     Serve,
     Sleep,
     Stop,
@@ -65,7 +65,7 @@ def test_refused_request_is_answered(office: Office) -> None:
 
     office.turn()
 
-    fault = Faulted("1-0", Code.INVALID_REQUEST, "prompt: is too long")
+    fault = RequestFailed("1-0", Code.INVALID_REQUEST, "prompt: is too long")
     assert office.terms[0].given == [fault]
 
 
@@ -79,7 +79,7 @@ def test_request_that_this_version_cannot_read_is_answered(office: Office) -> No
     office.turn()
 
     (fault,) = office.terms[0].given
-    assert isinstance(fault, Faulted)
+    assert isinstance(fault, RequestFailed)
     assert "params: x" in fault.message
     assert not office.engine.has
 
@@ -250,7 +250,7 @@ def test_another_model_is_not_answered_for(office: Office) -> None:
     office.turn()
 
     # It goes back to the yard, for a worker that has it.
-    fault = Faulted("1-0", Code.INFERENCE_ERROR, "other is not served here")
+    fault = RequestFailed("1-0", Code.INFERENCE_ERROR, "other is not served here")
     assert office.terms[0].given == [fault]
     assert not office.engine.has
 
@@ -285,8 +285,10 @@ def test_what_sleeps_has_drained_for_good(office: Office) -> None:
     assert office.terms[1].running
 
 
-@pytest.mark.parametrize("command", [Wake(), Reset(), Profile(True)])
-def test_what_disturbs_no_request(office: Office, command: Wake | Reset | Profile) -> None:
+@pytest.mark.parametrize("command", [Wake(), ResetPrefixCache(), Profile(True)])
+def test_what_disturbs_no_request(
+    office: Office, command: Wake | ResetPrefixCache | Profile
+) -> None:
     office.deliver("1-0")
     office.loop.inbox.put(command)
     office.turn()
@@ -295,7 +297,7 @@ def test_what_disturbs_no_request(office: Office, command: Wake | Reset | Profil
 
 
 def test_a_command_that_makes_no_sense_ends_nothing(office: Office) -> None:
-    office.loop.inbox.put(Load(ModelSpec(name="other", path="models/other")))
+    office.loop.inbox.put(LoadModel(ModelSpec(name="other", path="models/other")))
     office.deliver("1-0")
     office.turn()
 
@@ -360,7 +362,7 @@ def test_other_weights_answer_anew(office: Office) -> None:
     published(office, ended, reply)
 
     # If the weights change, and then the other one ends
-    office.loop.inbox.put(Reload(""))
+    office.loop.inbox.put(ReloadWeights(""))
     office.turn()
     office.ended.keep(begun, reply, time.monotonic())
 

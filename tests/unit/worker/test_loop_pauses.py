@@ -15,12 +15,12 @@ from worker.messages import (
     Done,
     Drain,
     Drained,
-    Pause,
+    LaneReleased,
     Paused,
+    PauseEngine,
     Serve,
     SetEpoch,
-    Surplus,
-    Unpause,
+    UnpauseEngine,
 )
 from worker.process.loop import Stale
 from worker.process.outcomes import Expired
@@ -36,7 +36,9 @@ def office() -> Office:
     return made
 
 
-def say(office: Office, *messages: Pause | Unpause | SetEpoch | Drain | Serve | Stale) -> None:
+def say(
+    office: Office, *messages: PauseEngine | UnpauseEngine | SetEpoch | Drain | Serve | Stale
+) -> None:
     for message in messages:
         office.loop.inbox.put(message)
     office.turn()
@@ -44,7 +46,7 @@ def say(office: Office, *messages: Pause | Unpause | SetEpoch | Drain | Serve | 
 
 class TestKeep:
     def test_the_engine_stands_still(self, office: Office) -> None:
-        say(office, Pause("keep"))
+        say(office, PauseEngine("keep"))
         steps = office.loop.steps
         office.deliver("2-0")
         office.turn()
@@ -55,32 +57,32 @@ class TestKeep:
         assert office.loop.unfinished == 0, "nobody may think that it hangs"
         assert list(office.terms[0].runs) == ["1-0", "2-0"]
 
-        say(office, Unpause())
-        assert office.told[-1] == Done(Unpause())
+        say(office, UnpauseEngine())
+        assert office.told[-1] == Done(UnpauseEngine())
         assert office.engine.has == ["1-0", "2-0"]
         assert office.loop.steps == steps + 1
         assert office.loop.unfinished == 2
 
     def test_what_waits_may_be_cancelled(self, office: Office) -> None:
-        say(office, Pause("keep"))
+        say(office, PauseEngine("keep"))
         office.deliver("2-0")
         office.turn()
 
         say(office, Stale("w.1", "2-0"))
-        say(office, Unpause())
+        say(office, UnpauseEngine())
 
         assert office.engine.has == ["1-0"]
 
     def test_a_drain_waits_for_nothing_that_may_not_run(self, office: Office) -> None:
-        say(office, Pause("keep"), Drain())
+        say(office, PauseEngine("keep"), Drain())
 
         assert office.told == [Paused("keep"), Drained()]
 
     def test_what_has_not_begun_begins_in_the_epoch_in_which_it_does(self, office: Office) -> None:
-        say(office, Pause("keep"))
+        say(office, PauseEngine("keep"))
         office.deliver("2-0")
         office.turn()
-        say(office, SetEpoch(4), Unpause())
+        say(office, SetEpoch(4), UnpauseEngine())
 
         assert [run.epoch for run in office.terms[0].runs.values()] == [None, 4]
 
@@ -88,7 +90,7 @@ class TestKeep:
 class TestWait:
     def test_what_has_begun_is_finished(self, office: Office) -> None:
         office.engine.steps = [[TokenDelta("1-0", 0, [6])], [finished("1-0", [5, 6, 7])]]
-        say(office, Pause("wait"))
+        say(office, PauseEngine("wait"))
         assert office.told == []
 
         office.turn()
@@ -100,35 +102,35 @@ class TestWait:
 
     def test_what_comes_meanwhile_is_given_up_at_the_end(self, office: Office) -> None:
         office.engine.steps = [[], [finished("1-0", [5])]]
-        say(office, Pause("wait"))
+        say(office, PauseEngine("wait"))
         office.deliver("2-0")
         office.turn()
         office.turn()
 
-        assert office.told == [Paused("wait"), Surplus("w.1")]
+        assert office.told == [Paused("wait"), LaneReleased("w.1")]
         assert not office.terms[0].running
 
     def test_or_begun_when_it_is_taken_back(self, office: Office) -> None:
-        say(office, Pause("wait"))
+        say(office, PauseEngine("wait"))
         office.deliver("2-0")
         office.turn()
-        say(office, Unpause())
+        say(office, UnpauseEngine())
 
-        assert office.told == [Done(Unpause())]
+        assert office.told == [Done(UnpauseEngine())]
         assert office.engine.has == ["1-0", "2-0"]
 
 
 class TestAbort:
     def test_what_runs_is_given_up(self, office: Office) -> None:
-        say(office, Pause("abort"))
+        say(office, PauseEngine("abort"))
 
-        assert office.told == [Surplus("w.1"), Paused("abort")]
+        assert office.told == [LaneReleased("w.1"), Paused("abort")]
         assert office.engine.aborted == ["1-0"]
         assert not office.terms[0].running
 
     def test_who_has_nothing_keeps_its_lane(self) -> None:
         office = Office()
-        say(office, Pause("abort"))
+        say(office, PauseEngine("abort"))
 
         assert office.told == [Paused("abort")]
         assert office.terms[0].running
@@ -136,30 +138,30 @@ class TestAbort:
     @pytest.mark.parametrize("mode", ["abort", "wait"])
     def test_what_slips_through_is_given_up(self, mode: PauseMode) -> None:
         office = Office()
-        say(office, Pause(mode))
+        say(office, PauseEngine(mode))
         office.turn()
         office.deliver("2-0")
         office.deliver("3-0")
         office.turn()
 
-        assert office.told == [Paused(mode), Surplus("w.1")]
+        assert office.told == [Paused(mode), LaneReleased("w.1")]
         assert office.engine.has == []
 
         # Under another name it is as paused as before, and goes on when it may.
         say(office, Serve("w.2"))
         office.deliver("2-0", "w.2")
         office.turn()
-        assert office.told[-1] == Surplus("w.2")
-        say(office, Serve("w.3"), Unpause())
+        assert office.told[-1] == LaneReleased("w.2")
+        say(office, Serve("w.3"), UnpauseEngine())
         office.deliver("4-0", "w.3")
         office.turn()
         assert office.engine.has == ["4-0"]
 
     def test_what_was_kept_may_be_given_up_later(self, office: Office) -> None:
-        say(office, Pause("keep"))
-        say(office, Pause("abort"))
+        say(office, PauseEngine("keep"))
+        say(office, PauseEngine("abort"))
 
-        assert office.told == [Paused("keep"), Surplus("w.1"), Paused("abort")]
+        assert office.told == [Paused("keep"), LaneReleased("w.1"), Paused("abort")]
 
 
 def test_each_term_knows_the_epoch(office: Office) -> None:
@@ -175,7 +177,7 @@ def test_deadlines_act_all_the_same(office: Office) -> None:
     late_ms = int(time.time() * 1000) + 50
     office.deliver("2-0", request=make_request(deadline_ms=late_ms))
     office.turn()
-    say(office, Pause("keep"))
+    say(office, PauseEngine("keep"))
     office.deliver("3-0", request=make_request(deadline_ms=late_ms))
     office.turn()
 
@@ -183,5 +185,5 @@ def test_deadlines_act_all_the_same(office: Office) -> None:
 
     given = office.terms[0].given
     assert {one.key for one in given if isinstance(one, Expired)} == {"2-0", "3-0"}
-    say(office, Unpause())
+    say(office, UnpauseEngine())
     assert office.engine.has == ["1-0"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from worker.engines import DeviceLost, DeviceUnusable, Engine, Group, Memory
 from worker.engines.cpu_features import check_cpu, request_amx
-from worker.engines.device_faults import is_device_lost, is_out_of_memory, was_disturbed
-from worker.engines.device_turns import Turns
+from worker.engines.device_errors import is_device_lost, is_out_of_memory, was_disturbed
+from worker.engines.device_lock import DeviceLock
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.environment import engine_modules
 from worker.engines.vllm.warm_base import (
@@ -45,16 +45,16 @@ class VllmBackend:
         cores: Sequence[int] = (),
         threads: int = 0,
         is_alone: bool = False,
-        turns: Turns | None = None,
+        lock: DeviceLock | None = None,
         log_stats: bool = False,
     ) -> None:
         """``cores`` are what it computes with, as many as they are or with so many ``threads``.
 
         Without cores it computes on the GPU ``device``, as vLLM counts them, which it may have to
-        share by ``turns``; one that ``is_alone`` sees no other and cannot be part of a group. With
+        share by ``lock``; one that ``is_alone`` sees no other and cannot be part of a group. With
         ``log_stats`` its engines count what they do.
         """
-        self._turns = turns or Turns()
+        self._lock = lock or DeviceLock()
         self._is_alone = is_alone
         self._log_stats = log_stats
         self._device = device
@@ -71,7 +71,7 @@ class VllmBackend:
         with stopwatch.phase("import"), uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):
                 importlib.import_module(module)
-        with self._turns.beside():
+        with self._lock.shared():
             with stopwatch.phase("device"):
                 self._take_device()
             with stopwatch.phase("heap"):
@@ -119,9 +119,9 @@ class VllmBackend:
                 f"this model takes {group.size} devices, but MIG instances cannot form a group"
             )
         # Ranks of a group wait for each other, so none of them may wait for anybody else.
-        turns = Turns() if group else self._turns
-        with held_back(has_kernels=self._has_kernels), turns.alone():
-            made = partial(self._make, spec, group, weights, turns, log_stats=log_stats)
+        lock = DeviceLock() if group else self._lock
+        with held_back(has_kernels=self._has_kernels), lock.exclusive():
+            made = partial(self._make, spec, group, weights, lock, log_stats=log_stats)
             try:
                 engine = made()
             except Exception as fault:
@@ -134,7 +134,13 @@ class VllmBackend:
         return engine
 
     def _make(
-        self, spec: ModelSpec, group: Group | None, weights: str, turns: Turns, *, log_stats: bool
+        self,
+        spec: ModelSpec,
+        group: Group | None,
+        weights: str,
+        lock: DeviceLock,
+        *,
+        log_stats: bool,
     ) -> VllmEngine:
         from worker.engines.vllm.engine import VllmEngine
 
@@ -145,7 +151,7 @@ class VllmBackend:
                 device=self._device,
                 executor=executor,
                 weights=weights,
-                turns=turns,
+                lock=lock,
                 log_stats=log_stats,
             )
         except BaseException as fault:

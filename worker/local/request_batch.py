@@ -12,7 +12,7 @@ from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, t
 from tokenyard.protocol.wire import Assignment, Request
 
 
-class Call:
+class RequestBatch:
     """Some requests to one engine.
 
     The pool's thread puts replies in, and one other thread takes them out.
@@ -55,7 +55,7 @@ class Call:
 
         Raises like `results`.
         """
-        shown = _Shown()
+        shown = _StreamProgress()
         while self.unanswered:
             _, reply = self._next(timeout_s)
             if reply.event == "delta":
@@ -88,7 +88,7 @@ def _assignment(request: Request) -> Assignment:
     return Assignment(request=request, entry=f"{request.id}-0", sid=sid, attempt=1)
 
 
-class _Shown:
+class _StreamProgress:
     """How much of a streamed answer has been shown, by choice."""
 
     def __init__(self) -> None:
