@@ -22,7 +22,7 @@ from worker.host.pool import Pool
 from worker.host.process_handle import State, WorkerProcessHandle
 from worker.messages import Attach, LoadModel, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
-from worker.process.main import Birth
+from worker.process.main import ProcessArguments
 
 MEMORY = Memory(host=1000)
 
@@ -35,7 +35,9 @@ def engine_info(spec: ModelSpec) -> EngineInfo:
 class PlayedProcess:
     """A process that does nothing by itself: the test says what it says and how it ends."""
 
-    def __init__(self, target: Any, args: tuple[Birth, Connection, Connection], name: str) -> None:
+    def __init__(
+        self, target: Any, args: tuple[ProcessArguments, Connection, Connection], name: str
+    ) -> None:
         self.name = name
         self.device = args[0].device
         self.pid = 2**31 - 1

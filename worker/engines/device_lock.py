@@ -91,6 +91,6 @@ def _open(path: Path) -> int | None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as fault:
-        log.warning("loads on this GPU may disturb each other: %s", fault)
+    except OSError as error:
+        log.warning("loads on this GPU may disturb each other: %s", error)
         return None

@@ -68,14 +68,14 @@ class _Follower:
         try:
             self._rank.build()
             self._link.say(Built())
-        except Exception as fault:  # noqa: BLE001  # the leader raises it
-            self._report(fault)
+        except Exception as error:  # noqa: BLE001  # the leader raises it
+            self._report(error)
         self._link.hear(Join)
         self._link.watch(self._wake)
         try:
             self._join()
-        except Exception as fault:  # noqa: BLE001  # the leader raises it
-            self._report(fault)
+        except Exception as error:  # noqa: BLE001  # the leader raises it
+            self._report(error)
             self._link.await_end(DISMISS_S)
         while True:
             self._serve_call()
@@ -119,19 +119,19 @@ class _Follower:
             output = self._rank.run(call.method, call.args, call.kwargs)
             if call.wants_answer_of(self._number):
                 self._answer(RpcAnswer(call.number, _in_hand(output)))
-        except Exception as fault:
+        except Exception as error:
             log.exception("rank %d of the group: %s", self._number, call.method)
             if call.wants_answer_of(self._number):
-                self._answer(RpcAnswer(call.number, fault=describe(fault)))
+                self._answer(RpcAnswer(call.number, fault=describe(error)))
             else:
-                self._link.say(RankFailed(describe(fault)))
+                self._link.say(RankFailed(describe(error)))
 
     def _answer(self, answer: RpcAnswer) -> None:
         self._answers.enqueue(answer, timeout=SEND_S)
 
-    def _report(self, fault: Exception) -> None:
-        log.error("rank %d of the group cannot load", self._number, exc_info=fault)
-        self._link.say(RankFailed(describe(fault)))
+    def _report(self, error: Exception) -> None:
+        log.error("rank %d of the group cannot load", self._number, exc_info=error)
+        self._link.say(RankFailed(describe(error)))
 
 
 def _in_hand(output: Any) -> Any:

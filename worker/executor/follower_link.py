@@ -60,8 +60,8 @@ class FollowerLink:
             answer_challenge(line, key)
             deliver_challenge(line, key)
             line.send(Hello(self._group.rank))
-        except (EOFError, ConnectionError) as fault:
-            raise Dismissed("the leader closed its door") from fault
+        except (EOFError, ConnectionError) as error:
+            raise Dismissed("the leader closed its door") from error
 
     def say(self, word: Built | Joined | Left | RankFailed) -> None:
         """Say this to the leader, if it is still there."""
@@ -123,9 +123,9 @@ class FollowerLink:
         while True:
             try:
                 return Client(self._group.address, "AF_UNIX")
-            except (FileNotFoundError, ConnectionRefusedError) as fault:
+            except (FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() > until:
-                    raise GroupError(f"nobody leads the group at {self._group.address}") from fault
+                    raise GroupError(f"nobody leads the group at {self._group.address}") from error
                 time.sleep(_RETRY_S)
 
     def _receive(self) -> FromLeader | ConnectionLost:

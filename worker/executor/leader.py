@@ -256,8 +256,8 @@ class GroupExecutor(Executor):
         try:
             with self._link.inside():
                 yield
-        except RuntimeError as fault:
-            self._link.check(fault)
+        except RuntimeError as error:
+            self._link.check(error)
             raise
 
 

@@ -60,12 +60,12 @@ class LeaderLink:
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             door.bind(self._group.address)
-        except OSError as fault:
+        except OSError as error:
             door.close()
             raise GroupError(
-                f"cannot listen at {self._group.address}: {fault}; each group needs an address of"
+                f"cannot listen at {self._group.address}: {error}; each group needs an address of"
                 " its own, of at most 100 characters"
-            ) from fault
+            ) from error
         door.listen(self._group.size)
         self._door = door
 

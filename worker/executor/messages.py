@@ -85,6 +85,6 @@ FromFollower = Hello | Built | Joined | Left | RankFailed
 FromLeader = Build | Join | Leave
 
 
-def describe(fault: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An exception in one line, as it travels to another rank."""
-    return f"{type(fault).__name__}: {fault}"
+    return f"{type(error).__name__}: {error}"

@@ -183,5 +183,5 @@ class PendingRpc(Future[Any]):
         """Fetch the answers now."""
         try:
             self.set_result(self._fetch())
-        except Exception as fault:  # noqa: BLE001  # it is raised where the result is asked for
-            self.set_exception(fault)
+        except Exception as error:  # noqa: BLE001  # it is raised where the result is asked for
+            self.set_exception(error)

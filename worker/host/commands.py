@@ -66,9 +66,9 @@ class CommandHandler:
     def _begin(self, entry: str, command: Command, member: WorkerProcessHandle) -> None:
         try:
             whom = self._do(command, member)
-        except CommandError as fault:
-            log.warning("%s: %s: %s", command.worker, command.verb, fault)
-            self._say(entry, command.worker, str(fault))
+        except CommandError as error:
+            log.warning("%s: %s: %s", command.worker, command.verb, error)
+            self._say(entry, command.worker, str(error))
             return
         if whom is None:
             self._say(entry, command.worker, "")

@@ -204,8 +204,8 @@ class Controller:
             self._reconciler.read()
             self._reconciler.lead(member)
             member.become(self._membership.join(self._entry(member)))
-        except redis.RedisError as fault:
-            self._outage.note(fault)
+        except redis.RedisError as error:
+            self._outage.note(error)
             return False
         self._outage.over()
         member.is_spent = False
@@ -264,8 +264,8 @@ class Controller:
     def _leave_as(self, worker: str, why: Why, reason: str) -> None:
         try:
             self._membership.leave(worker, why, reason)
-        except redis.RedisError as fault:
-            log.warning("%s: its lease has to run out: %s", worker, fault)
+        except redis.RedisError as error:
+            log.warning("%s: its lease has to run out: %s", worker, error)
 
     # What the pool tells (worker.host.pool.Owner)
 
@@ -391,5 +391,5 @@ class Controller:
     def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
         try:
             self._scripts.acknowledge(entry, what)
-        except redis.RedisError as fault:
-            log.warning("command %s stays without an answer: %s", entry, fault)
+        except redis.RedisError as error:
+            log.warning("command %s stays without an answer: %s", entry, error)

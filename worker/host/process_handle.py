@@ -44,7 +44,7 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.process.main import Birth, main
+from worker.process.main import ProcessArguments, main
 
 log = logging.getLogger("tokenyard.worker.pool")
 
@@ -157,19 +157,19 @@ class WorkerProcessHandle:
         self.pipe, theirs = _server.Pipe()
         output, their_output = _server.Pipe(duplex=False)
         self.output = Output(output)
-        birth = Birth(self._settings, self.device, log.getEffectiveLevel())
+        birth = ProcessArguments(self._settings, self.device, log.getEffectiveLevel())
         process = _server.Process(target=main, args=(birth, theirs, their_output), name=self.name)
         self._started = time.monotonic()
         try:
             process.start()
-        except (EOFError, OSError) as fault:
+        except (EOFError, OSError) as error:
             # The fork-server, or what it had just started, was killed at this very moment.
-            log.warning("%s: no process could be started: %s", self.name, fault)
+            log.warning("%s: no process could be started: %s", self.name, error)
             self.pipe.close()
             self.output.close()
             self.pipe, self.output = None, None
             self._pause(self._failures + 1)
-            return FailedStart("warming up", said=f"{type(fault).__name__}: {fault}")
+            return FailedStart("warming up", said=f"{type(error).__name__}: {error}")
         else:
             self.process = process
             self._enter(State.WARMING)

@@ -85,8 +85,8 @@ class StateReconciler:
         if self._is_stale:
             try:
                 self.read()
-            except redis.RedisError as fault:
-                self._outage.note(fault)
+            except redis.RedisError as error:
+                self._outage.note(error)
             else:
                 self._outage.over()
 

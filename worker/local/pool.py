@@ -125,8 +125,8 @@ class LocalPool:
         def begin() -> None:
             try:
                 begun.set_result(order())
-            except (TokenyardError, Unsupported, RuntimeError) as fault:
-                begun.set_exception(fault)
+            except (TokenyardError, Unsupported, RuntimeError) as error:
+                begun.set_exception(error)
 
         self._give(begin)
         try:

@@ -29,9 +29,9 @@ class RequestBatch:
         """A delta or the result of one of the requests."""
         self._replies.put((entry, reply))
 
-    def fail(self, fault: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Nothing more will come."""
-        self._replies.put(fault)
+        self._replies.put(error)
 
     # The thread that asks
 
@@ -45,8 +45,8 @@ class RequestBatch:
             while self.unanswered:
                 entry, reply = self._next(timeout_s)
                 found[entry] = to_result(reply)
-        except EngineLost as fault:
-            fault.results = [found.get(entry) for entry in self.assignments]
+        except EngineLost as error:
+            error.results = [found.get(entry) for entry in self.assignments]
             raise
         return [found[entry] for entry in self.assignments]
 

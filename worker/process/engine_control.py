@@ -36,9 +36,9 @@ class EngineControl:
         began = time.perf_counter()
         try:
             self._do(command)
-        except Unsupported as fault:
+        except Unsupported as error:
             errand = None if isinstance(command, Sleep | Wake) else command
-            self._tell(CommandRefused(str(fault), errand))
+            self._tell(CommandRefused(str(error), errand))
             return
         seconds = time.perf_counter() - began
         if isinstance(command, Sleep):

@@ -232,8 +232,8 @@ class Publisher:
                 answer = call()
                 self._outage.over()
                 return answer
-            except redis.RedisError as fault:
+            except redis.RedisError as error:
                 failures += 1
-                self._outage.note(fault)
+                self._outage.note(error)
                 self._stop.wait(backoff.compute(failures))
         return None

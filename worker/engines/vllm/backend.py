@@ -124,10 +124,10 @@ class VllmBackend:
             made = partial(self._make, spec, group, weights, lock, log_stats=log_stats)
             try:
                 engine = made()
-            except Exception as fault:
-                if group or not was_disturbed(fault):
+            except Exception as error:
+                if group or not was_disturbed(error):
                     raise
-                log.warning("%s: another process came between: once more (%s)", spec.name, fault)
+                log.warning("%s: another process came between: once more (%s)", spec.name, error)
                 engine = None
             engine = engine or made()
         self._has_kernels = True
@@ -154,20 +154,20 @@ class VllmBackend:
                 lock=lock,
                 log_stats=log_stats,
             )
-        except BaseException as fault:
+        except BaseException as error:
             if executor is not None:
                 executor.release()
-            _forget_frames(fault)  # they hold all that has been made of the engine
-            self._clean_up_behind(fault, spec)
+            _forget_frames(error)  # they hold all that has been made of the engine
+            self._clean_up_behind(error, spec)
             raise
 
-    def _clean_up_behind(self, fault: BaseException, spec: ModelSpec) -> None:
+    def _clean_up_behind(self, error: BaseException, spec: ModelSpec) -> None:
         """Be as warm as before; raises `DeviceLost` where that cannot be."""
         # What vLLM's sleep mode takes memory with refuses all memory once it had too little.
-        is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(fault)
-        said = f"{type(fault).__name__}: {fault}"
-        if is_stuck or is_device_lost(fault):
-            raise DeviceLost(said) from fault
+        is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(error)
+        said = f"{type(error).__name__}: {error}"
+        if is_stuck or is_device_lost(error):
+            raise DeviceLost(said) from error
         try:
             let_go()
         except Exception as more:
@@ -209,10 +209,10 @@ class VllmBackend:
                     engine.add(request)
                 while engine.has_unfinished:
                     engine.step()
-        except Exception as fault:
-            if is_device_lost(fault):
+        except Exception as error:
+            if is_device_lost(error):
                 raise
-            reason = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
             log.debug("the warm-up:", exc_info=True)
 
@@ -223,8 +223,8 @@ def _executor_for(group: Group) -> type[GroupExecutor]:
     return executor_for(group)
 
 
-def _forget_frames(fault: BaseException | None) -> None:
+def _forget_frames(error: BaseException | None) -> None:
     """Let go of what the functions that a fault has ended still hold."""
-    while fault is not None:
-        traceback.clear_frames(fault.__traceback__)
-        fault = fault.__cause__ or fault.__context__
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -191,8 +191,8 @@ class VllmEngine:
                 continue
             try:
                 answer.take(cast("RequestOutput", output), events)  # it generates, never pools
-            except Diverged as fault:
-                self._go_on_behind(answer, fault)
+            except Diverged as error:
+                self._go_on_behind(answer, error)
                 continue
             if answer.is_finished:
                 del self._answers[output.request_id]
@@ -384,10 +384,10 @@ class VllmEngine:
                 lora_request=self._adapters.get(asked.assignment.request.model),
                 priority=asked.assignment.request.priority,
             )
-        except Exception as fault:  # as in build_params: no common root in all versions
+        except Exception as error:  # as in build_params: no common root in all versions
             engine.abort_request([request_id])  # it may be half in
             self.abort([asked.key])  # and so may its other choices
-            raise refusal(fault, asked.params) from fault
+            raise refusal(error, asked.params) from error
         self._answers[request_id] = answer
 
     def _go_on_behind(self, answer: OutputCollector, fault: Diverged) -> None:
