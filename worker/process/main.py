@@ -21,6 +21,7 @@ from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
+from worker import executor
 from worker.engines import Backend, DeviceLost
 from worker.engines.loading import make_backend
 from worker.engines.vllm.stats import read_stats
@@ -116,7 +117,7 @@ class WorkerProcess:
         for target in (self._die_with_controller, self._receive, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
         self._tracer.start()
-        backend = make_backend(self._settings, self._device)
+        backend = make_backend(self._settings, self._device, executor)
         phases_s = backend.warm_up()
         self._send(Warm(backend.memory(), phases_s))
         self.is_warm = True

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.engines import DeviceLost, DeviceUnusable, Engine, Group, Memory
 from worker.engines.cpu_features import check_cpu, request_amx
@@ -30,9 +30,18 @@ from worker.models import ModelSpec
 
 if TYPE_CHECKING:
     from worker.engines.vllm.engine import VllmEngine
-    from worker.executor import GroupExecutor
 
 log = logging.getLogger("tokenyard.worker.engines")
+
+
+class Groups(Protocol):
+    """How processes form a group: `worker.executor`, which this package does not import."""
+
+    def executor_for(self, group: Group) -> Any:
+        """The executor class with which the leader makes its engine, and its ``release()``."""
+
+    def attend(self, group: Group) -> None:
+        """Be a rank of ``group`` until its leader lets go."""
 
 
 class VllmBackend:
@@ -44,6 +53,7 @@ class VllmBackend:
         device: int = 0,
         cores: Sequence[int] = (),
         threads: int = 0,
+        groups: Groups | None = None,
         is_alone: bool = False,
         lock: DeviceLock | None = None,
         log_stats: bool = False,
@@ -55,6 +65,7 @@ class VllmBackend:
         ``log_stats`` its engines count what they do.
         """
         self._lock = lock or DeviceLock()
+        self._groups = groups
         self._is_alone = is_alone
         self._log_stats = log_stats
         self._device = device
@@ -89,10 +100,8 @@ class VllmBackend:
 
     def attend(self, group: Group) -> None:
         """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
-        from worker.executor import attend
-
         with held_back(has_kernels=self._has_kernels):
-            attend(group)
+            self._require_groups().attend(group)
             let_go()
 
     def memory(self) -> Memory:
@@ -144,7 +153,7 @@ class VllmBackend:
     ) -> VllmEngine:
         from worker.engines.vllm.engine import VllmEngine
 
-        executor = _executor_for(group) if group else None
+        executor = self._require_groups().executor_for(group) if group else None
         try:
             return VllmEngine(
                 spec,
@@ -174,6 +183,11 @@ class VllmBackend:
             if is_device_lost(more):
                 raise DeviceLost(f"{said} (and then {more})") from more
             raise
+
+    def _require_groups(self) -> Groups:
+        if self._groups is None:
+            raise RuntimeError("this process cannot be part of a group")
+        return self._groups
 
     def _take_device(self) -> None:
         """Choose it, and touch what takes a while the first time."""
@@ -215,12 +229,6 @@ class VllmBackend:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
             log.debug("the warm-up:", exc_info=True)
-
-
-def _executor_for(group: Group) -> type[GroupExecutor]:
-    from worker.executor import executor_for
-
-    return executor_for(group)
 
 
 def _forget_frames(error: BaseException | None) -> None:
