@@ -373,7 +373,7 @@ class Coordinator:
         if self._complete or len(joined) < self._settings.expect_workers:
             return
         self._complete = True
-        self._selection.start_when_complete(self._roster.crew())
+        self._selection.start_when_complete(self._roster.worker_order())
         log.info("%s joined", counted(len(joined), "worker"))
 
     def _rescue(self) -> None:

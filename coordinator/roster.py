@@ -217,7 +217,7 @@ class Roster:
         if member.is_quarantined:
             self.mark_stale()
 
-    def crew(self) -> Sequence[Lane]:
+    def worker_order(self) -> Sequence[Lane]:
         """The lanes that could be given requests if nobody were paused, in the order of names."""
         found = ((w, m) for w, m in self.members.items() if m.serves or _is_suspended(m))
         return sorted((_lane(worker, member) for worker, member in found), key=in_turn)

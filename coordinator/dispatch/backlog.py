@@ -53,13 +53,15 @@ class Queue:
         self._count += 1
         self.tokens += waiting.tokens
 
-    def discard(self, waiting: QueuedRequest) -> None:
-        """Take a request out, if it is here."""
+    def discard(self, waiting: QueuedRequest, *, is_served: bool = False) -> None:
+        """Take a request out, if it is here; served, it was the turn of its class and client."""
         if waiting.intake == "retry":
             was_here = self._again(waiting).pop(waiting.entry, None) is not None
         else:
             line = self._lines[waiting.intake]
-            was_here = line.discard(waiting)
+            was_here = line.discard(waiting, is_served=is_served)
+            if is_served and self._classes > 1:
+                self._shares.note_served(waiting.intake)
             if was_here and not line:
                 self._classes -= 1
         if was_here:
@@ -68,14 +70,6 @@ class Queue:
 
     def _again(self, waiting: QueuedRequest) -> OrderedDict[str, QueuedRequest]:
         return self._suspects if waiting.is_suspect else self._retries
-
-    def note_served(self, waiting: QueuedRequest) -> None:
-        """A request that is here has got its place: it was the turn of its class and client."""
-        if waiting.intake == "retry":
-            return
-        self._lines[waiting.intake].note_served(waiting)
-        if self._classes > 1:
-            self._shares.note_served(waiting.intake)
 
     @property
     def suspects(self) -> Iterator[QueuedRequest]:
@@ -156,21 +150,15 @@ class Backlog:
         else:
             self._enqueue(waiting)
 
-    def remove(self, waiting: QueuedRequest) -> None:
-        """Hold a request no more; nothing happens if it is not held."""
+    def remove(self, waiting: QueuedRequest, *, is_served: bool = False) -> None:
+        """Hold a request no more; nothing happens if it is not held. Served, it has its place."""
         self._entries[waiting.intake].pop(waiting.entry, None)
-        self._dequeue(waiting)
+        self._dequeue(waiting, is_served=is_served)
         if waiting.deadline_ms is not None or waiting.history.not_before_ms:
             key = (waiting.intake, waiting.entry)
             self._deadlines.discard(key)
             self._pauses.discard(key)
             self._late.pop(key, None)
-
-    def note_served(self, waiting: QueuedRequest) -> None:
-        """A request that is held has got its place."""
-        queue = self._queues.get(waiting.model)
-        if queue is not None:
-            queue.note_served(waiting)
 
     def clear(self) -> None:
         """Hold nothing any more."""
@@ -186,10 +174,10 @@ class Backlog:
             queue = self._queues[waiting.model] = Queue(self._turn_of)
         queue.add(waiting)
 
-    def _dequeue(self, waiting: QueuedRequest) -> None:
+    def _dequeue(self, waiting: QueuedRequest, *, is_served: bool = False) -> None:
         queue = self._queues.get(waiting.model)
         if queue is not None:
-            queue.discard(waiting)
+            queue.discard(waiting, is_served=is_served)
             if not queue:
                 del self._queues[waiting.model]
 

@@ -18,6 +18,7 @@ from coordinator.dispatch.plan import Placed, make_plan
 from coordinator.dispatch.rate import Rate
 from coordinator.dispatch.spans import QueueSpans
 from coordinator.dispatch.validator import RequestValidator
+from coordinator.history import FRESH
 from coordinator.roster import Roster
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
@@ -165,7 +166,8 @@ class Dispatcher:
         return buried is Answered.DONE
 
     def _waiting(self, entry: Entry, request: Request, now_ms: float) -> QueuedRequest:
-        history = self._judge.history(entry.intake, entry.fields)
+        is_retry = entry.intake == "retry"  # any other has been through nothing
+        history = self._judge.history(entry.intake, entry.fields) if is_retry else FRESH
         # Clients may choose the ids of entries; nothing has waited for less than no time.
         since_ms = min(float(position(entry.id)[0]), now_ms)
         return QueuedRequest(
@@ -180,8 +182,8 @@ class Dispatcher:
             tokens=prompt_tokens(request, entry.fields),
             since_ms=since_ms,
             history=history,
-            trial=self._judge.trial_size(history),
-            published=_published(entry),
+            trial=self._judge.trial_size(history) if is_retry else None,
+            published=_published(entry) if is_retry else b"",
             trace=self._spans.trace_of(request),
             hints=self._selection.hints(request, entry.fields),
             digest=_digest(entry),
@@ -326,20 +328,20 @@ class Dispatcher:
         stay = (Dispatched.CLOSED, Dispatched.FULL)
         given: dict[str, list[Placed]] = {}
         for item, code in zip(placed, codes, strict=True):
+            waiting = item.waiting
+            if code is _DISPATCHED:
+                self._held.remove(waiting, is_served=True)
+                given.setdefault(item.lane.worker, []).append(item)
+                self._selection.settle(waiting, item.lane)
+                continue
             if code in stay:
                 self._roster.mark_stale()
                 continue
-            if code is _DISPATCHED:
-                self._held.note_served(item.waiting)
-            self._held.remove(item.waiting)
-            if code is _DISPATCHED:
-                given.setdefault(item.lane.worker, []).append(item)
+            self._drop(waiting)
             self._has_missed = self._has_missed or code is Dispatched.GONE
-            self._selection.settle(item.waiting, item.lane if code is _DISPATCHED else None)
-            if code is Dispatched.REUSED:
-                waiting = item.waiting
-                if self._bury(token, waiting.intake, waiting.entry, reused(waiting.id)):
-                    self._note_reused(waiting.intake, waiting.entry, waiting.id)
+            is_reused = code is Dispatched.REUSED
+            if is_reused and self._bury(token, waiting.intake, waiting.entry, reused(waiting.id)):
+                self._note_reused(waiting.intake, waiting.entry, waiting.id)
         for worker, items in given.items():
             self._note_given(worker, items)
 

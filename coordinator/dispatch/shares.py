@@ -87,23 +87,17 @@ class Line:
             requests = self._clients[client] = OrderedDict()
         requests[waiting.entry] = waiting
 
-    def discard(self, waiting: QueuedRequest) -> bool:
-        """Take a request out; whether it was here."""
+    def discard(self, waiting: QueuedRequest, *, is_served: bool = False) -> bool:
+        """Take a request out; whether it was here. Served, it was the turn of its client."""
         client = self._turn_of(waiting)
         requests = self._clients.get(client)
         if requests is None or requests.pop(waiting.entry, None) is None:
             return False
         if not requests:
             del self._clients[client]
-        return True
-
-    def note_served(self, waiting: QueuedRequest) -> None:
-        """It was the turn of this request's client."""
-        if len(self._clients) < 2:  # as mostly
-            return
-        client = self._turn_of(waiting)
-        if client in self._clients:
+        elif is_served and len(self._clients) > 1:
             self._clients.move_to_end(client)
+        return True
 
     @property
     def clients(self) -> int:

@@ -119,9 +119,9 @@ class LoopRig:
         self.told: list[ToController] = []
         self.inbox = RecordingQueue()
         self.inbox.waits = []
-        self.ended = Ended()
+        self.results = Ended()
         self.loop = EngineLoop(
-            self.engine, self.inbox, self._open_session, self._control, self.told.append, self.ended
+            self.engine, self.inbox, self._open_session, self._control, self.told.append, self.results
         )
         self.loop.inbox.put(Serve("w.1"))
         self.turn()

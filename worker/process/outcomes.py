@@ -34,8 +34,10 @@ class Run(Struct, eq=False):
     shown: bytearray = field(default_factory=bytearray)
     first_token: float | None = None
     has_told_epoch: bool = False  # its ledger has the epoch of its first token, if it has any
+    waited_ms: int = 0  # `Assignment.waited_ms`, which takes its time to be read
 
     def __post_init__(self) -> None:
+        self.waited_ms = self.assignment.waited_ms
         if self.assignment.published:
             self.shown += pack_tokens(self.assignment.published_of(0))
             self.seq = len(self.assignment.published) // 4
@@ -232,7 +234,7 @@ def _provenance_text(*values: Any) -> str:
 def _timing(run: Run, now: float) -> Timing:
     first = run.first_token
     return Timing(
-        queue_ms=run.assignment.waited_ms,
+        queue_ms=run.waited_ms,
         engine_ms=round((now - run.began) * 1000, 3),
         first_token_ms=None if first is None else round((first - run.began) * 1000, 3),
     )

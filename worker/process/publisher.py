@@ -17,6 +17,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.telemetry.tracing import Tracer
@@ -202,13 +203,13 @@ class Publisher:
         # Else it was cancelled: who cancels publishes the result.
         may_repeat = self.attempts > before + 1
         published: list[tuple[Run, Outcome]] = []
-        now = time.monotonic()
+        ended: list[tuple[Run, Reply]] = []
         for (run, outcome, item), code in zip(shipments, codes or (), strict=False):
             if code is _PUBLISHED or (may_repeat and code is Published.REPEATED):
                 published.append((run, outcome))
                 if not isinstance(outcome, TokenDelta):
                     self._spans.ended(run, outcome)
-                    self._ended.keep(run, item.reply, now)
+                    ended.append((run, item.reply))
             elif code is Published.LEASE_LOST:
                 self._tally.note_stale(len(items))
                 self._lose()
@@ -221,6 +222,8 @@ class Publisher:
                 self._on_stale(run.assignment.entry)
                 if isinstance(outcome, TokenDelta):
                     self._give_back_behind_lost(run.assignment)
+        if ended:
+            self._ended.keep(ended, time.monotonic())
         self._tally.note(published)
 
     def _call(self, call: Callable[[], T]) -> T | None:

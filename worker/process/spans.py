@@ -53,7 +53,7 @@ class EngineSpans:
             "gen_ai.request.choice.count": params.n,
             "tokenyard.worker": self._worker,
             "tokenyard.attempt": run.assignment.attempt,
-            "tokenyard.queue_seconds": run.assignment.waited_ms / 1000,
+            "tokenyard.queue_seconds": run.waited_ms / 1000,
         }
         if params.max_tokens is not None:
             found["gen_ai.request.max_tokens"] = params.max_tokens

@@ -55,7 +55,7 @@ class RunningStats:
 
     def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
         """Outcomes that have just been published."""
-        tokens = 0
+        tokens, now = 0, time.monotonic()
         with self._lock:
             for run, outcome in published:
                 if isinstance(outcome, TokenDelta):
@@ -65,16 +65,15 @@ class RunningStats:
                 made = _made(outcome)
                 tokens += max(0, made - run.seq)
                 if self._has_readers:
-                    self._note_end(run, outcome, made)
+                    self._note_end(run, outcome, made, now)
             self._tokens += tokens
             self._counts.tokens[self._model, "output"] += tokens
 
-    def _note_end(self, run: Run, end: End, made: int) -> None:
+    def _note_end(self, run: Run, end: End, made: int, now: float) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment
         priority = assignment.sid.partition("/")[0]
         counts.results[model, priority, _OUTCOMES[type(end)]] += 1
-        now = time.monotonic()
-        whole_s = assignment.waited_ms / 1000 + now - run.began
+        whole_s = run.waited_ms / 1000 + now - run.began
         counts.e2e[model].observe(whole_s)
         if not isinstance(end, Finished):
             return
@@ -87,7 +86,7 @@ class RunningStats:
 
     def note_first(self, run: Run, now: float) -> None:
         """The first token of a request is there; ``now`` is monotonic."""
-        waited_ms = run.assignment.waited_ms + (now - run.began) * 1000
+        waited_ms = run.waited_ms + (now - run.began) * 1000
         with self._lock:
             self._firsts.append((now, waited_ms))
             self._counts.ttft[self._model].observe(waited_ms / 1000)

@@ -311,8 +311,8 @@ def test_tries_to_publish_are_progress(rig: LoopRig) -> None:
 
 
 def published(rig: LoopRig, assignment: Assignment, reply: Reply) -> None:
-    """The publisher has published this result, in the rig's present term."""
-    rig.ended.keep(Run(assignment, time.monotonic()), reply, time.monotonic())
+    """The publisher has published this result, in the rig's present session."""
+    rig.results.keep([(Run(assignment, time.monotonic()), reply)], time.monotonic())
 
 
 def test_what_has_ended_is_answered_without_the_engine(rig: LoopRig) -> None:
@@ -360,7 +360,7 @@ def test_other_weights_answer_anew(rig: LoopRig) -> None:
     # If the weights change, and then the other one ends
     rig.loop.inbox.put(ReloadWeights(""))
     rig.turn()
-    rig.ended.keep(begun, reply, time.monotonic())
+    rig.results.keep([(begun, reply)], time.monotonic())
 
-    assert rig.ended.find(ended) is None
-    assert rig.ended.find(runs) is None
+    assert rig.results.find(ended) is None
+    assert rig.results.find(runs) is None

@@ -351,17 +351,12 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
     prompt_tokens = _checked(field, packed, known, info.max_model_len)
     _check_simulated(request, info.vocab_size)
     room = info.max_model_len - prompt_tokens
-    published = [assignment.published_of(index) for index in range(request.params.n)]
+    published = _published(assignment)
     choices = [
         _choice(request, index, salt + packed, seen, room, info.vocab_size)
         for index, seen in enumerate(published)
     ]
-    goes_on = [
-        len(seen)
-        for seen, choice in zip(published, choices, strict=True)
-        if len(seen) < len(choice.tokens)
-    ]
-    made = min(goes_on, default=max(map(len, published)))
+    made = _made_of_all(published, choices) if assignment.published else 0
     return _Generation(
         key=assignment.entry,
         request=request,
@@ -371,8 +366,26 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
         longest=max([len(choice.tokens) for choice in choices]),
         made=made,
         resumed_at=made,
-        published=[len(seen) for seen in published],
+        published=list(map(len, published)),
     )
+
+
+def _published(assignment: Assignment) -> list[list[int]]:
+    """The tokens of each choice that its readers have seen; nearly always there are none."""
+    count = assignment.request.params.n
+    if not assignment.published:
+        return [[]] * count
+    return [assignment.published_of(index) for index in range(count)]
+
+
+def _made_of_all(published: list[list[int]], choices: list[Choice]) -> int:
+    """How many tokens every choice that goes on has already."""
+    goes_on = [
+        len(seen)
+        for seen, choice in zip(published, choices, strict=True)
+        if len(seen) < len(choice.tokens)
+    ]
+    return min(goes_on, default=max(map(len, published)))
 
 
 @lru_cache(maxsize=KEPT)
