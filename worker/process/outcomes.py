@@ -20,7 +20,7 @@ from tokenyard.protocol.replies import (
     json_text,
 )
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
+from worker.engines import EngineEvent, EngineInfo, Finished, RequestFailed, TokenDelta
 
 
 class Run(Struct, eq=False):
@@ -131,7 +131,7 @@ def epoch_to_tell(run: Run, delta: Reply, epoch: int | None) -> int | None:
 
 def result_reply(
     run: Run,
-    end: Finished | Faulted | Expired | Remembered,
+    end: Finished | RequestFailed | Expired | Remembered,
     info: EngineInfo,
     worker: str,
     now: float,
@@ -142,7 +142,7 @@ def result_reply(
         return structs.replace(end.reply, seq=run.seq)
     provenance = _provenance(run, info, worker, epoch)
     timing = json_text(_timing(run, now))
-    if isinstance(end, Faulted):
+    if isinstance(end, RequestFailed):
         return Reply(
             id=run.assignment.request.id,
             event="result",

@@ -21,7 +21,7 @@ from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.telemetry.tracing import Tracer
-from worker.engines import EngineInfo, Faulted, TokenDelta
+from worker.engines import EngineInfo, RequestFailed, TokenDelta
 from worker.process.ended import Ended
 from worker.process.outcomes import (
     Outcome,
@@ -126,7 +126,7 @@ class Publisher:
     def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
         events = merge(events)
         for event in events:
-            if isinstance(event, Faulted) and event.code is Code.INFERENCE_ERROR:
+            if isinstance(event, RequestFailed) and event.code is Code.INFERENCE_ERROR:
                 self._hand_back(event)
         deltas, results = self._publications(events, epoch)
         if deltas:
@@ -162,7 +162,7 @@ class Publisher:
                 results.append((run, event, Publication(run.assignment, reply)))
         return deltas, results
 
-    def _hand_back(self, fault: Faulted) -> None:
+    def _hand_back(self, fault: RequestFailed) -> None:
         """Give a request back that may succeed another time; whether it may, the leader says."""
         run = self.runs.pop(fault.key, None)
         if run is None:
@@ -235,8 +235,8 @@ class Publisher:
                 answer = call()
                 self._outage.over()
                 return answer
-            except redis.RedisError as fault:
+            except redis.RedisError as error:
                 failures += 1
-                self._outage.note(fault)
+                self._outage.note(error)
                 self._stop.wait(backoff.compute(failures))
         return None

@@ -14,17 +14,17 @@ from collections.abc import Iterable
 from typing import Final
 
 from tokenyard.protocol.worker_info import Tally
-from worker.counts import Counts
-from worker.engines import Faulted, Finished, TokenDelta
+from worker.engines import Finished, RequestFailed, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
+from worker.published_counts import PublishedCounts
 
 #: The median is of first tokens that are no older, and of so many at most.
 WINDOW_S: Final = 60.0
 MOST_KEPT: Final = 1000
-End = Finished | Faulted | Expired | Remembered
+End = Finished | RequestFailed | Expired | Remembered
 _OUTCOMES: Final = {
     Finished: "completed",
-    Faulted: "failed",
+    RequestFailed: "failed",
     Expired: "expired",
     Remembered: "completed",
 }
@@ -38,7 +38,7 @@ class RunningStats:
         self._has_readers = has_readers
         self.error = ""  # what the engine could not do the last time
         self._lock = threading.Lock()
-        self._counts = Counts()
+        self._counts = PublishedCounts()
         self._model = ""
         self._reset()
 
@@ -111,7 +111,7 @@ class RunningStats:
             median = round(statistics.median(waited), 1) if waited else None
             return Tally(finished=self._finished, tokens=self._tokens, ttft_ms=median)
 
-    def counts(self) -> Counts:
+    def counts(self) -> PublishedCounts:
         """The counts of this process until now."""
         with self._lock:
             return self._counts.copy()

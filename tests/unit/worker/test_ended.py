@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.builders import make_assignment, make_request
-from tests.support.office import INFO
+from tests.support.loop_rig import INFO
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from worker.process.ended import MOST_BYTES, Ended

@@ -31,8 +31,8 @@ from tokenyard.protocol.wire import (
 from worker.engines import (
     EngineEvent,
     EngineInfo,
-    Faulted,
     Finished,
+    RequestFailed,
     TokenDelta,
     Unsupported,
 )
@@ -280,7 +280,7 @@ class SimulatedEngine:
         start = generation.made
         if generation.is_faulty and (start > generation.resumed_at or not generation.streams):
             del self._running[generation.key]
-            events.append(Faulted(generation.key, Code.INFERENCE_ERROR, "told to fail"))
+            events.append(RequestFailed(generation.key, Code.INFERENCE_ERROR, "told to fail"))
             return
         end = generation.longest if at_once else start + self._speed.tokens_per_step
         generation.made = end
