@@ -121,7 +121,12 @@ class LoopRig:
         self.inbox.waits = []
         self.results = Ended()
         self.loop = EngineLoop(
-            self.engine, self.inbox, self._open_session, self._control, self.told.append, self.results
+            self.engine,
+            self.inbox,
+            self._open_session,
+            self._control,
+            self.told.append,
+            self.results,
         )
         self.loop.inbox.put(Serve("w.1"))
         self.turn()
