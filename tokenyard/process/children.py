@@ -35,7 +35,7 @@ _POLL_S: Final = 0.02
 _KILL_WAIT_S: Final = 5.0
 
 
-def start_tethered(
+def start_child(
     command: Sequence[str],
     log: Path,
     *,
@@ -62,7 +62,7 @@ def start_tethered(
         )
 
 
-def stop_tethered(
+def stop_child(
     process: subprocess.Popen[bytes],
     grace_s: float,
     hurry: Callable[[], bool] = lambda: False,

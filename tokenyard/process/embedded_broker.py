@@ -22,7 +22,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.servers import find_server, foreign_data
 from tokenyard.protocol.errors import BrokerUnavailable
 
@@ -164,7 +164,7 @@ class EmbeddedBroker:
         # The server inherits the lock, so the folder stays taken for as long as it lives.
         locks = () if self._lock is None else (self._lock,)
         env = {"GLIBC_TUNABLES": _ALLOCATOR, **os.environ}
-        self._process = start_tethered(command, self.log, env=env, pass_fds=locks)
+        self._process = start_child(command, self.log, env=env, pass_fds=locks)
 
     def _wait_until_ready(self, until: float) -> bool:
         """Whether the server came up; False once it has ended."""
@@ -199,7 +199,7 @@ class EmbeddedBroker:
         """End the server, by force after ``timeout_s``; idempotent, also before `start`."""
         process, self._process = self._process, None
         if process is not None:
-            stop_tethered(process, timeout_s)
+            stop_child(process, timeout_s)
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)

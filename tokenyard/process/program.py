@@ -38,7 +38,7 @@ from tokenyard.protocol.errors import (
     UnknownRequest,
     WaitTimeout,
 )
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from tokenyard.protocol.texts import harmless
 from tokenyard.protocol.wording import nearest
@@ -243,7 +243,7 @@ def _take(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 def yard_value(_: click.Context, param: click.Parameter, value: Any) -> Any:
     """The value of an option of `tokenyard`; raises `click.BadParameter` for a bad name."""
     if param.name == "yard" and not is_name(value):
-        raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+        raise click.BadParameter(NAME_RULE)
     return value
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from tokenyard.protocol.chat import check_messages, check_objects, check_template_kwargs
 from tokenyard.protocol.errors import Code, InvalidRequest
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     DEFAULT_CLIENT,
@@ -193,7 +193,7 @@ def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
         raise InvalidRequest("id", f"give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
     client = _text(fields, "client") if b"client" in fields else DEFAULT_CLIENT
     if not is_name(client):
-        raise InvalidRequest("client", "use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+        raise InvalidRequest("client", NAME_RULE)
     return _text(fields, "id"), client
 
 

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 
 PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
 EngineName = Literal["vllm", "simulated"]
@@ -128,7 +128,7 @@ class CoordinatorSettings:
     def _faults(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
-                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+                yield f"{label} {name!r}: {NAME_RULE}"
         yield from self._faults_of_guests()
         if self.expect_workers < 0:
             yield "expect_workers: must not be negative"
@@ -166,7 +166,7 @@ class CoordinatorSettings:
     def _faults_of_guests(self) -> Iterator[str]:
         for guest in self.guests:
             if not is_name(guest):
-                yield f"guests {guest!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+                yield f"guests {guest!r}: {NAME_RULE}"
         if self.guest_inbox_bytes < self.max_request_bytes:
             yield "guest_inbox_bytes: must be at least max_request_bytes"
         if not 0 < self.guest_queue_share <= 1:
@@ -277,7 +277,7 @@ class WorkerSettings:
     def _faults(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
-                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+                yield f"{label} {name!r}: {NAME_RULE}"
         yield from self._faults_of_models()
         try:
             msgspec.json.decode(self.engine_args, type=dict)
