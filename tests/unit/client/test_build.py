@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenyard.client import build as drafting
+from tokenyard.client import checks
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.options import SamplingOptions
 from tokenyard.client.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
@@ -68,7 +68,7 @@ def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: A
     for options in said:
         prepared = builder.prepare(prompt, options)
         assert prepared.size == wire_size(prepared)
-        assert prepared.request_template == template_of(prepared.request)
+        assert prepared.template == template_of(prepared.request)
 
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
@@ -146,13 +146,13 @@ def test_what_only_looks_the_same_is_read_again(alike: Any) -> None:
         builder.prepare_many([[1]], {"seed": alike})
 
 
-def test_threads_that_say_different_things_get_what_they_said(
+def test_options_of_concurrent_threads_are_not_mixed_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a thread that looks whether the options are those that are known,
     builder = RequestBuilder("me", None)
     builder.prepare([1], {"model": "a"})
-    compare = drafting._is_same
+    compare = checks.are_same
 
     def interrupted(known: Any, given: Any) -> bool:
         monkeypatch.undo()
@@ -161,13 +161,13 @@ def test_threads_that_say_different_things_get_what_they_said(
         return same
 
     # if another has options of its own read meanwhile, I expect each to have its own.
-    monkeypatch.setattr(drafting, "_is_same", interrupted)
+    monkeypatch.setattr(checks, "are_same", interrupted)
     assert builder.prepare([1], {"model": "a"}).request.model == "a"
 
 
 def test_ids_of_our_making_differ() -> None:
-    drafters = [RequestBuilder("me", None), RequestBuilder("me", None)]
-    ids = {builder.prepare("x", {}).request.id for builder in drafters for _ in range(100)}
+    builders = [RequestBuilder("me", None), RequestBuilder("me", None)]
+    ids = {builder.prepare("x", {}).request.id for builder in builders for _ in range(100)}
     assert len(ids) == 200
 
 
