@@ -52,8 +52,8 @@ from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.wording import counted
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts, load_scripts
+from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-from tokenyard.telemetry.metrics import Endpoint
 from tokenyard.telemetry.tracing import Tracer
 
 log = logging.getLogger("tokenyard.coordinator")

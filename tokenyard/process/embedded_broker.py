@@ -127,14 +127,14 @@ class EmbeddedBroker:
     def _ports(self) -> Iterator[int]:
         """The ports to try, in their order."""
         if self._wanted_port:
-            if why := _fault_of(self._wanted_port):
+            if why := _listen_error(self._wanted_port):
                 raise BrokerUnavailable(
                     f"port {self._wanted_port}: {why}: give another --port, or leave it out"
                 )
             yield self._wanted_port
         if self._wanted_port is None:
             first = dict.fromkeys([_remembered_port(self._dir) or USUAL_PORT, USUAL_PORT])
-            yield from (port for port in first if not _fault_of(port))
+            yield from (port for port in first if not _listen_error(port))
         while True:
             yield _free_port()
 
@@ -252,12 +252,12 @@ def _remembered_port(data_dir: Path) -> int | None:
     return port if 0 < port < 2**16 else None
 
 
-def _fault_of(port: int) -> str:
+def _listen_error(port: int) -> str:
     """Why a server cannot listen at a port, in the system's words; "" where it can."""
     try:
         socket.create_server((HOST, port)).close()
-    except OSError as fault:
-        return os.strerror(fault.errno or 0)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
     return ""
 
 

@@ -23,7 +23,7 @@ import redis
 from click.core import ParameterSource
 from setproctitle import setproctitle
 
-from tokenyard.broker.calm import calm_down
+from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.environment import misspelt, unknown
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, running_url
@@ -163,7 +163,7 @@ class PlainCommand(click.Command):
 def _lines_of(error: Exception) -> Sequence[str]:
     """An expected error in words: each fault of the settings is a line."""
     if isinstance(error, SettingsError):
-        return error.faults
+        return error.errors
     if isinstance(error, OSError) and not isinstance(error, TokenyardError):
         name = f"{error.filename}: " if error.filename else ""
         return [f"{name}{error.strerror or error}"]
@@ -195,8 +195,8 @@ def _check_variables(ctx: click.Context) -> None:
     if isinstance(ctx.command, click.Group) or not isinstance(ctx.command, PlainCommand):
         return
     programs = ctx.command.reads
-    if faults := misspelt(os.environ, programs):
-        raise SettingsError(faults)
+    if errors := misspelt(os.environ, programs):
+        raise SettingsError(errors)
     for warning in unknown(os.environ, programs):
         click.echo(f"Warning: {harmless(warning)}", err=True)
 
@@ -336,7 +336,7 @@ def start_logging(redis_url: str, *, debug: bool = False) -> None:
     """Log to standard error, in the one form that `tokenyard up` reads."""
     logs.start(logging.DEBUG if debug else logging.INFO)
     if not debug:
-        calm_down(redis_url)
+        throttle_errors(redis_url)
 
 
 def _settings_options(

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import eventually
-from tokenyard.process import children as tether
+from tokenyard.process import children
 from tokenyard.process.children import start_child, stop_child
 
-Shell = Callable[[str], "tether.subprocess.Popen[bytes]"]
+Shell = Callable[[str], "children.subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
     """Starts a script, and waits until it has said `ready`."""
 
-    def start(script: str) -> tether.subprocess.Popen[bytes]:
+    def start(script: str) -> children.subprocess.Popen[bytes]:
         log = tmp_path / "log"
         process = start_child(["/bin/sh", "-c", f"{script}"], log)
         eventually(lambda: "ready" in log.read_text())
