@@ -49,7 +49,7 @@ def entrypoint(
 
     ``ready_event`` is set once each device has its worker in the yard: with the model, or warm
     where there is a models file. Then ``pipe`` has its
-    `tokenyard.process.embedding.ServiceAddress`; where it cannot start, a `StartFailure`, and the
+    `tokenyard.process.embedding.ServiceAddress`; where it cannot start, a `StartupError`, and the
     event is never set:
     `tokenyard.process.embedding.wait_started` waits for either. SIGTERM (``process.terminate()``),
     SIGINT and, with ``die_with_parent``, the end of the parent stop it in order: running requests

@@ -56,7 +56,7 @@ class ServiceAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailure:
+class StartupError:
     """Why a process did not start; sent over the pipe instead of a `ServiceAddress`."""
 
     kind: str  # the name of the error
@@ -121,7 +121,7 @@ def wait_started(
     # What it has said counts, also where it has ended since.
     with contextlib.suppress(EOFError, OSError):
         if pipe.poll():
-            said: ServiceAddress | StartFailure = pipe.recv()
+            said: ServiceAddress | StartupError = pipe.recv()
             if isinstance(said, ServiceAddress):
                 return said
             raise NotStarted(f"{process.name}: {said.kind}: {said.message}")
@@ -151,9 +151,9 @@ class _StartupReport:
 
     def failed(self, kind: str, message: str) -> None:
         """It ends; of interest where it was not up before."""
-        self._tell(StartFailure(kind, message))
+        self._tell(StartupError(kind, message))
 
-    def _tell(self, what: ServiceAddress | StartFailure) -> bool:
+    def _tell(self, what: ServiceAddress | StartupError) -> bool:
         with self._turn:
             if self._has_told:
                 return False
