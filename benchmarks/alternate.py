@@ -34,7 +34,7 @@ from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, re
 from coordinator.placement.turns import LEAST_S, cost_s, turn_s
 from tokenyard import Client
 from tokenyard.admin.snapshot import read_yard
-from tokenyard.client.build import FullPrompt
+from tokenyard.client.options import FullPrompt
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
