@@ -46,12 +46,23 @@ SERVERS: tuple[ServerName, ...] = ("valkey", "redis")
 ON_BOTH_SERVERS = ("scripts",)
 #: Whether vLLM is installed: `make install-light` leaves it out.
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-#: Folders of which every test needs vLLM.
-OF_VLLM = ("e2e", "engines", "gpu")
+#: Folders and files that need vLLM, or what comes with it, to be imported.
+OF_VLLM = (
+    "e2e",
+    "engines",
+    "gpu",
+    "unit/benchmarks/test_serving.py",
+    "unit/benchmarks/test_shape.py",
+)
 LEFTOVER_GRACE_S = 10.0
 NewServer = Callable[..., Server]
 
 collect_ignore = [] if HAS_VLLM else list(OF_VLLM)
+
+
+def pytest_report_header() -> list[str]:
+    """Name what is not collected."""
+    return [] if HAS_VLLM else [f"vLLM is not installed, so these are left out: {OF_VLLM}"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
