@@ -184,7 +184,7 @@ def _configured(**fields: object) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "fields"),
+    ("mark_broken", "fields"),
     [
         (shutil.rmtree, {}),
         (_without("config.json"), {}),
