@@ -28,8 +28,8 @@ def entrypoint(
     """Run a coordinator in a process of its own, as the target of a `multiprocessing.Process`.
 
     ``ready_event`` is set once it leads or stands by. Then ``pipe`` has its
-    `tokenyard.process.embedding.Address`; where it cannot start, a `StartFault`, and the event is
-    never set: `tokenyard.process.embedding.wait_started` waits for either. SIGTERM
+    `tokenyard.process.embedding.ServiceAddress`; where it cannot start, a `StartupError`, and the
+    event is never set: `tokenyard.process.embedding.wait_started` waits for either. SIGTERM
     (``process.terminate()``), SIGINT and, with ``die_with_parent``, the end of the parent stop it
     in order.
     """

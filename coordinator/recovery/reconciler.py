@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.wording import counted
-from tokenyard.scripts import Astray, AstrayLook, Reconciled, Scripts
+from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
 
@@ -45,7 +45,7 @@ class _Tally(Struct):
     ledgers: int = 0
     ended: int = 0
     tokens: int = 0
-    missed: set[Astray] = field(default_factory=set)  # that their workers may still end
+    missed: set[LostRequest] = field(default_factory=set)  # that their workers may still end
     counts: list[int] = field(default_factory=list)  # of tokens that wait, at each round
 
     @property
@@ -77,7 +77,7 @@ class LedgerReconciler:
         self._patience_s = patience_s
         self._ended = ended
         self._clock = clock
-        self._missed: dict[Astray, float] = {}  # since when (monotonic)
+        self._missed: dict[LostRequest, float] = {}  # since when (monotonic)
         self._told_at = -math.inf
         self._rests_until = 0.0
         self.begin()
@@ -118,7 +118,7 @@ class LedgerReconciler:
             return True
         return self._go_on(token, look)
 
-    def _is_lost(self, one: Astray) -> bool:
+    def _is_lost(self, one: LostRequest) -> bool:
         """Whether nobody can answer a request any more."""
         if not one.may_run:
             return True
@@ -128,7 +128,7 @@ class LedgerReconciler:
         self._tally.missed.add(one)
         return now - self._missed.setdefault(one, now) >= self._patience_s
 
-    def _end(self, token: str, lost: Sequence[Astray]) -> bool:
+    def _end(self, token: str, lost: Sequence[LostRequest]) -> bool:
         """End requests; False for a deposed leader."""
         if not lost:
             return True
@@ -142,13 +142,13 @@ class LedgerReconciler:
         self._hurries = True
         return True
 
-    def _note(self, one: Astray) -> None:
+    def _note(self, one: LostRequest) -> None:
         self._tally.ended += 1
         self._ended(_class_of(one))
         place = f"entry {one.entry or '?'} is not in {one.where or '?'}"
         log.info("ended %s/%r as ENTRY_LOST: %s", one.client, one.request_id, place)
 
-    def _go_on(self, token: str, look: AstrayLook) -> bool:
+    def _go_on(self, token: str, look: LedgerScan) -> bool:
         """Sum up; at the end of a pass tell of it, and set the count of tokens right."""
         tally = self._tally
         tally.ledgers += look.ledgers
@@ -182,6 +182,6 @@ class LedgerReconciler:
         return Reconciled.NOT_LEADER not in codes
 
 
-def _class_of(one: Astray) -> IntakeClass:
+def _class_of(one: LostRequest) -> IntakeClass:
     """The intake that it was deleted from; of a lane nobody knows any more whence it came."""
     return next((name for name in INTAKE_CLASSES if name == one.where), "normal")

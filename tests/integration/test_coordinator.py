@@ -369,7 +369,7 @@ class TestBrokenBroker:
             for one in asked:
                 plant.answer(one.id).check_stream()
 
-    @pytest.mark.slow
+    @pytest.mark.both_servers
     def test_restarted_server(self, own_broker: Server) -> None:
         # Given a yard with running, waiting and finished requests on a server with AOF
         with Plant(own_broker.url) as plant:

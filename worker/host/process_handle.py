@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Why
 from worker.engines import EngineInfo, Group, Memory
 from worker.host.diagnosis import FailedStart
@@ -125,7 +125,7 @@ class WorkerProcessHandle:
         self.sleep_level = 0  # at which it is to sleep when it gives way; 0: as its model says
         self.is_doomed = False  # its process is to end once it has nothing to do
         self.is_last = False  # no process is to follow this one
-        self.tally = Tally()  # what it has published under its present name
+        self.tally = WorkerTotals()  # what it has published under its present name
         self.last_error = ""  # why its process died the last time, or what its engine could not do
         self.last_error_ms = 0  # unix time of that
         self._settings = settings
@@ -243,7 +243,7 @@ class WorkerProcessHandle:
         self.memory, self.phases_s = message.memory, message.phases_s
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
         self.observed, self.served = ObservedState(), ""
-        self.tally = Tally()
+        self.tally = WorkerTotals()
         self._enter(State.WARM)
 
     def _look(self, memory: Memory) -> None:
@@ -422,7 +422,7 @@ class WorkerProcessHandle:
         self.spec, self.group, self.baseline, self.memory = None, None, None, None
         self._looks.clear()
         self._most = 0
-        self.tally = Tally()
+        self.tally = WorkerTotals()
         self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
         self.observed, self.served, self.is_spent = ObservedState(), "", False
         self.former.clear()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from coordinator.dispatch.demand import Demand
 from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import AWAKE, SERVING, Worker
+from tests.support.effort import examples
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import (
     WORKER_STATES,
@@ -186,7 +187,7 @@ def test_only_ready_workers_give_way_and_only_when_they_may() -> None:
     busy = 0
 
     @given(situations())
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200, deep=800))
     def check(situation: Situation) -> None:
         nonlocal busy
         demands = {one.model: one for one in situation.demands if one.requests}
@@ -252,7 +253,7 @@ def test_asked_again_it_adds_nothing_to_what_it_has_ordered() -> None:
     added = 0
 
     @given(st.one_of(situations(), situations().map(pinned)))
-    @settings(max_examples=400)
+    @settings(max_examples=examples(200, deep=1600))
     def check(situation: Situation) -> None:
         nonlocal added
         first = place(situation)
