@@ -79,7 +79,7 @@ class TestPlaces:
 
     @pytest.fixture(autouse=True)
     def never_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator.dispatch.dispatcher, "HEAR_EVERY_S", math.inf)
+        monkeypatch.setattr(coordinator.dispatch.dispatcher, "READ_CAPACITY_EVERY_S", math.inf)
 
     def answer_one(self, lanes: Lanes, worker: str) -> None:
         lanes.push([make_request()])

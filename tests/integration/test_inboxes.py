@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from coordinator.counts import CoordinatorCounts
 from coordinator.guests.inboxes import Inboxes
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.lanes import Lanes
 from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
 

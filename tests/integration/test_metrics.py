@@ -14,9 +14,9 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import coordinator.metrics
 import worker.host.metrics
-from coordinator.counts import CoordinatorCounts as LeaderCounts
+from coordinator.telemetry import metrics as coordinator_metrics
+from coordinator.telemetry.counts import CoordinatorCounts as LeaderCounts
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -379,7 +379,10 @@ def rows(heading: str) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     ("heading", "metrics"),
-    [("Coordinator", coordinator.metrics.METRICS), ("Controller", worker.host.metrics.METRICS)],
+    [
+        ("Coordinator", coordinator_metrics.METRICS),
+        ("Controller", worker.host.metrics.METRICS),
+    ],
 )
 def test_the_page_has_all_of_them(heading: str, metrics: tuple[Metric, ...]) -> None:
     assert rows(heading) == {
@@ -393,7 +396,7 @@ def test_what_is_shown_is_what_the_code_declares(plant: Watched) -> None:
     ports = plant.lead(), plant.serve()
     plant.wait_for_leader()
     plant.wait_for_workers(1)
-    for port, metrics in zip(ports, (coordinator.metrics.METRICS, worker.host.metrics.METRICS),
+    for port, metrics in zip(ports, (coordinator_metrics.METRICS, worker.host.metrics.METRICS),
                              strict=True):  # fmt: skip
         families = list(text_string_to_metric_families(text_of(port)))
         shown = {

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dispatch.demand import Demand
 from coordinator.dispatch.dispatcher import LostLeadership
 from coordinator.placement import placer
+from coordinator.placement.needs import Demand
 from coordinator.placement.placer import Placer
 from coordinator.roster import Roster
 from coordinator.routing.schedule import ScheduleWriter, read_placings
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.waiting import eventually
@@ -50,7 +51,12 @@ class Leader:
         self.roster = Roster(lanes.connection, lanes.keys)
         self.token = lanes.scripts.lead("leader", LONG_MS)
         self.placer = Placer(
-            lanes.scripts, self.roster, self.queue, lanes.settings(**settings), record
+            lanes.scripts,
+            self.roster,
+            self.queue,
+            lanes.settings(**settings),
+            CoordinatorCounts(),
+            record,
         )
 
     def run_once(self, *, refresh: bool = True) -> None:

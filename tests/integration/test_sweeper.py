@@ -19,7 +19,7 @@ from tokenyard.protocol.wire import Request, pack_tokens
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round looks at ten entries of each class and acts on four."""
-    monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_READ", 10)
     monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_ACTED_ON", 4)
     monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 0.05)
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.demand import Demand
-from coordinator.history import FRESH, History
+from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
@@ -36,7 +35,7 @@ def queued(
         model=model,
         tokens=tokens,
         since_ms=since_ms,
-        history=History(not_before_ms=not_before_ms) if not_before_ms else FRESH,
+        not_before_ms=not_before_ms,
         trial=1 if suspect else None,
     )
 
@@ -219,7 +218,7 @@ def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
         # I expect each of the others to be where its time puts it, once.
         deadlines = {name: one.deadline_ms for name, one in stay.items()}
         overdue = {name for name, at in deadlines.items() if at is not None and at <= now}
-        pausing = {name for name, one in stay.items() if one.history.not_before_ms > now}
+        pausing = {name for name, one in stay.items() if one.not_before_ms > now}
         ready = [one.entry for model in backlog.models for one in backlog.queue(model) or ()]
         assert set(late(backlog)) == overdue
         assert sorted(ready) == sorted(stay.keys() - overdue - pausing)

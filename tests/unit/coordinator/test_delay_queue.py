@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch.delay_queue import MOST_STALE, DelayQueue
+from coordinator.dispatch.backlog import MOST_STALE, DelayQueue
 
 KEYS = st.sampled_from("abcdef").map(lambda name: ("retry", name))
 STEPS = st.lists(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.dispatch.models import Models
+from coordinator.handshake import Models
 
 
 def models(**bases: str) -> Models:

@@ -24,64 +24,64 @@ class TestOrdersUnderWay:
         demands = [demand("a"), demand("b")]
         first = decide(demands, workers[:1])
 
-        again = decide(demands, workers[:1], orders=first.orders)
+        again = decide(demands, workers[:1], pending=first.pending)
         assert again.commands == []
-        assert again.orders == first.orders
+        assert again.pending == first.pending
 
-        other = decide(demands, workers, orders=first.orders)
+        other = decide(demands, workers, pending=first.pending)
         assert len(other.commands) == 1
         assert other.commands[0].worker == "x.2"
-        assert {one.command.model for one in other.orders} == {"a", "b"}
+        assert {one.command.model for one in other.pending} == {"a", "b"}
 
     def test_what_gives_way_serves_no_more(self) -> None:
         """Given a worker that was told to swap, I expect its model to find another place."""
         workers = [worker("w.1", "b", load=2), worker("x.2", device=1)]
 
-        placement = decide([demand("b")], workers, orders=[self.order()])
+        placement = decide([demand("b")], workers, pending=[self.order()])
 
         assert loads(placement) == [("x.2", "b")]
 
     @pytest.mark.parametrize("state", ["loading", "ready"])
     def test_over_when_the_roster_shows_the_model(self, state: str) -> None:
         """Also under another incarnation, and another name: the device's spare may have it."""
-        placement = decide([], [worker("spare.9", "a", state=state)], orders=[self.order()])
+        placement = decide([], [worker("spare.9", "a", state=state)], pending=[self.order()])
 
-        assert placement.orders == []
+        assert placement.pending == []
 
     @pytest.mark.parametrize("old", ["r.1", "t.1"])
     def test_over_also_before_the_old_one_is_gone(self, old: str) -> None:
         workers = [worker(old, "b", state="unloading"), worker("s.9", "a", state="loading")]
 
-        assert decide([], workers, orders=[self.order()]).orders == []
+        assert decide([], workers, pending=[self.order()]).pending == []
 
     def test_under_way_while_the_old_model_gives_way(self) -> None:
         for state in ("draining", "unloading"):
             workers = [worker("w.7", "b", state=state)]
-            placement = decide([demand("a")], workers, orders=[self.order(given_s=9_999)])
+            placement = decide([demand("a")], workers, pending=[self.order(given_s=9_999)])
             assert placement.commands == []
-            assert len(placement.orders) == 1
+            assert len(placement.pending) == 1
 
     def test_over_after_thrice_the_time_of_a_load_and_a_minute(self) -> None:
         hosts = host(a={"load_s": 10.0})
         for given_s, expected in ((PATIENCE_S + 29, 1), (PATIENCE_S + 31, 0)):
-            orders = [self.order(given_s=given_s)]
-            assert len(decide([], [worker("w.1")], hosts, orders).orders) == expected
+            pending = [self.order(given_s=given_s)]
+            assert len(decide([], [worker("w.1")], hosts, pending).pending) == expected
 
     def test_over_soon_where_the_worker_is_gone(self) -> None:
         for given_s, expected in ((PATIENCE_GONE_S - 1, 1), (PATIENCE_GONE_S + 1, 0)):
-            orders = [self.order(given_s=given_s)]
-            assert len(decide([], [worker("w.2")], orders=orders).orders) == expected
+            pending = [self.order(given_s=given_s)]
+            assert len(decide([], [worker("w.2")], pending=pending).pending) == expected
 
     def test_over_where_the_host_is_gone(self) -> None:
-        assert decide([], [], host("i"), [self.order()]).orders == []
+        assert decide([], [], host("i"), [self.order()]).pending == []
 
     def test_over_when_the_load_has_failed(self) -> None:
         faulted_ms = int(NOW_MS - 500)
         hosts = host(a={"fault": "no file", "faults": 1, "faulted_ms": faulted_ms})
 
-        assert decide([], [worker("w.1")], hosts, [self.order()]).orders == []
+        assert decide([], [worker("w.1")], hosts, [self.order()]).pending == []
         known = self.order(faulted_ms=faulted_ms)
-        assert decide([], [worker("w.1")], hosts, [known]).orders == [known]
+        assert decide([], [worker("w.1")], hosts, [known]).pending == [known]
 
 
 class TestFaults:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from coordinator.dispatch.demand import Demand
 from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import Worker
+from coordinator.placement.needs import Demand
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
@@ -68,7 +68,7 @@ class Yard:
         self.lane_limit = 5
         self.now_s = 0.0
         self.queues: dict[str, deque[float]] = {name: deque() for name in self.models}
-        self.orders: list[PendingLoad] = []
+        self.pending: list[PendingLoad] = []
         self.commands: list[Command] = []
         self.swaps: list[tuple[float, int]] = []  # when, and on which device
         self.lost_s: Counter[int] = Counter()  # by device: unloading and loading after a swap
@@ -176,10 +176,10 @@ class Yard:
                 {"h": self._host()},
                 self._ms(self.now_s),
                 self.wait_s,
-                self.orders,
+                self.pending,
             )
         )
-        self.orders = placement.orders
+        self.pending = placement.pending
         self.commands += placement.commands
         for command in placement.commands:
             self._obey(command)

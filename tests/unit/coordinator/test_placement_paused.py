@@ -105,7 +105,7 @@ def test_an_order_has_arrived_though_its_worker_was_paused(run_state: RunState) 
     workers = [stopped(worker("w.1", "a"), run_state), worker("v.1", device=1)]
 
     # I expect nothing to be under way any more.
-    assert decide([], workers, orders=placed.orders).orders == []
+    assert decide([], workers, pending=placed.pending).pending == []
 
 
 def decide_paused(model: str) -> Placement:

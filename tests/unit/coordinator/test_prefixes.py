@@ -12,7 +12,7 @@ from coordinator.routing.features import (
     NO_FEATURES,
     RoutingFeatures,
     all_features,
-    weigh,
+    work_only,
 )
 from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from tests.support.builders import make_request
@@ -103,8 +103,8 @@ class TestHints:
     def test_work_is_what_goes_in_and_may_come_out(self) -> None:
         request = make_request(tokens=[1] * 100, params=SamplingParams(max_tokens=20, n=3))
 
-        assert weigh(request).work == 160
-        assert weigh(make_request(prompt="12345678")).work == 2 + 16
+        assert work_only(request).work == 160
+        assert work_only(make_request(prompt="12345678")).work == 2 + 16
 
 
 class TestPrefixes:

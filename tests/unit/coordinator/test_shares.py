@@ -38,8 +38,7 @@ def serve(queue: ModelQueue, count: int, batch: int = 1) -> list[QueuedRequest]:
     while len(served) < count and len(queue):
         chosen = list(islice(queue.others, min(batch, count - len(served))))
         for one in chosen:
-            queue.note_served(one)
-            queue.discard(one)
+            queue.discard(one, is_served=True)
         served += chosen
     return served
 
