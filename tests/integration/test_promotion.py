@@ -32,9 +32,7 @@ def was_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis.Redis, "info", info)
 
 
-def test_workers_are_fenced_before_anything_is_given_to_them(
-    lanes: Lanes, was_a_replica: None
-) -> None:
+def test_workers_are_fenced_before_they_get_requests(lanes: Lanes, was_a_replica: None) -> None:
     # Given a worker of before, and a request that waits
     worker = lanes.worker()
     lanes.push_raw({"id": "r", "tokens": "[1]", "model": "sim"})
@@ -48,7 +46,7 @@ def test_workers_are_fenced_before_anything_is_given_to_them(
     assert lanes.wait_for_load(lanes.worker(), 1) == ["r"]
 
 
-def test_a_leader_notices_it_without_an_error(lanes: Lanes, was_a_replica: None) -> None:
+def test_a_leader_notices_a_promotion_without_an_error(lanes: Lanes, was_a_replica: None) -> None:
     """Given a connection that was made anew and nobody saw it."""
     worker = lanes.worker()
     token = lanes.scripts.lead("leader", LONG_MS)
@@ -66,7 +64,7 @@ def test_a_deposed_leader_is_notified(lanes: Lanes) -> None:
         FailoverDetector(lanes.connection, lanes.scripts).check("9:nobody")
 
 
-def test_a_user_that_may_not_look_is_warned_once(
+def test_a_user_without_info_is_warned_once(
     lanes: Lanes, broker: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     user = random_name("user")

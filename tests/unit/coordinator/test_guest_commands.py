@@ -49,7 +49,7 @@ def ask(**fields: str | bytes) -> object:
 
 
 @given(st.dictionaries(names | st.binary(max_size=8), values, max_size=12))
-def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, bytes]) -> None:
+def test_no_entry_raises_or_names_another_client(fields: dict[bytes, bytes]) -> None:
     read = parse_guest_command("ann", fields, MOST_TTL_S)
     match read:
         case Submission():
@@ -69,7 +69,7 @@ def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, by
             assert address is None or address.client.startswith("ann")
 
 
-def test_what_a_client_says_comes_through_as_it_was_said() -> None:
+def test_fields_of_a_submission_are_kept_as_they_were_given() -> None:
     # Given a request that says a default, which a model's own would else take the place of
     params = SamplingParams(temperature=1.0, max_tokens=7)
     said = Request(id="q", client="ann", prompt="x", params=params, stated=("temperature",))
@@ -94,7 +94,7 @@ def test_what_a_client_says_comes_through_as_it_was_said() -> None:
 @pytest.mark.parametrize(
     ("given_s", "kept_s"), [("1", 60), ("60", 60), ("600", 600), ("2592000", 3600), ("", 3600)]
 )
-def test_a_time_to_live_is_brought_into_its_bounds(given_s: str, kept_s: int) -> None:
+def test_the_time_to_live_is_bounded(given_s: str, kept_s: int) -> None:
     more = {"result_ttl": given_s} if given_s else {}
     read = ask(id="q", prompt="x", **more)
     assert isinstance(read, Submission)
@@ -120,5 +120,5 @@ def test_a_time_to_live_is_brought_into_its_bounds(given_s: str, kept_s: int) ->
         {"do": "empty"},
     ],
 )
-def test_it_is_refused(fields: dict[str, str | bytes]) -> None:
+def test_a_bad_command_is_refused(fields: dict[str, str | bytes]) -> None:
     assert isinstance(ask(**fields), Unreadable)

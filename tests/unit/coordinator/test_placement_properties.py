@@ -172,7 +172,9 @@ def test_no_device_and_no_model_is_given_twice(situation: Situation) -> None:
 
 
 @given(situations())
-def test_only_what_a_host_lists_is_loaded_there_and_as_wide_as_it_is(situation: Situation) -> None:
+def test_only_listed_models_are_loaded_and_on_as_many_devices_as_they_need(
+    situation: Situation,
+) -> None:
     for command in place(situation).commands:
         devices = devices_of(situation, command)
         (controller,) = {name for name, _ in devices}
@@ -223,7 +225,7 @@ def test_pinned_models_keep_their_workers(situation: Situation) -> None:
 
 
 @given(situations())
-def test_a_model_that_waits_gets_a_free_device_if_there_is_one(situation: Situation) -> None:
+def test_a_waiting_model_gets_a_free_device_where_there_is_one(situation: Situation) -> None:
     placement = place(situation)
     given = {device for one in placement.pending for device in one.devices}
     loaded = {one.command.model for one in placement.pending} | set(serving(situation))
@@ -248,7 +250,7 @@ def can_load(situation: Situation, controller: str, model: str) -> bool:
     )
 
 
-def test_asked_again_it_adds_nothing_to_what_it_has_ordered() -> None:
+def test_a_second_decision_adds_nothing_to_pending_loads() -> None:
     added = 0
 
     @given(st.one_of(situations(), situations().map(pinned)))
@@ -289,7 +291,7 @@ def is_growth(situation: Situation, model: str) -> bool:
 
 
 @given(situations())
-def test_what_cannot_be_had_is_wanted_and_held_by_nobody(situation: Situation) -> None:
+def test_hopeless_models_have_requests_and_no_worker(situation: Situation) -> None:
     placement = place(situation)
 
     wanted = {one.model for one in situation.demands if one.requests}
@@ -298,7 +300,7 @@ def test_what_cannot_be_had_is_wanted_and_held_by_nobody(situation: Situation) -
     assert all(placement.hopeless.values())
 
 
-def test_all_states_are_thought_of() -> None:
+def test_every_worker_state_is_covered() -> None:
     """Given a new state of workers, I expect somebody to look at the placement."""
     known = AWAKE | frozenset[WorkerState]({"warming", "warm", "asleep", "failed"})
 
