@@ -322,7 +322,7 @@ class Coordinator:
         if self._is_complete or len(joined) < self._settings.expect_workers:
             return
         self._is_complete = True
-        self._selection.start_when_complete(self._roster.lanes_by_name())
+        self._selection.start_when_complete(self._roster.worker_order())
         log.info("%s joined", counted(len(joined), "worker"))
 
     def _patience_ms(self) -> int:

@@ -219,7 +219,7 @@ class Roster:
         if member.is_quarantined:
             self.mark_stale()
 
-    def lanes_by_name(self) -> Sequence[Lane]:
+    def worker_order(self) -> Sequence[Lane]:
         """The lanes of all workers with a model, also paused ones, in the order of names."""
         found = ((w, m) for w, m in self.members.items() if m.serves or _is_suspended(m))
         return sorted((_lane(worker, member) for worker, member in found), key=in_turn)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import worker.host.metrics
 from coordinator.telemetry import metrics as coordinator_metrics
-from coordinator.telemetry.counts import CoordinatorCounts as LeaderCounts
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -27,10 +27,10 @@ from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.metrics import BUCKETS_S, Endpoint, Metric
-from worker.counts import CoordinatorCounts
 from worker.engines.crash_points import FAULTY
 from worker.host.metrics import EngineMetrics
-from worker.messages import EngineStats, Measured
+from worker.messages import EngineMetric, EngineStats
+from worker.published_counts import PublishedCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -323,8 +323,8 @@ def test_an_endpoint_ends() -> None:
 
 def measured(count: float) -> EngineStats:
     labels = (("model_name", "/a/path"),)
-    total = Measured("vllm:steps", "counter", "Steps.", [("vllm:steps_total", labels, count)])
-    running = Measured("vllm:running", "gauge", "Runs.", [("vllm:running", labels, count)])
+    total = EngineMetric("vllm:steps", "counter", "Steps.", [("vllm:steps_total", labels, count)])
+    running = EngineMetric("vllm:running", "gauge", "Runs.", [("vllm:running", labels, count)])
     return EngineStats(1, [total, running])
 
 
@@ -352,7 +352,7 @@ def test_counters_of_a_new_engine_continue_those_of_the_last() -> None:
 
 
 def test_sums_do_not_change_their_parts() -> None:
-    part, whole = CoordinatorCounts(), CoordinatorCounts()
+    part, whole = PublishedCounts(), PublishedCounts()
     part.results["m", "high", "failed"] = 1
     part.ttft["m"].observe(0.3)
     whole.add(part)
@@ -364,7 +364,7 @@ def test_sums_do_not_change_their_parts() -> None:
 
 
 def test_a_value_at_a_bound_is_within() -> None:
-    counts = LeaderCounts()
+    counts = CoordinatorCounts()
     for seconds in (0.0, 0.001, 240.0, 241.0):
         counts.assign.observe(seconds)
 
