@@ -36,7 +36,8 @@ from worker.host.allocation import (
 )
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     CommandRefused,
@@ -163,7 +164,7 @@ class Pool:
 
     def recycle(self, member: WorkerProcessHandle) -> None:
         """Its process should end once it has nothing to do, and a new one start."""
-        member.is_doomed = True
+        member.is_retiring = True
         self.wakeup.ring()
 
     def close(self, member: WorkerProcessHandle, *, at_once: bool = False) -> None:
@@ -224,9 +225,9 @@ class Pool:
                 self.give_way(member, sleeps=sleeps)
             case TakeUp(members, goal):
                 self._take_up(members, goal)
-            case Replace(member) if member.end is None:  # else it is about to end
-                if not member.is_doomed:
-                    kept_mib = member.kept / 1024**2
+            case Replace(member) if member.exit_cause is None:  # else it is about to end
+                if not member.is_retiring:
+                    kept_mib = member.memory.kept / 1024**2
                     log.warning(
                         "%s keeps %.0f MiB of models that are gone: replaced", member.name, kept_mib
                     )
@@ -302,7 +303,7 @@ class Pool:
             case CommandRefused(reason, None):
                 self._refused(member, reason)
             case Heartbeat():
-                member.note_beat(message)
+                member.note_heartbeat(message)
                 self._owner.heard(member, message)
             case Drained():
                 member.drained()
@@ -353,13 +354,13 @@ class Pool:
 
     def _on_exit(self, member: WorkerProcessHandle) -> None:
         """A process has died: its work is given up before anything else."""
-        why, reason = member.departure()
-        if death := member.death():
+        why, reason = member.why_exited()
+        if death := member.failed_start():
             self._owner.start_failed(member, death)
         was_loading, goal = member.state is State.LOADING, self._goal_of(member)
         self._owner.died(member, why, reason)
         self._end_group(member, why, reason)
-        member.bury()
+        member.reap()
         if member.state is State.STOPPED:
             log.info("%s: process has ended for good (%s)", member.name, reason)
         else:
@@ -373,7 +374,7 @@ class Pool:
         """One rank is gone, so the others wait for it in vain."""
         rank = member.group.rank if member.group else 0
         for mate in self._mates(member):
-            mate.end = mate.end or why
+            mate.exit_cause = mate.exit_cause or why
             mate.last_words = mate.last_words or f"rank {rank}: {reason}"
             mate.kill()
 
@@ -389,9 +390,9 @@ class Pool:
             # A host that was suspended must not find all its engines hanging.
             if unheard_s > TICK_S:
                 member.excuse(unheard_s)
-            if member.fault:
-                log.error("%s: killed: %s", member.name, member.fault)
-                member.last_words = member.fault
+            if reason := member.kill_reason:
+                log.error("%s: killed: %s", member.name, reason)
+                member.last_words = reason
                 member.kill()
 
     # The end
@@ -423,7 +424,7 @@ class Pool:
                 member.kill()
             self._owner.died(member, "left", "stopped")
             if member.process is not None:
-                member.bury()
+                member.reap()
             member.stopped()
         if self._folder is not None:
             self._folder.cleanup()

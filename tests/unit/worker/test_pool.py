@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from worker.host.pool import TICK_S
-from worker.host.process_handle import State
+from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     Attach,
