@@ -268,7 +268,7 @@ class Controller:
         except redis.RedisError as error:
             log.warning("%s: its lease has to run out: %s", worker, error)
 
-    # What the pool tells (worker.host.pool.Owner)
+    # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""

@@ -160,7 +160,7 @@ class Bookings:
     def _of(self, spec: ModelSpec | None) -> Booking | None:
         return next((one for one in self._all if one.spec is spec or _was(one, spec)), None)
 
-    # What the pool tells (worker.host.pool.Owner)
+    # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""
