@@ -50,7 +50,7 @@ class Commander:
         self.orders = CommandHandler(played.pool, catalog, self._acknowledge)
         self._given = 0
         played.warm_up()
-        played.pool._owner = self
+        played.pool._listener = self
         for member in played.pool.members:
             member.worker = f"{member.name}.1"
 
