@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import coordinator.metrics
 import worker.host.metrics
-from coordinator.counts import PublishedCounts as LeaderCounts
+from coordinator.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -364,7 +364,7 @@ def test_sums_leave_their_parts_alone() -> None:
 
 
 def test_a_value_at_a_bound_is_within() -> None:
-    counts = LeaderCounts()
+    counts = CoordinatorCounts()
     for seconds in (0.0, 0.001, 240.0, 241.0):
         counts.assign.observe(seconds)
 
