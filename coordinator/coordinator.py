@@ -16,7 +16,7 @@ import msgspec
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
-from coordinator.counts import Counts
+from coordinator.counts import CoordinatorCounts
 from coordinator.dispatch.dispatcher import Dispatcher, LostLeadership
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
@@ -27,19 +27,19 @@ from coordinator.dispatch.validator import RequestValidator
 from coordinator.failover import FailoverDetector
 from coordinator.guests.cancels import CancelRequests
 from coordinator.guests.inboxes import Inboxes
-from coordinator.history import Limits
+from coordinator.history import RetryLimits
 from coordinator.leadership import Leadership
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.placement.placer import Placer
-from coordinator.recovery.hearings import Hearings
-from coordinator.recovery.reconciler import Reconciler
-from coordinator.recovery.reload_trials import Trials
+from coordinator.recovery.reconciler import LedgerReconciler
+from coordinator.recovery.reload_timeouts import ReloadTimeouts
 from coordinator.recovery.rescuer import Rescuer
 from coordinator.recovery.sweeper import Sweeper, bounds_by_class
+from coordinator.recovery.trial_monitor import TrialMonitor
 from coordinator.roster import Roster
 from coordinator.routing.prefixes import Cache
 from coordinator.routing.selection import Selection
-from coordinator.routing.suspicion import Patience
+from coordinator.routing.suspicion import TrialLimits
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
 from tokenyard.process.embedding import Address, started_address
@@ -93,7 +93,7 @@ class Coordinator:
             dead_maxlen=settings.dead_maxlen,
         )
         self._wakeup = WakeupPipe()
-        self._counts = Counts()
+        self._counts = CoordinatorCounts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._roster = Roster(self._connection, self._keys)
         self._leadership = Leadership(
@@ -121,7 +121,7 @@ class Coordinator:
             self._roster,
             RequestValidator(
                 max_request_bytes=settings.max_request_bytes,
-                limits=Limits(
+                limits=RetryLimits(
                     max_crashes=settings.max_crashes,
                     max_crashed_alone=settings.max_crashed_alone,
                     max_lost_alone=settings.max_lost_alone,
@@ -135,15 +135,15 @@ class Coordinator:
             counts=self._counts,
             spans=QueueSpans(self._tracer, settings.yard),
         )
-        self._hearings = Hearings(
+        self._hearings = TrialMonitor(
             self._connection,
             self._scripts,
             self._keys,
             self._roster,
-            Patience(settings.trial_tokens, 1000 * settings.trial_s),
+            TrialLimits(settings.trial_tokens, 1000 * settings.trial_s),
             has_suspects=self._dispatcher.has_suspects,
         )
-        self._trials = Trials(self._scripts, self._roster)
+        self._trials = ReloadTimeouts(self._scripts, self._roster)
         self._placer = Placer(
             self._scripts,
             self._roster,
@@ -162,7 +162,7 @@ class Coordinator:
             ),
             found_bad=self._counts.found_bad,
         )
-        self._reconciler = Reconciler(
+        self._reconciler = LedgerReconciler(
             self._scripts,
             patience_s=settings.lost_entry_wait_s,
             clock=self._roster.server_ms,
@@ -211,11 +211,11 @@ class Coordinator:
                 outage.over()
             except LostLeadership:
                 self._leadership.lose()
-            except redis.RedisError as fault:
+            except redis.RedisError as error:
                 failures += 1
-                outage.note(fault)
+                outage.note(error)
                 self._recover()
-                self._health.turned(f"no usable broker: {fault}")
+                self._health.turned(f"no usable broker: {error}")
                 self._wakeup.wait(backoff.compute(failures))
         self._manager.stopping()
         self._health.stopping()
@@ -315,10 +315,10 @@ class Coordinator:
                 msgspec.json.decode(names or b"[]", type=list[str]),
                 msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
             )
-        except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._counts.found_bad("info")
             log.warning(
-                "the models in the handshake cannot be read, and are written anew: %s", fault
+                "the models in the handshake cannot be read, and are written anew: %s", error
             )
 
     def _publish_handshake(self) -> None:
@@ -335,7 +335,7 @@ class Coordinator:
             "max_request_bytes": self._settings.max_request_bytes,
             "max_normal_share": self._settings.max_normal_share,
             "max_low_share": self._settings.max_low_share,
-            "waiting_clients": self._intake.held.clients,
+            "waiting_clients": self._intake.backlog.clients,
             "rate": round(self._dispatcher.rate.per_s, 3),
             "guests": msgspec.json.encode(
                 [mark_of(self._settings.yard, guest) for guest in self._settings.guests]
@@ -373,7 +373,7 @@ class Coordinator:
         if self._complete or len(joined) < self._settings.expect_workers:
             return
         self._complete = True
-        self._selection.start_when_complete(self._roster.crew())
+        self._selection.start_when_complete(self._roster.worker_order())
         log.info("%s joined", counted(len(joined), "worker"))
 
     def _rescue(self) -> None:

@@ -34,7 +34,7 @@ WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
 _WHY_BY_LEASE: Final[dict[float, Why]] = {-1: "left", -2: "crashed"}
 
 
-class Counts:
+class CoordinatorCounts:
     """Counts from the start of the process, whoever leads.
 
     The coordinator's own thread writes here, once for each request at most and without a lock;

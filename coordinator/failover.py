@@ -34,8 +34,8 @@ class FailoverDetector:
                 return 0
             # In the life of this process: one that restarts begins at none.
             received = int(self._info("stats").get("total_net_repl_input_bytes", 0))
-        except redis.exceptions.NoPermissionError as fault:
-            self._warn(fault)
+        except redis.exceptions.NoPermissionError as error:
+            self._warn(error)
             return 0
         fenced = self._scripts.recognize(token, server, was_replica=received > 0)
         self._seen = f"{token} {server}"
@@ -47,8 +47,8 @@ class FailoverDetector:
         found: Any = self._connection.info(section)
         return dict(found)
 
-    def _warn(self, fault: redis.RedisError) -> None:
+    def _warn(self, error: redis.RedisError) -> None:
         """Once: rights do not change often."""
         if not self._seen:
-            log.warning("a failover that loses writes will not be noticed: %s", fault)
+            log.warning("a failover that loses writes will not be noticed: %s", error)
             self._seen = "not permitted"

@@ -17,7 +17,7 @@ from tokenyard.protocol.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetryLimits:
     """How often is too often."""
 
     max_crashes: int  # workers lost with it, however, before it must run alone
@@ -45,7 +45,7 @@ class History:
     choices: int = 0  # of how many of them it is known whose they are, where there are several
     trial: int | None = None
 
-    def trial_size(self, limits: Limits) -> int | None:
+    def trial_size(self, limits: RetryLimits) -> int | None:
         """With how many suspects it may run, itself among them; 0: alone; None: it is none.
 
         What has lost too many workers to kills from outside must run alone as well.
@@ -54,7 +54,7 @@ class History:
             return 0
         return self.trial
 
-    def verdict(self, limits: Limits, choices: int) -> tuple[Code, str] | None:
+    def verdict(self, limits: RetryLimits, choices: int) -> tuple[Code, str] | None:
         """Why it is given up, or None while it may run again."""
         if self.crashed_alone >= limits.max_crashed_alone:
             times = f"{counted(self.crashed_alone, 'worker')} crashed while it ran alone"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
-from coordinator.counts import Counts
-from coordinator.roster import Member, Roster
+from coordinator.counts import CoordinatorCounts
+from coordinator.roster import Roster, RosterMember
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
 from tokenyard.protocol.streams import whole
@@ -142,7 +142,7 @@ class CoordinatorMetrics:
     """Collects them; see `tokenyard.telemetry.metrics.Collector`."""
 
     def __init__(
-        self, counts: Counts, redis_url: str, keys: Keys, leads: Callable[[], object]
+        self, counts: CoordinatorCounts, redis_url: str, keys: Keys, leads: Callable[[], object]
     ) -> None:
         """``leads`` says whether this coordinator leads now."""
         self._counts = counts
@@ -164,8 +164,8 @@ class CoordinatorMetrics:
                         yard = list(_yard(connection, self._keys))
                     else:
                         connection.ping()
-            except redis.RedisError as fault:
-                log.warning("the metrics of the yard are left out: %s", fault)
+            except redis.RedisError as error:
+                log.warning("the metrics of the yard are left out: %s", error)
                 is_up = False
             yield numbers(LEADER, {(): leads})
             yield numbers(REDIS_UP, {(): is_up})
@@ -237,7 +237,7 @@ def _age_s(first: list[Any], now_ms: float) -> float:
     return max(0.0, now_ms - int(first[0][0].partition(b"-")[0])) / 1000
 
 
-def _workers(members: Mapping[str, Member], now_ms: float) -> Iterator[Family]:
+def _workers(members: Mapping[str, RosterMember], now_ms: float) -> Iterator[Family]:
     """By the names of workers; what a lost incarnation has left counts with its successor's."""
     pending: dict[tuple[str, ...], float] = {}
     up: dict[tuple[str, ...], float] = {}

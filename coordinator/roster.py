@@ -16,7 +16,7 @@ import redis
 
 from coordinator.routing.lanes import Lanes, in_turn
 from coordinator.routing.policies import Lane
-from coordinator.routing.suspicion import UNMARKED, Mark, read_mark
+from coordinator.routing.suspicion import UNMARKED, QuarantineMark, read_mark
 from tokenyard.protocol.control import RUN_STATES, DesiredStates, RunState, decode_desired
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 REFRESH_S = 1.0
 #: Of a lane onto which suspects have come since it was read.
-TO_BE_READ = Mark("?")
+TO_BE_READ = QuarantineMark("?")
 #: The entry of a host is deleted when no worker has named it for so long.
 HOST_GONE_S = 60.0
 
 
 @dataclass(slots=True)
-class Member:
+class RosterMember:
     """A worker of the roster."""
 
     info: WorkerInfo
@@ -41,7 +41,7 @@ class Member:
     #: Tokens of what is on its lane, and the last event that they take into account.
     work: int = 0
     weighed: tuple[int, int] = (0, 0)
-    mark: Mark = UNMARKED  # what is on trial on its lane
+    mark: QuarantineMark = UNMARKED  # what is on trial on its lane
     run_state: RunState = "RUNNING"  # see `_run_state`
     worked_ms: float = 0.0  # when it was last seen at work, by the server's clock; 0: never
 
@@ -70,7 +70,7 @@ class Roster:
     """Reads the roster, the hosts, and the lanes' lengths."""
 
     def __init__(self, connection: redis.Redis, keys: Keys) -> None:
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, RosterMember] = {}
         self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
         self.servable: set[str] = set()  # base models that living workers hold or may load
@@ -115,7 +115,7 @@ class Roster:
         self.desired_states = decode_desired(told)
         before = self.members
         self.members = {
-            worker: Member(
+            worker: RosterMember(
                 info,
                 ends[worker],
                 work=before[worker].work if worker in before else 0,
@@ -173,12 +173,12 @@ class Roster:
                 found.setdefault(member.info.model, []).append(_lane(worker, member))
         self.lanes = {model: Lanes(lanes) for model, lanes in found.items()}
 
-    def _changed(self, worker: str, member: Member) -> None:
+    def _changed(self, worker: str, member: RosterMember) -> None:
         """What lies on its lane has changed."""
         member.worked_ms = self.server_ms()
         self._show(worker, member)
 
-    def _show(self, worker: str, member: Member) -> None:
+    def _show(self, worker: str, member: RosterMember) -> None:
         if member.may_serve:
             self.lanes[member.info.model].put(_lane(worker, member))
 
@@ -217,7 +217,7 @@ class Roster:
         if member.is_quarantined:
             self.mark_stale()
 
-    def crew(self) -> Sequence[Lane]:
+    def worker_order(self) -> Sequence[Lane]:
         """The lanes that could be given requests if nobody were paused, in the order of names."""
         found = ((w, m) for w, m in self.members.items() if m.serves or _is_suspended(m))
         return sorted((_lane(worker, member) for worker, member in found), key=in_turn)
@@ -230,7 +230,7 @@ class Roster:
         everybody = self.members.values()
         return {m.info.name for m in everybody if m.serves or (m.has_lease and self._idles(m))}
 
-    def _idles(self, member: Member) -> bool:
+    def _idles(self, member: RosterMember) -> bool:
         """Whether it is to get no further without a request, or until it may."""
         if len(self.servable) > 1 or member.run_state != "RUNNING":
             return member.info.state in ("warm", "asleep", "attached")
@@ -249,7 +249,7 @@ class Roster:
         return dict(sorted(adapters)) | {model: model for model in models}
 
 
-def _lane(worker: str, member: Member) -> Lane:
+def _lane(worker: str, member: RosterMember) -> Lane:
     return Lane(
         worker,
         member.info.name,
@@ -263,7 +263,7 @@ def _lane(worker: str, member: Member) -> Lane:
     )
 
 
-def _is_suspended(member: Member) -> bool:
+def _is_suspended(member: RosterMember) -> bool:
     return member.has_lease and member.run_state == "SUSPENDED" and bool(member.info.model)
 
 

@@ -12,21 +12,21 @@ from itertools import chain, islice
 
 from coordinator.dispatch.delay_queue import DelayQueue
 from coordinator.dispatch.demand import Demand
-from coordinator.dispatch.shares import Line, Shares, TurnOf, by_client
+from coordinator.dispatch.shares import ClassQueue, Shares, TurnOf, by_client
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass
 
 _Key = tuple[IntakeClass, str]
 
 
-class Queue:
+class ModelQueue:
     """The requests for one model that could run now."""
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
         """``turn_of`` says whose turn a request of a class is."""
         self._suspects: OrderedDict[str, QueuedRequest] = OrderedDict()
         self._retries: OrderedDict[str, QueuedRequest] = OrderedDict()
-        self._lines = {name: Line(turn_of) for name in PRIORITY_CLASSES}
+        self._lines = {name: ClassQueue(turn_of) for name in PRIORITY_CLASSES}
         self._shares = Shares()
         self._classes = 0  # in which something waits
         self._count = 0
@@ -40,42 +40,36 @@ class Queue:
         yield from self._suspects.values()
         yield from self.others
 
-    def add(self, waiting: QueuedRequest) -> None:
+    def add(self, queued: QueuedRequest) -> None:
         """Put a request behind those of its class and client."""
-        if waiting.intake == "retry":
-            self._again(waiting)[waiting.entry] = waiting
+        if queued.intake == "retry":
+            self._again(queued)[queued.entry] = queued
         else:
-            line = self._lines[waiting.intake]
+            line = self._lines[queued.intake]
             if not line:
-                self._shares.join(waiting.intake)
+                self._shares.join(queued.intake)
                 self._classes += 1
-            line.add(waiting)
+            line.add(queued)
         self._count += 1
-        self.tokens += waiting.tokens
+        self.tokens += queued.tokens
 
-    def discard(self, waiting: QueuedRequest) -> None:
-        """Take a request out, if it is here."""
-        if waiting.intake == "retry":
-            was_here = self._again(waiting).pop(waiting.entry, None) is not None
+    def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> None:
+        """Take a request out, if it is here; served, it was the turn of its class and client."""
+        if queued.intake == "retry":
+            was_here = self._again(queued).pop(queued.entry, None) is not None
         else:
-            line = self._lines[waiting.intake]
-            was_here = line.discard(waiting)
+            line = self._lines[queued.intake]
+            was_here = line.discard(queued, is_served=is_served)
+            if is_served and self._classes > 1:
+                self._shares.note_served(queued.intake)
             if was_here and not line:
                 self._classes -= 1
         if was_here:
             self._count -= 1
-            self.tokens -= waiting.tokens
+            self.tokens -= queued.tokens
 
-    def _again(self, waiting: QueuedRequest) -> OrderedDict[str, QueuedRequest]:
-        return self._suspects if waiting.is_suspect else self._retries
-
-    def note_served(self, waiting: QueuedRequest) -> None:
-        """A request that is here has got its place: it was the turn of its class and client."""
-        if waiting.intake == "retry":
-            return
-        self._lines[waiting.intake].note_served(waiting)
-        if self._classes > 1:
-            self._shares.note_served(waiting.intake)
+    def _again(self, queued: QueuedRequest) -> OrderedDict[str, QueuedRequest]:
+        return self._suspects if queued.is_suspect else self._retries
 
     @property
     def suspects(self) -> Iterator[QueuedRequest]:
@@ -105,10 +99,10 @@ class Backlog:
     """All requests that are held: in a queue, pausing, or late."""
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
-        """``turn_of`` is for the queues; see `Queue`."""
+        """``turn_of`` is for the queues; see `ModelQueue`."""
         self._turn_of = turn_of
         self._entries: dict[IntakeClass, dict[str, QueuedRequest]] = {n: {} for n in INTAKE_CLASSES}
-        self._queues: dict[str, Queue] = {}  # none is empty
+        self._queues: dict[str, ModelQueue] = {}  # none is empty
         self._pauses: DelayQueue[_Key] = DelayQueue()
         self._deadlines: DelayQueue[_Key] = DelayQueue()
         self._late: dict[_Key, QueuedRequest] = {}
@@ -138,39 +132,33 @@ class Backlog:
         """How many clients compete for the same place, at most."""
         return max((queue.clients for queue in self._queues.values()), default=0)
 
-    def queue(self, model: str) -> Queue | None:
+    def queue(self, model: str) -> ModelQueue | None:
         """What waits for that model and could run now."""
         return self._queues.get(model)
 
-    def add(self, waiting: QueuedRequest) -> None:
+    def add(self, queued: QueuedRequest) -> None:
         """Hold a request until it is placed or answered."""
-        entries = self._entries[waiting.intake]
-        before = entries.get(waiting.entry)
+        entries = self._entries[queued.intake]
+        before = entries.get(queued.entry)
         if before is not None:  # read twice: somebody has made the group anew
             self.remove(before)
-        entries[waiting.entry] = waiting
-        if waiting.deadline_ms is not None:
-            self._deadlines.set((waiting.intake, waiting.entry), waiting.deadline_ms)
-        if waiting.history.not_before_ms:
-            self._pauses.set((waiting.intake, waiting.entry), waiting.history.not_before_ms)
+        entries[queued.entry] = queued
+        if queued.deadline_ms is not None:
+            self._deadlines.set((queued.intake, queued.entry), queued.deadline_ms)
+        if queued.history.not_before_ms:
+            self._pauses.set((queued.intake, queued.entry), queued.history.not_before_ms)
         else:
-            self._enqueue(waiting)
+            self._enqueue(queued)
 
-    def remove(self, waiting: QueuedRequest) -> None:
-        """Hold a request no more; nothing happens if it is not held."""
-        self._entries[waiting.intake].pop(waiting.entry, None)
-        self._dequeue(waiting)
-        if waiting.deadline_ms is not None or waiting.history.not_before_ms:
-            key = (waiting.intake, waiting.entry)
+    def remove(self, queued: QueuedRequest, *, is_served: bool = False) -> None:
+        """Hold a request no more; nothing happens if it is not held. Served, it has its place."""
+        self._entries[queued.intake].pop(queued.entry, None)
+        self._dequeue(queued, is_served=is_served)
+        if queued.deadline_ms is not None or queued.history.not_before_ms:
+            key = (queued.intake, queued.entry)
             self._deadlines.discard(key)
             self._pauses.discard(key)
             self._late.pop(key, None)
-
-    def note_served(self, waiting: QueuedRequest) -> None:
-        """A request that is held has got its place."""
-        queue = self._queues.get(waiting.model)
-        if queue is not None:
-            queue.note_served(waiting)
 
     def clear(self) -> None:
         """Hold nothing any more."""
@@ -180,26 +168,26 @@ class Backlog:
         self._late.clear()
         self._pauses, self._deadlines = DelayQueue(), DelayQueue()
 
-    def _enqueue(self, waiting: QueuedRequest) -> None:
-        queue = self._queues.get(waiting.model)
+    def _enqueue(self, queued: QueuedRequest) -> None:
+        queue = self._queues.get(queued.model)
         if queue is None:
-            queue = self._queues[waiting.model] = Queue(self._turn_of)
-        queue.add(waiting)
+            queue = self._queues[queued.model] = ModelQueue(self._turn_of)
+        queue.add(queued)
 
-    def _dequeue(self, waiting: QueuedRequest) -> None:
-        queue = self._queues.get(waiting.model)
+    def _dequeue(self, queued: QueuedRequest, *, is_served: bool = False) -> None:
+        queue = self._queues.get(queued.model)
         if queue is not None:
-            queue.discard(waiting)
+            queue.discard(queued, is_served=is_served)
             if not queue:
-                del self._queues[waiting.model]
+                del self._queues[queued.model]
 
     def advance(self, now_ms: float) -> None:
         """Move what has become late out of the queues, and into them what has paused enough."""
         for key in self._deadlines.take_due(now_ms):
-            waiting = self._entries[key[0]][key[1]]
+            queued = self._entries[key[0]][key[1]]
             self._pauses.discard(key)
-            self._dequeue(waiting)
-            self._late[key] = waiting
+            self._dequeue(queued)
+            self._late[key] = queued
         for key in self._pauses.take_due(now_ms):
             self._enqueue(self._entries[key[0]][key[1]])
 

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from coordinator.counts import Counts
+from coordinator.counts import CoordinatorCounts
 from coordinator.dispatch import refusals
 from coordinator.dispatch.demand import Demand
-from coordinator.dispatch.intake import Entry, Event, Intake
-from coordinator.dispatch.plan import Placed, make_plan
-from coordinator.dispatch.rate import Rate
+from coordinator.dispatch.intake import Entry, Intake, WakeupEvent
+from coordinator.dispatch.plan import PlannedDispatch, make_plan
+from coordinator.dispatch.rate import ServiceRate
 from coordinator.dispatch.spans import QueueSpans
 from coordinator.dispatch.validator import RequestValidator
+from coordinator.history import FRESH
 from coordinator.roster import Roster
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
@@ -56,14 +57,14 @@ class Dispatcher:
         *,
         max_batch: int,
         max_trial_share: float = 0.5,
-        counts: Counts | None = None,
+        counts: CoordinatorCounts | None = None,
         spans: QueueSpans | None = None,
     ) -> None:
-        self._counts = counts or Counts()
+        self._counts = counts or CoordinatorCounts()
         self._spans = spans or QueueSpans(Tracer("", ""), "")
         self._scripts = scripts
         self._intake = intake
-        self._held = intake.held
+        self._backlog = intake.backlog
         self._roster = roster
         self._judge = judge
         self._selection = selection
@@ -74,7 +75,7 @@ class Dispatcher:
         self._defers = False
         self._has_missed = False  # an entry that it held was gone
         self._hears_at = 0.0  # monotonic; of places, though nobody waits for one
-        self.rate = Rate()
+        self.rate = ServiceRate()
 
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
         """One turn: read, then place, so that what is placed is the first of all that waits.
@@ -104,43 +105,43 @@ class Dispatcher:
         would only take time from the processes that the result is on its way to.
         """
         now = time.monotonic()
-        if not len(self._held) and self._selection.is_blind and now < self._hears_at:
+        if not len(self._backlog) and self._selection.is_blind and now < self._hears_at:
             return False
         self._hears_at = now + HEAR_EVERY_S
         return True
 
     def _place(self, token: str) -> None:
         """Answer what is late, hand over what has a lane, and see how long the next may wait."""
-        self._held.advance(self._roster.server_ms())
-        for waiting in self._held.late(self._max_batch):
+        self._backlog.advance(self._roster.server_ms())
+        for queued in self._backlog.late(self._max_batch):
             where = "waiting in the intake"
-            self.refuse(token, waiting, refusals.late(waiting.request, where))
+            self.refuse(token, queued, refusals.late(queued.request, where))
         moved = self._hand_over(token, self._make_plan())
-        is_busy = any(model in self._held.models for model in self._roster.lanes)
+        is_busy = any(model in self._backlog.models for model in self._roster.lanes)
         self.rate.note(busy=is_busy)
-        if self._held.late(1) or (moved and is_busy):
+        if self._backlog.late(1) or (moved and is_busy):
             self._patience_ms = 0
-        elif self._held.next_ms is not None:
-            left_ms = self._held.next_ms - self._roster.server_ms()
+        elif self._backlog.next_ms is not None:
+            left_ms = self._backlog.next_ms - self._roster.server_ms()
             self._patience_ms = max(1, min(self._patience_ms, math.ceil(left_ms)))
 
     def demands(self) -> list[Demand]:
         """What waits and could run if its model had a worker; of what pauses, nothing counts."""
-        return self._held.demands(self._roster.server_ms())
+        return self._backlog.demands(self._roster.server_ms())
 
     def has_suspects(self, model: str) -> bool:
         """Whether suspects wait for a trial on that model."""
-        queue = self._held.queue(model)
+        queue = self._backlog.queue(model)
         return queue is not None and next(queue.suspects, None) is not None
 
     def fail_model(self, token: str, model: str, reason: str) -> None:
         """Answer requests for a model that cannot be had, at most a batch in a turn."""
-        queue = self._held.queue(model)
-        for waiting in list(islice(queue or (), self._max_batch)):
+        queue = self._backlog.queue(model)
+        for queued in list(islice(queue or (), self._max_batch)):
             message = f"model: {model}: {reason}"
-            refused = refusals.refuse(waiting.request, Code.MODEL_UNAVAILABLE, message)
-            self.refuse(token, waiting, refused)
-        if model in self._held.models:
+            refused = refusals.refuse(queued.request, Code.MODEL_UNAVAILABLE, message)
+            self.refuse(token, queued, refused)
+        if model in self._backlog.models:
             self._patience_ms = 0
 
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
@@ -150,7 +151,7 @@ class Dispatcher:
             verdict = self._judge.judge(entry.intake, entry.fields)
             match verdict:
                 case Request():
-                    self._held.add(self._waiting(entry, verdict, now_ms))
+                    self._backlog.add(self._waiting(entry, verdict, now_ms))
                 case Refused():
                     self.answer(token, entry, verdict)
                 case Unanswerable(reason):
@@ -165,7 +166,8 @@ class Dispatcher:
         return buried is Answered.DONE
 
     def _waiting(self, entry: Entry, request: Request, now_ms: float) -> QueuedRequest:
-        history = self._judge.history(entry.intake, entry.fields)
+        is_retry = entry.intake == "retry"  # any other has been through nothing
+        history = self._judge.history(entry.intake, entry.fields) if is_retry else FRESH
         # Clients may choose the ids of entries; nothing has waited for less than no time.
         since_ms = min(float(position(entry.id)[0]), now_ms)
         return QueuedRequest(
@@ -180,46 +182,44 @@ class Dispatcher:
             tokens=prompt_tokens(request, entry.fields),
             since_ms=since_ms,
             history=history,
-            trial=self._judge.trial_size(history),
-            published=_published(entry),
+            trial=self._judge.trial_size(history) if is_retry else None,
+            published=_published(entry) if is_retry else b"",
             trace=self._spans.trace_of(request),
-            hints=self._selection.hints(request, entry.fields),
+            features=self._selection.features(request, entry.fields),
             digest=_digest(entry),
         )
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
         """Give an entry its result without running it; it may be held or not."""
-        waiting = self._held.get(entry.intake, entry.id)
-        if waiting:
-            self._drop(waiting)
-            self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
-        model = waiting.model if waiting else ""
+        queued = self._backlog.get(entry.intake, entry.id)
+        if queued:
+            self._drop(queued)
+            self._spans.ended(queued, self._roster.server_ms(), error=str(refused.code))
+        model = queued.model if queued else ""
         self._answer(
             token, entry.intake, entry.id, refused, _published(entry), model, _digest(entry)
         )
 
-    def refuse(self, token: str, waiting: QueuedRequest, refused: Refused) -> None:
+    def refuse(self, token: str, queued: QueuedRequest, refused: Refused) -> None:
         """Give a request that is held its result without running it."""
-        self._drop(waiting)
-        self._spans.ended(waiting, self._roster.server_ms(), error=str(refused.code))
-        entry, published = waiting.entry, waiting.published
-        self._answer(
-            token, waiting.intake, entry, refused, published, waiting.model, waiting.digest
-        )
+        self._drop(queued)
+        self._spans.ended(queued, self._roster.server_ms(), error=str(refused.code))
+        entry, published = queued.entry, queued.published
+        self._answer(token, queued.intake, entry, refused, published, queued.model, queued.digest)
 
     def take_missed(self) -> bool:
-        """Whether an entry was gone since this was asked; see `Reconciler`."""
+        """Whether an entry was gone since this was asked; see `LedgerReconciler`."""
         has_missed, self._has_missed = self._has_missed, False
         return has_missed
 
-    def _drop(self, waiting: QueuedRequest) -> None:
+    def _drop(self, queued: QueuedRequest) -> None:
         """Hold a request no more that was not given to a worker."""
-        self._held.remove(waiting)
-        self._selection.settle(waiting, None)
+        self._backlog.remove(queued)
+        self._selection.settle(queued, None)
 
     def _drop_gone(self) -> None:
-        for waiting in self._intake.gone():
-            self._drop(waiting)
+        for queued in self._intake.gone():
+            self._drop(queued)
 
     def _answer(
         self,
@@ -252,7 +252,7 @@ class Dispatcher:
         """How many requests could be placed now, at most a batch."""
         return min(sum(lanes.room for lanes in self._roster.lanes.values()), self._max_batch)
 
-    def _handle_signal(self, events: Iterable[Event]) -> None:
+    def _handle_signal(self, events: Iterable[WakeupEvent]) -> None:
         """Places became free, or the roster changed and must be read again."""
         for event in events:
             count = event.fields.get(b"count", b"")
@@ -264,11 +264,11 @@ class Dispatcher:
             elif event.fields.get(b"event") != b"inbox":
                 self._roster.mark_stale()
 
-    def _make_plan(self) -> list[Placed]:
+    def _make_plan(self) -> list[PlannedDispatch]:
         """Choose lanes for what is held, at most a batch; nothing is changed yet."""
-        placed: list[Placed] = []
+        placed: list[PlannedDispatch] = []
         for model, lanes in self._open_models():
-            queue = self._held.queue(model)
+            queue = self._backlog.queue(model)
             if queue is None or len(placed) >= self._max_batch:
                 continue
             chosen = make_plan(
@@ -294,21 +294,21 @@ class Dispatcher:
         for name in names:
             yield name, by_model[name]
 
-    def _hand_over(self, token: str, placed: Sequence[Placed]) -> bool:
+    def _hand_over(self, token: str, placed: Sequence[PlannedDispatch]) -> bool:
         """Carry the choices out; whether there were any."""
         if not placed:
             return False
         moves = [
             Move(
-                item.waiting.intake,
-                item.waiting.entry,
-                item.waiting.client,
-                item.waiting.id,
+                item.queued.intake,
+                item.queued.entry,
+                item.queued.client,
+                item.queued.id,
                 item.lane.worker,
                 item.lane.limit,
                 alone=item.alone,
                 why=item.why,
-                digest=item.waiting.digest,
+                digest=item.queued.digest,
                 on_trial=item.on_trial,
             )
             for item in placed
@@ -321,42 +321,44 @@ class Dispatcher:
         self._settle(token, placed, codes)
         return True
 
-    def _settle(self, token: str, placed: Sequence[Placed], codes: Sequence[Dispatched]) -> None:
+    def _settle(
+        self, token: str, placed: Sequence[PlannedDispatch], codes: Sequence[Dispatched]
+    ) -> None:
         _expect_leader(Dispatched.NOT_LEADER not in codes)
         stay = (Dispatched.CLOSED, Dispatched.FULL)
-        given: dict[str, list[Placed]] = {}
+        given: dict[str, list[PlannedDispatch]] = {}
         for item, code in zip(placed, codes, strict=True):
+            queued = item.queued
+            if code is _DISPATCHED:
+                self._backlog.remove(queued, is_served=True)
+                given.setdefault(item.lane.worker, []).append(item)
+                self._selection.settle(queued, item.lane)
+                continue
             if code in stay:
                 self._roster.mark_stale()
                 continue
-            if code is _DISPATCHED:
-                self._held.note_served(item.waiting)
-            self._held.remove(item.waiting)
-            if code is _DISPATCHED:
-                given.setdefault(item.lane.worker, []).append(item)
+            self._drop(queued)
             self._has_missed = self._has_missed or code is Dispatched.GONE
-            self._selection.settle(item.waiting, item.lane if code is _DISPATCHED else None)
-            if code is Dispatched.REUSED:
-                waiting = item.waiting
-                if self._bury(token, waiting.intake, waiting.entry, reused(waiting.id)):
-                    self._note_reused(waiting.intake, waiting.entry, waiting.id)
+            is_reused = code is Dispatched.REUSED
+            if is_reused and self._bury(token, queued.intake, queued.entry, reused(queued.id)):
+                self._note_reused(queued.intake, queued.entry, queued.id)
         for worker, items in given.items():
             self._note_given(worker, items)
 
-    def _note_given(self, worker: str, items: Sequence[Placed]) -> None:
+    def _note_given(self, worker: str, items: Sequence[PlannedDispatch]) -> None:
         """These have come onto the lane of ``worker``."""
-        work = sum([item.waiting.hints.work for item in items])
+        work = sum([item.queued.features.work for item in items])
         tried = any(item.alone or item.on_trial for item in items)
         self._roster.add_load(worker, len(items), work=work, tried=tried)
         self.rate.count(len(items))
         now_ms = self._roster.server_ms()
         for item in items:
-            waiting = item.waiting
-            waited_s = max(0.0, now_ms - waiting.since_ms) / 1000
-            self._counts.queue_wait[waiting.intake].observe(waited_s)
+            queued = item.queued
+            waited_s = max(0.0, now_ms - queued.since_ms) / 1000
+            self._counts.queue_wait[queued.intake].observe(waited_s)
             if item.match is not None:
                 self._counts.prefix_match.observe(item.match)
-            self._spans.ended(waiting, now_ms, worker=worker)
+            self._spans.ended(queued, now_ms, worker=worker)
 
 
 def _digest(entry: Entry) -> str:

@@ -35,7 +35,7 @@ class Entry(Struct, frozen=True):
     fields: _Fields
 
 
-class Event(Struct, frozen=True):
+class WakeupEvent(Struct, frozen=True):
     """A wake-up as it was read."""
 
     id: str
@@ -55,7 +55,7 @@ class Intake:
         turn_of: TurnOf = by_client,
     ) -> None:
         """Hold about ``max_held`` requests at most; ``turn_of`` as in `backlog`."""
-        self.held = Backlog(turn_of)
+        self.backlog = Backlog(turn_of)
         self._connection = connection
         self._keys = keys
         self._max_batch = max_batch
@@ -75,7 +75,7 @@ class Intake:
 
     def read(
         self, room: int, block_ms: int, *, places: bool = True
-    ) -> tuple[list[Entry], list[Event]]:
+    ) -> tuple[list[Entry], list[WakeupEvent]]:
         """Entries of each class and events; waits for either.
 
         A batch of each class, turn by turn, until all that waits is held: only so can models,
@@ -113,16 +113,16 @@ class Intake:
 
     def _wants(self, room: int) -> tuple[int, list[IntakeClass]]:
         """How many entries to read, at most, and of which classes."""
-        if len(self.held) < self._max_held:
+        if len(self.backlog) < self._max_held:
             return self._max_batch, list(INTAKE_CLASSES)
         count = min(max(LOOK_AHEAD, room), self._max_batch)
-        return count, [name for name in INTAKE_CLASSES if self.held.count(name) < count]
+        return count, [name for name in INTAKE_CLASSES if self.backlog.count(name) < count]
 
     def _sort(
         self, answer: Sequence[tuple[bytes, Sequence[tuple[bytes, _Fields]]]], count: int
-    ) -> tuple[list[Entry], list[Event]]:
+    ) -> tuple[list[Entry], list[WakeupEvent]]:
         entries: list[Entry] = []
-        events: list[Event] = []
+        events: list[WakeupEvent] = []
         for stream, items in answer:
             name = self._names.get(stream)
             if stream == self._keys.cancelling.encode():
@@ -131,7 +131,7 @@ class Intake:
                 continue
             if name is None:
                 self._hear(stream.decode(), [item for item, _ in items], count)
-                events += [Event(item.decode(), fields or {}) for item, fields in items]
+                events += [WakeupEvent(item.decode(), fields or {}) for item, fields in items]
                 continue
             entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
             if len(items) < count:
@@ -154,7 +154,7 @@ class Intake:
 
     def read_again(self) -> None:
         """Drop what is held: it is pending, and read from there."""
-        self.held.clear()
+        self.backlog.clear()
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
         self._missed = {self._keys.events, self._keys.capacity}
@@ -177,12 +177,12 @@ class Intake:
         for name in names:
             pipeline.xpending(self._keys.intake(name), GROUP)
         for name, summary in zip(names, pipeline.execute(), strict=True):
-            pending, held = summary["pending"], self.held.count(name)
-            if pending > held:
+            pending, backlog = summary["pending"], self.backlog.count(name)
+            if pending > backlog:
                 self.read_again()
                 return
-            if pending < held and name not in self._audits and may_audit:
-                self._audits[name] = PendingReconciler(self.held.ids(name))
+            if pending < backlog and name not in self._audits and may_audit:
+                self._audits[name] = PendingReconciler(self.backlog.ids(name))
 
     def gone(self) -> list[QueuedRequest]:
         """Requests found to wait no more, though they are held: a page of each audit."""
@@ -192,8 +192,8 @@ class Intake:
                 self._keys.intake(name), GROUP, min=audit.after, max="+", count=PAGE
             )
             pending = [item["message_id"].decode() for item in page]
-            found += [self.held.get(name, entry) for entry in audit.compare(pending)]
+            found += [self.backlog.get(name, entry) for entry in audit.compare(pending)]
             if audit.is_over:
                 del self._audits[name]
                 self._next_audit = audit.rests_until()
-        return [waiting for waiting in found if waiting]
+        return [queued for queued in found if queued]

@@ -64,7 +64,7 @@ class LaneScanner:
         request = parse_request(fields)
         if not isinstance(request, Request):  # that it was cancelled, for example
             return 0
-        hints = self._selection.hints(request, fields)
+        features = self._selection.features(request, fields)
         if is_new:
-            self._selection.note(worker, hints)
-        return hints.work
+            self._selection.note(worker, features)
+        return features.work

@@ -25,10 +25,10 @@ Choose = Callable[[QueuedRequest, Lanes], Pick | None]
 ALONE = "a suspect, alone on an empty lane"
 
 
-class Placed(Struct, frozen=True):
+class PlannedDispatch(Struct, frozen=True):
     """A request and the lane chosen for it."""
 
-    waiting: QueuedRequest
+    queued: QueuedRequest
     lane: Lane  # as it was found
     why: str  # there, in words
     alone: bool = False
@@ -44,31 +44,31 @@ def make_plan(
     choose: Choose,
     most: int,
     trial_share: float = 0.5,
-) -> list[Placed]:
+) -> list[PlannedDispatch]:
     """Choose lanes for requests, given in the order in which they should be served.
 
     ``lanes`` are those of their model, of which ``trial_share`` at most, and at least one, are for
     suspects at once. Of the others no more are looked at than are placed, and one: the first that
     has to wait holds back those behind it.
     """
-    waiting = list(suspects)
-    tried, left = _place_suspects(waiting, lanes, trial_share)
-    if waiting and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
+    queued = list(suspects)
+    tried, left = _place_suspects(queued, lanes, trial_share)
+    if queued and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
         # The only lane is to run dry for a suspect: who came before its crash goes first.
-        since_ms = min(one.since_ms for one in waiting)
+        since_ms = min(one.since_ms for one in queued)
         left, others = lanes.copy(), takewhile(lambda one: one.since_ms < since_ms, others)
     return tried + _place_others(others, left, choose, most - len(tried))
 
 
 def _place_suspects(
-    waiting: Sequence[QueuedRequest], lanes: Lanes, share: float
-) -> tuple[list[Placed], Lanes]:
+    queued: Sequence[QueuedRequest], lanes: Lanes, share: float
+) -> tuple[list[PlannedDispatch], Lanes]:
     """What goes on trial now, and the lanes that are left for others."""
-    if not waiting:  # nearly always, and then nobody looks at a thousand lanes
+    if not queued:  # nearly always, and then nobody looks at a thousand lanes
         return [], lanes.copy()
-    in_groups = [one for one in waiting if one.trial]
-    alone = [one for one in waiting if not one.trial]
-    placed: list[Placed] = []
+    in_groups = [one for one in queued if one.trial]
+    alone = [one for one in queued if not one.trial]
+    placed: list[PlannedDispatch] = []
     left = [lane for lane in lanes if not lane.is_quarantined]
     kept = len(lanes) - len(left)
     most = max(1, int(len(lanes) * share))
@@ -85,22 +85,22 @@ def _place_suspects(
         left.remove(lane)
         kept += 1
         if lane.load == 0:
-            placed.append(Placed(alone.pop(0), lane, ALONE, alone=True))
+            placed.append(PlannedDispatch(alone.pop(0), lane, ALONE, alone=True))
     if len(lanes) > 1:
         left = [lane for lane in left if not lane.is_kept]
     return placed, Lanes(left)
 
 
-def take_group(waiting: list[QueuedRequest], room: int) -> list[QueuedRequest]:
+def take_group(queued: list[QueuedRequest], room: int) -> list[QueuedRequest]:
     """Take the next group out of suspects in their order: no more than each of it may be with."""
     count, limit = 0, room
-    for one in waiting:
+    for one in queued:
         limit = min(limit, one.trial or 0)
         if count >= limit:
             break
         count += 1
-    group = waiting[:count]
-    del waiting[:count]
+    group = queued[:count]
+    del queued[:count]
     return group
 
 
@@ -114,20 +114,20 @@ def _emptiest(lanes: Sequence[Lane]) -> Lane:
     return min(lanes, key=lambda lane: lane.load)
 
 
-def _on_trial(group: Sequence[QueuedRequest], lane: Lane) -> list[Placed]:
+def _on_trial(group: Sequence[QueuedRequest], lane: Lane) -> list[PlannedDispatch]:
     others = counted(len(group) - 1, "other suspect")
-    return [Placed(one, lane, f"on trial with {others}", on_trial=True) for one in group]
+    return [PlannedDispatch(one, lane, f"on trial with {others}", on_trial=True) for one in group]
 
 
 def _place_others(
     others: Iterable[QueuedRequest], lanes: Lanes, choose: Choose, most: int
-) -> list[Placed]:
-    placed: list[Placed] = []
-    for waiting in islice(others, max(0, most) if lanes else 0):
-        pick = choose(waiting, lanes)
+) -> list[PlannedDispatch]:
+    placed: list[PlannedDispatch] = []
+    for queued in islice(others, max(0, most) if lanes else 0):
+        pick = choose(queued, lanes)
         if pick is None:
             break
-        lane, work = pick.lane, pick.lane.work + waiting.hints.work
+        lane, work = pick.lane, pick.lane.work + queued.features.work
         lanes.put(replace(lane, load=lane.load + 1, work=work))
-        placed.append(Placed(waiting, lane, pick.why, match=pick.match))
+        placed.append(PlannedDispatch(queued, lane, pick.why, match=pick.match))
     return placed

@@ -8,7 +8,7 @@ NEWEST = 0.3
 LEAST_S = 0.5
 
 
-class Rate:
+class ServiceRate:
     """Requests per second, measured while requests had to wait: else it is the demand's rate."""
 
     def __init__(self) -> None:

@@ -25,9 +25,9 @@ WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1
 TurnOf = Callable[[QueuedRequest], str]
 
 
-def by_client(waiting: QueuedRequest) -> str:
+def by_client(queued: QueuedRequest) -> str:
     """Each client has a turn."""
-    return waiting.client
+    return queued.client
 
 
 def by_arrival(_: QueuedRequest) -> str:
@@ -41,14 +41,14 @@ def by_client_and_guest(guests: Sequence[str]) -> TurnOf:
         return by_client
     longest_first = sorted(guests, key=len, reverse=True)
 
-    def turn_of(waiting: QueuedRequest) -> str:
-        client = waiting.client
+    def turn_of(queued: QueuedRequest) -> str:
+        client = queued.client
         return next((guest for guest in longest_first if owns(guest, client)), client)
 
     return turn_of
 
 
-class Line:
+class ClassQueue:
     """The requests of one class: clients take turns, and each has its own in their order.
 
     The client that was served last comes last, and so does one that has just come.
@@ -74,36 +74,30 @@ class Line:
         turns: deque[Iterator[QueuedRequest]] = deque()
         while left or turns:
             requests = iter(left.popleft().values()) if left else turns.popleft()
-            waiting = next(requests, None)
-            if waiting is not None:
-                yield waiting
+            queued = next(requests, None)
+            if queued is not None:
+                yield queued
                 turns.append(requests)
 
-    def add(self, waiting: QueuedRequest) -> None:
+    def add(self, queued: QueuedRequest) -> None:
         """Put a request behind those of its client."""
-        client = self._turn_of(waiting)
+        client = self._turn_of(queued)
         requests = self._clients.get(client)
         if requests is None:
             requests = self._clients[client] = OrderedDict()
-        requests[waiting.entry] = waiting
+        requests[queued.entry] = queued
 
-    def discard(self, waiting: QueuedRequest) -> bool:
-        """Take a request out; whether it was here."""
-        client = self._turn_of(waiting)
+    def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> bool:
+        """Take a request out; whether it was here. Served, it was the turn of its client."""
+        client = self._turn_of(queued)
         requests = self._clients.get(client)
-        if requests is None or requests.pop(waiting.entry, None) is None:
+        if requests is None or requests.pop(queued.entry, None) is None:
             return False
         if not requests:
             del self._clients[client]
-        return True
-
-    def note_served(self, waiting: QueuedRequest) -> None:
-        """It was the turn of this request's client."""
-        if len(self._clients) < 2:  # as mostly
-            return
-        client = self._turn_of(waiting)
-        if client in self._clients:
+        elif is_served and len(self._clients) > 1:
             self._clients.move_to_end(client)
+        return True
 
     @property
     def clients(self) -> int:
@@ -123,7 +117,7 @@ class Shares:
         self._served = dict.fromkeys(WEIGHTS, 0.0)  # when the last request of each class was due
         self._now = 0.0  # when the last request of all was
 
-    def order(self, lines: Mapping[PriorityClass, Line]) -> Iterator[QueuedRequest]:
+    def order(self, lines: Mapping[PriorityClass, ClassQueue]) -> Iterator[QueuedRequest]:
         """What waits in these classes, in the order in which it should be served.
 
         Nothing changes until `note_served`.
@@ -135,11 +129,11 @@ class Shares:
         due = {name: self._served[name] + 1 / WEIGHTS[name] for name in requests}
         while due:
             name = min(due, key=due.__getitem__)
-            waiting = next(requests[name], None)
-            if waiting is None:
+            queued = next(requests[name], None)
+            if queued is None:
                 del due[name]
                 continue
-            yield waiting
+            yield queued
             due[name] += 1 / WEIGHTS[name]
 
     def join(self, name: PriorityClass) -> None:

@@ -21,28 +21,28 @@ class QueueSpans:
         return carrier_of(request.metadata) if self._tracer.is_on else NOTHING
 
     def ended(
-        self, waiting: QueuedRequest, now_ms: float, *, worker: str = "", error: str = ""
+        self, queued: QueuedRequest, now_ms: float, *, worker: str = "", error: str = ""
     ) -> None:
         """A request waits no longer: it was given to ``worker``, or answered with ``error``.
 
         Times are those of the server, in unix ms.
         """
-        if not waiting.trace or not self._tracer.is_on:
+        if not queued.trace or not self._tracer.is_on:
             return
         attributes: dict[str, str | bool] = {
             "messaging.system": "tokenyard",
             "messaging.destination.name": self._yard,
-            "messaging.message.id": waiting.id,
-            "tokenyard.intake": waiting.intake,
-            "tokenyard.is_retry": waiting.intake == "retry",
+            "messaging.message.id": queued.id,
+            "tokenyard.intake": queued.intake,
+            "tokenyard.is_retry": queued.intake == "retry",
             "tokenyard.worker": worker,
-            "gen_ai.request.model": waiting.model,
+            "gen_ai.request.model": queued.model,
         }
         self._tracer.span(
             f"wait {self._yard}",
-            waiting.trace,
-            waiting.since_ms / 1000,
-            max(waiting.since_ms, now_ms) / 1000,
+            queued.trace,
+            queued.since_ms / 1000,
+            max(queued.since_ms, now_ms) / 1000,
             {name: value for name, value in attributes.items() if value != ""},
             error=error,
         )

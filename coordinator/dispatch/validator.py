@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from coordinator.dispatch.models import Models
 from coordinator.dispatch.refusals import refuse
-from coordinator.history import FRESH, History, Limits, read_history
+from coordinator.history import FRESH, History, RetryLimits, read_history
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.parse import parse_request
@@ -19,7 +19,7 @@ Verdict = Request | Refused | Unanswerable
 class RequestValidator:
     """Judges entries; pure but for the models, which the yard's workers and hosts determine."""
 
-    def __init__(self, *, max_request_bytes: int, limits: Limits, models: Models) -> None:
+    def __init__(self, *, max_request_bytes: int, limits: RetryLimits, models: Models) -> None:
         self._max_request_bytes = max_request_bytes
         self._limits = limits
         self._models = models

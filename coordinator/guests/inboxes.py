@@ -15,17 +15,17 @@ from typing import Any, Final
 
 import redis
 
-from coordinator.counts import Counts
-from coordinator.guests.asks import (
-    Address,
-    Ask,
-    Attending,
-    Cancelling,
+from coordinator.counts import CoordinatorCounts
+from coordinator.guests.commands import (
+    CancelCommand,
+    GuestCommand,
+    LeaseRenewal,
+    ReplyAddress,
     Submission,
     Unreadable,
-    read_ask,
+    parse_command,
 )
-from coordinator.guests.knocks import Knocks
+from coordinator.guests.inbox_watcher import InboxWatcher
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.parse import parse_id
@@ -74,13 +74,13 @@ class Inboxes:
         scripts: Scripts,
         keys: Keys,
         settings: CoordinatorSettings,
-        counts: Counts,
+        counts: CoordinatorCounts,
     ) -> None:
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
         self._guests = tuple(dict.fromkeys(settings.guests))
-        self._knocks = Knocks(settings.redis_url, keys, self._guests)
+        self._knocks = InboxWatcher(settings.redis_url, keys, self._guests)
         self._settings = settings
         self._counts = counts
         self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
@@ -121,10 +121,10 @@ class Inboxes:
             return 0
         try:
             return self._take(guest, room)
-        except redis.ResponseError as fault:
+        except redis.ResponseError as error:
             self._rests[guest] = now + self._settings.guest_cut_off_s
             self._counts.found_bad("inbox")
-            log.warning("the inbox of guest %s cannot be read: %s", guest, fault)
+            log.warning("the inbox of guest %s cannot be read: %s", guest, error)
             return 0
 
     def _take(self, guest: str, room: int) -> int:
@@ -161,7 +161,8 @@ class Inboxes:
     def _serve(self, guest: str, haul: Haul, room: int) -> int:
         """Do what a guest asks for; how many requests were handed on."""
         asks = [
-            read_ask(guest, fields, self._settings.guest_result_ttl_s) for _, fields in haul.entries
+            parse_command(guest, fields, self._settings.guest_result_ttl_s)
+            for _, fields in haul.entries
         ]
         notices = list(self._refusals(guest, asks))
         submissions = [ask for ask in asks if isinstance(ask, Submission)]
@@ -169,12 +170,12 @@ class Inboxes:
             notices += _told(submission.address, acceptance)
         for submission in submissions[room:]:
             notices += _told(submission.address, _FULL)
-        self._cancel(ask for ask in asks if isinstance(ask, Cancelling))
-        self._attend(ask for ask in asks if isinstance(ask, Attending))
+        self._cancel(ask for ask in asks if isinstance(ask, CancelCommand))
+        self._attend(ask for ask in asks if isinstance(ask, LeaseRenewal))
         self._scripts.settle(guest, [entry for entry, _ in haul.entries], notices)
         return min(room, len(submissions))
 
-    def _refusals(self, guest: str, asks: Iterable[Ask]) -> Iterable[Notice]:
+    def _refusals(self, guest: str, asks: Iterable[GuestCommand]) -> Iterable[Notice]:
         for ask in asks:
             if isinstance(ask, Unreadable):
                 self._counts.found_bad("inbox")
@@ -218,7 +219,7 @@ class Inboxes:
         if over:
             self._connection.srem(attached, *over)
 
-    def _cancel(self, asks: Iterable[Cancelling]) -> None:
+    def _cancel(self, asks: Iterable[CancelCommand]) -> None:
         for ask in asks:
             code = self._scripts.cancel(
                 ask.client,
@@ -229,13 +230,13 @@ class Inboxes:
             if code is Cancelled.MOVED:
                 log.info("%s/%s moves too fast to be cancelled", ask.client, ask.request_id)
 
-    def _attend(self, asks: Iterable[Attending]) -> None:
+    def _attend(self, asks: Iterable[LeaseRenewal]) -> None:
         for ask in asks:
             lease_ms = 0 if ask.leaves else CLIENT_LEASE_MS
             self._scripts.call(attend(self._keys, ask.client, ask.ended, lease_ms=lease_ms))
 
 
-def _told(address: Address, acceptance: Acceptance) -> list[Notice]:
+def _told(address: ReplyAddress, acceptance: Acceptance) -> list[Notice]:
     """What a guest hears of a request that was handed on: a receipt, or a refusal as a result."""
     if address.receipt:
         receipt = Receipt(
@@ -256,20 +257,20 @@ def _told(address: Address, acceptance: Acceptance) -> list[Notice]:
     return []
 
 
-def _invalid(address: Address, reason: str) -> list[Notice]:
+def _invalid(address: ReplyAddress, reason: str) -> list[Notice]:
     if address.receipt:
         return [_notice(address, Receipt(address.receipt, "invalid", message=reason))]
     return [_result(address, Code.INVALID_REQUEST, reason)]
 
 
-def _notice(address: Address, receipt: Receipt) -> Notice:
+def _notice(address: ReplyAddress, receipt: Receipt) -> Notice:
     reply = Reply(
         id=address.request_id, event="receipt", seq=0, tokens=b"", receipt=json_text(receipt)
     )
     return Notice(address.client, address.kind, reply)
 
 
-def _result(address: Address, code: Code, message: str) -> Notice:
+def _result(address: ReplyAddress, code: Code, message: str) -> Notice:
     error: Any = json_text(ErrorInfo(code, message))
     reply = Reply(
         id=address.request_id,

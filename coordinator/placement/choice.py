@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from coordinator.placement.devices import Device, DeviceId, Holder
+from coordinator.placement.devices import DeviceId, ModelHolder, PlacementDevice
 from coordinator.placement.needs import Need, Reach
 from coordinator.placement.state import PlacementState
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class DeviceOption:
     """Devices that can be had together.
 
     The cost says, in this order, whether something has to give way (1) and even something that is
@@ -21,17 +21,17 @@ class Option:
     last was work.
     """
 
-    devices: Sequence[Device]
+    devices: Sequence[PlacementDevice]
     cost: tuple[float, ...]
 
 
-class Choice:
+class DeviceChoice:
     """Chooses devices."""
 
-    def __init__(self, standing: PlacementState) -> None:
-        self._standing = standing
+    def __init__(self, state: PlacementState) -> None:
+        self._state = state
 
-    def choose(self, need: Need) -> Option | None:
+    def choose(self, need: Need) -> DeviceOption | None:
         """The cheapest devices for a model; None where there are too few to give."""
         found = [self._together(controller, ranks, need) for controller, ranks in self._hosts(need)]
         options = (option for option in found if option)
@@ -53,77 +53,77 @@ class Choice:
     def _first_to_change(self, controller: str, model: str) -> list[tuple[float, DeviceId]]:
         """The devices of a host, those first that have kept their models longest."""
         times = []
-        for device in self._standing.devices.values():
+        for device in self._state.devices.values():
             holder = device.holder
-            if device.id[0] != controller or (holder and self._standing.is_pinned(holder)):
+            if device.id[0] != controller or (holder and self._state.is_pinned(holder)):
                 continue
             swapped_ms = holder.swapped_ms if holder else 0.0
-            is_away = device.id in self._standing.taken or not device.entrance(model)
+            is_away = device.id in self._state.taken or not device.entrance(model)
             times.append((math.inf if is_away else swapped_ms, device.id))
         return sorted(times)
 
     def _hosts(self, need: Need) -> Iterator[tuple[str, int]]:
         """The controllers that may load a model now, and how many devices it takes there."""
-        catalog = self._standing.catalog
+        catalog = self._state.catalog
         for controller, info in catalog.fitting(need.model).items():
             if not catalog.pauses(info):
                 yield controller, info.ranks
 
-    def _together(self, controller: str, ranks: int, need: Need) -> Option | None:
+    def _together(self, controller: str, ranks: int, need: Need) -> DeviceOption | None:
         """So many devices of one host, the cheapest first."""
-        chosen: list[Option] = []
+        chosen: list[DeviceOption] = []
         for option in sorted(self._options(controller, need), key=lambda one: one.cost):
             chosen.append(option)
             if _count(chosen) >= ranks:
                 return _joined(_without_needless(chosen, ranks), ranks)
         return None
 
-    def _options(self, controller: str, need: Need) -> Iterator[Option]:
+    def _options(self, controller: str, need: Need) -> Iterator[DeviceOption]:
         yield from self._free(controller, need.model)
-        for holder in self._standing.holders:
+        for holder in self._state.holders:
             if holder.leader.info.controller == controller and self._gives_way(holder, need):
                 yield self._swap(holder, need.model)
 
-    def _free(self, controller: str, model: str) -> Iterator[Option]:
-        for device in self._standing.devices.values():
-            is_ours = device.id[0] == controller and device.id not in self._standing.taken
+    def _free(self, controller: str, model: str) -> Iterator[DeviceOption]:
+        for device in self._state.devices.values():
+            is_ours = device.id[0] == controller and device.id not in self._state.taken
             worker = device.entrance(model) if is_ours and device.is_free else None
             if worker:
                 cost = (0, 0, 0, not device.sleeper(model), 1, worker.used_ms)
-                yield Option([device], cost)
+                yield DeviceOption([device], cost)
 
-    def _swap(self, holder: Holder, model: str) -> Option:
-        devices = [self._standing.devices[device] for device in sorted(holder.devices)]
+    def _swap(self, holder: ModelHolder, model: str) -> DeviceOption:
+        devices = [self._state.devices[device] for device in sorted(holder.devices)]
         must_load = not any(device.sleeper(model) for device in devices)
         what = (must_load, len(devices), holder.leader.used_ms)
-        if self._standing.is_idle(holder):
-            return Option(devices, (1, 0, 0, *what))
-        wanted = self._standing.wants(holder.model) + holder.leader.load
-        return Option(devices, (2, -self._standing.serving[holder.model], wanted, *what))
+        if self._state.is_idle(holder):
+            return DeviceOption(devices, (1, 0, 0, *what))
+        wanted = self._state.wants(holder.model) + holder.leader.load
+        return DeviceOption(devices, (2, -self._state.serving[holder.model], wanted, *what))
 
-    def _gives_way(self, holder: Holder, need: Need) -> bool:
+    def _gives_way(self, holder: ModelHolder, need: Need) -> bool:
         """Whether a holder's devices may be given to another model now."""
-        standing = self._standing
-        if need.reach is Reach.FREE or holder.devices & standing.taken:
+        state = self._state
+        if need.reach is Reach.FREE or holder.devices & state.taken:
             return False
         if not holder.is_ready or not self._is_settled(holder):
             return False
-        if standing.is_pinned(holder) or standing.has_swapped(holder, need.model):
+        if state.is_pinned(holder) or state.has_swapped(holder, need.model):
             return False
-        if need.reach is Reach.BUSY and standing.has_paid(holder):
+        if need.reach is Reach.BUSY and state.has_paid(holder):
             return True
-        return standing.has_rested(holder)
+        return state.has_rested(holder)
 
-    def _is_settled(self, holder: Holder) -> bool:
-        found = [self._standing.devices.get(device) for device in holder.devices]
+    def _is_settled(self, holder: ModelHolder) -> bool:
+        found = [self._state.devices.get(device) for device in holder.devices]
         return all(device is not None and device.is_settled for device in found)
 
 
-def _count(options: Sequence[Option]) -> int:
+def _count(options: Sequence[DeviceOption]) -> int:
     return sum(len(option.devices) for option in options)
 
 
-def _without_needless(options: Sequence[Option], ranks: int) -> list[Option]:
+def _without_needless(options: Sequence[DeviceOption], ranks: int) -> list[DeviceOption]:
     """Leave out what is not needed any more since a whole group gives way."""
     kept = list(options)
     for option in options:
@@ -132,7 +132,7 @@ def _without_needless(options: Sequence[Option], ranks: int) -> list[Option]:
     return kept
 
 
-def _joined(options: Sequence[Option], ranks: int) -> Option:
+def _joined(options: Sequence[DeviceOption], ranks: int) -> DeviceOption:
     """Several as one, which costs as much as the dearest of them."""
     devices = [device for option in options for device in option.devices]
-    return Option(devices[:ranks], max(option.cost for option in options))
+    return DeviceOption(devices[:ranks], max(option.cost for option in options))

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.dispatch.demand import Demand
-from coordinator.placement.choice import Choice, Option
-from coordinator.placement.devices import LEAVING, SERVING, Device, DeviceId, Holder, Worker, survey
+from coordinator.placement.choice import DeviceChoice, DeviceOption
+from coordinator.placement.devices import (
+    LEAVING,
+    SERVING,
+    DeviceId,
+    ModelHolder,
+    PlacementDevice,
+    Worker,
+    map_devices,
+)
 from coordinator.placement.needs import Catalog, Need, hopeless, needs
 from coordinator.placement.state import PlacementState
 from tokenyard.protocol.commands import Command
@@ -25,7 +33,7 @@ PATIENCE_GONE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PendingLoad:
     """A command that was given, until the roster shows what came of it."""
 
     command: Command
@@ -47,7 +55,7 @@ class Situation:
     hosts: Mapping[str, HostInfo]  # by controller
     now_ms: float
     max_model_wait_s: float  # where a model has none of its own; 0: by what swaps cost
-    orders: Sequence[Order] = ()  # given before, as far as the caller remembers
+    orders: Sequence[PendingLoad] = ()  # given before, as far as the caller remembers
     paused: Collection[str] = ()  # models that operators have told to pause
     max_swap_share: float = 0.1  # of a device's time, where the cost of swaps decides
 
@@ -57,7 +65,7 @@ class Placement:
     """What to do, and what to remember of it."""
 
     commands: list[Command] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)  # under way, the new ones included
+    orders: list[PendingLoad] = field(default_factory=list)  # under way, the new ones included
     hopeless: dict[str, str] = field(default_factory=dict)  # models that nobody can load, and why
 
 
@@ -75,10 +83,10 @@ class _Decision:
             max_model_wait_s=situation.max_model_wait_s,
             max_swap_share=situation.max_swap_share,
         )
-        self._standing = PlacementState(
-            survey(situation.workers), situation.demands, self._catalog, now_ms
+        self._state = PlacementState(
+            map_devices(situation.workers), situation.demands, self._catalog, now_ms
         )
-        self._choice = Choice(self._standing)
+        self._choice = DeviceChoice(self._state)
         self._paused = situation.paused
         self._workers = {one.worker for one in situation.workers}
         self._placement = Placement()
@@ -88,8 +96,8 @@ class _Decision:
 
     def make(self) -> Placement:
         """Give each model that needs it one more worker, as far as there are devices."""
-        standing = self._standing
-        for need in needs(list(standing.demands.values()), standing.supplies(), self._catalog):
+        state = self._state
+        for need in needs(list(state.demands.values()), state.supplies(), self._catalog):
             ordered = {command.model for command in self._placement.commands}
             if need.model in ordered or need.model in self._paused:
                 continue
@@ -97,19 +105,19 @@ class _Decision:
             if option:
                 self._give(need, option)
             elif need.gathers:
-                standing.taken.update(self._choice.gather(need))
+                state.taken.update(self._choice.gather(need))
         self._placement.hopeless = dict(self._hopeless())
         return self._placement
 
-    def _note(self, order: Order) -> None:
+    def _note(self, order: PendingLoad) -> None:
         self._placement.orders.append(order)
-        self._standing.give(order.command.model, order.devices)
+        self._state.give(order.command.model, order.devices)
 
     def _hopeless(self) -> Iterator[tuple[str, str]]:
         """Models that requests wait for in vain; none while no host is there at all."""
-        kept = self._standing.kept()
-        for model, demand in self._standing.demands.items():
-            is_had = self._standing.serving[model] or self._standing.is_paused(model)
+        kept = self._state.kept()
+        for model, demand in self._state.demands.items():
+            is_had = self._state.serving[model] or self._state.is_paused(model)
             if self._catalog.hosts and not is_had:
                 reason = hopeless(demand, self._catalog, kept)
                 if reason:
@@ -117,7 +125,7 @@ class _Decision:
 
     # What was ordered before
 
-    def _is_under_way(self, order: Order) -> bool:
+    def _is_under_way(self, order: PendingLoad) -> bool:
         """Whether the roster may still come to show what was commanded."""
         controller, _ = order.devices[0]
         info = self._catalog.offers(order.command.model).get(controller)
@@ -128,24 +136,24 @@ class _Decision:
         patience_s = 3 * info.load_s + PATIENCE_S
         if order.command.worker not in self._workers:
             patience_s = PATIENCE_GONE_S
-        return self._standing.now_ms - order.given_ms < 1000 * patience_s
+        return self._state.now_ms - order.given_ms < 1000 * patience_s
 
-    def _has_arrived(self, order: Order) -> bool:
-        device = self._standing.devices.get(order.devices[0])
+    def _has_arrived(self, order: PendingLoad) -> bool:
+        device = self._state.devices.get(order.devices[0])
         holder = device.holder if device else None
         if holder is None or holder.model != order.command.model:
             return False
         return holder.leader.info.state in SERVING  # paused or not
 
-    def _gives_way(self, order: Order) -> bool:
+    def _gives_way(self, order: PendingLoad) -> bool:
         """Whether what was there is on its way out, which takes what its requests take."""
-        devices = [self._standing.devices.get(device) for device in order.devices]
+        devices = [self._state.devices.get(device) for device in order.devices]
         workers = (one for device in devices if device for one in device.workers)
         return any(one.info.state in LEAVING for one in workers)
 
     # The command
 
-    def _give(self, need: Need, option: Option) -> None:
+    def _give(self, need: Need, option: DeviceOption) -> None:
         devices = _leader_first(option.devices, need.model)
         worker = devices[0].entrance(need.model)
         if worker is None:
@@ -160,9 +168,9 @@ class _Decision:
         )
         faulted_ms = self._catalog.offers(need.model)[ids[0][0]].faulted_ms
         self._placement.commands.append(command)
-        self._note(Order(command, ids, self._standing.now_ms, faulted_ms))
+        self._note(PendingLoad(command, ids, self._state.now_ms, faulted_ms))
 
-    def _words(self, option: Option, model: str) -> str:
+    def _words(self, option: DeviceOption, model: str) -> str:
         """What makes room, in words."""
         holders = {
             device.holder.leader.worker: device.holder for device in option.devices if device.holder
@@ -172,17 +180,17 @@ class _Decision:
             told.append("it sleeps there")
         return ", ".join(told) or "a device is free"
 
-    def _farewell(self, holder: Holder) -> str:
-        if self._standing.is_idle(holder):
-            idle_s = (self._standing.now_ms - holder.leader.used_ms) / 1000
+    def _farewell(self, holder: ModelHolder) -> str:
+        if self._state.is_idle(holder):
+            idle_s = (self._state.now_ms - holder.leader.used_ms) / 1000
             return f"{holder.model} has had no work for {idle_s:.0f} s"
         return f"{holder.model} has had its turn"
 
 
-def _leader_first(devices: Sequence[Device], model: str) -> list[Device]:
+def _leader_first(devices: Sequence[PlacementDevice], model: str) -> list[PlacementDevice]:
     """By their numbers; but one whose worker is no mere follower of a group leads."""
 
-    def order(device: Device) -> tuple[bool, DeviceId]:
+    def order(device: PlacementDevice) -> tuple[bool, DeviceId]:
         worker = device.entrance(model)
         return worker is None or worker.info.state == "attached", device.id
 

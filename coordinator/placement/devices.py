@@ -51,7 +51,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class ModelHolder:
     """What takes up a device, or as a group several: a model that comes, serves or goes."""
 
     leader: Worker
@@ -75,11 +75,11 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PlacementDevice:
     """One device, and who could take it up."""
 
     id: DeviceId
-    holder: Holder | None
+    holder: ModelHolder | None
     workers: Sequence[Worker]
 
     @property
@@ -126,14 +126,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class DeviceMap:
     """All devices, and all that takes them up."""
 
-    devices: Sequence[Device]
-    holders: Sequence[Holder]
+    devices: Sequence[PlacementDevice]
+    holders: Sequence[ModelHolder]
 
 
-def survey(workers: Iterable[Worker]) -> Survey:
+def map_devices(workers: Iterable[Worker]) -> DeviceMap:
     """Look at the devices of all workers; those that name no controller seem to share one."""
     everybody = sorted(workers, key=lambda one: (one.device, one.worker))
     swapped: dict[DeviceId, float] = {}
@@ -142,13 +142,13 @@ def survey(workers: Iterable[Worker]) -> Survey:
     holders = list(_holders(everybody, swapped))
     held = {device: holder for holder in holders for device in holder.devices}
     devices = [
-        Device(device, held.get(device), list(there))
+        PlacementDevice(device, held.get(device), list(there))
         for device, there in groupby(everybody, key=lambda one: one.device)
     ]
-    return Survey(devices, holders)
+    return DeviceMap(devices, holders)
 
 
-def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Iterator[Holder]:
+def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Iterator[ModelHolder]:
     """Those that serve last, so that they are what a device shows while one gives way."""
     awake = [one for one in workers if one.info.state in AWAKE]
     leaders = [one for one in awake if one.info.state != "attached"]
@@ -158,4 +158,4 @@ def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Itera
     for leader in sorted(leaders, key=lambda one: one.info.state in SERVING):
         devices = {leader.device}.union(*(named.get(name, ()) for name in leader.info.group))
         swapped_ms = max(swapped[device] for device in devices)
-        yield Holder(leader, frozenset(devices), swapped_ms)
+        yield ModelHolder(leader, frozenset(devices), swapped_ms)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.dispatch.demand import Demand
-from coordinator.placement.turns import Turns
+from coordinator.placement.turns import ModelTurns
 from tokenyard.protocol.wording import counted
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
@@ -63,7 +63,7 @@ class Catalog:
                 self._offers.setdefault(info.name, {})[controller] = info
                 self._pins[info.name] = max(info.pin, self._pins[info.name])
         #: How long models wait for each other.
-        self.turns = Turns(hosts, self._offers, fixed_s=max_model_wait_s, share=max_swap_share)
+        self.turns = ModelTurns(hosts, self._offers, fixed_s=max_model_wait_s, share=max_swap_share)
 
     def offers(self, model: str) -> Mapping[str, ModelInfo]:
         """The hosts that may load a model, by controller."""

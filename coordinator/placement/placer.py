@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from coordinator.counts import Counts
+from coordinator.counts import CoordinatorCounts
 from coordinator.dispatch.demand import Demand
 from coordinator.dispatch.dispatcher import LostLeadership
-from coordinator.placement.decide import Order, Placement, Situation, place
+from coordinator.placement.decide import PendingLoad, Placement, Situation, place
 from coordinator.placement.devices import SERVING, Worker
-from coordinator.roster import Member, Roster
+from coordinator.roster import Roster, RosterMember
 from coordinator.routing.schedule import ScheduleWriter
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.settings import CoordinatorSettings
@@ -27,7 +27,7 @@ PAUSE_S: Final = 0.05
 REST: Final = 49
 
 
-class Queue(Protocol):
+class DemandSource(Protocol):
     """What knows the requests that wait: the dispatcher."""
 
     def demands(self) -> list[Demand]:
@@ -49,12 +49,12 @@ class Placer:
         self,
         scripts: Scripts,
         roster: Roster,
-        queue: Queue,
+        queue: DemandSource,
         settings: CoordinatorSettings,
         record: ScheduleWriter | None = None,
-        counts: Counts | None = None,
+        counts: CoordinatorCounts | None = None,
     ) -> None:
-        self._counts = counts or Counts()
+        self._counts = counts or CoordinatorCounts()
         self._scripts = scripts
         self._roster = roster
         self._queue = queue
@@ -63,9 +63,9 @@ class Placer:
         #: For how long the next turn may be waited for: what waits may have to be placed by then.
         self.patience_s = math.inf
         self._token = ""  # of the term in which the orders were given
-        self._orders: Sequence[Order] = ()
+        self._orders: Sequence[PendingLoad] = ()
         self._due = 0.0  # monotonic
-        self._members: dict[str, Member] | None = None  # the roster as it was decided by
+        self._members: dict[str, RosterMember] | None = None  # the roster as it was decided by
         self._served: set[str] = set()  # models that somebody serves there, or is about to
         self._cold: set[str] = set()  # models that requests waited for and nobody held then
 

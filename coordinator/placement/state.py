@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from coordinator.dispatch.demand import Demand
-from coordinator.placement.devices import DeviceId, Holder, Survey
+from coordinator.placement.devices import DeviceId, DeviceMap, ModelHolder
 from coordinator.placement.needs import Catalog, Supply
 
 #: A model gives way once nobody has wanted it for this part of the time that its load takes.
@@ -18,10 +18,10 @@ class PlacementState:
     """Answers what the rules ask of models, devices and their holders."""
 
     def __init__(
-        self, survey: Survey, demands: Iterable[Demand], catalog: Catalog, now_ms: float
+        self, map_devices: DeviceMap, demands: Iterable[Demand], catalog: Catalog, now_ms: float
     ) -> None:
-        self.devices = {device.id: device for device in survey.devices}
-        self.holders = survey.holders
+        self.devices = {device.id: device for device in map_devices.devices}
+        self.holders = map_devices.holders
         self.demands = {one.model: one for one in demands if one.requests > 0}
         self.catalog = catalog
         self.now_ms = now_ms
@@ -63,18 +63,18 @@ class PlacementState:
         demand = self.demands.get(model)
         return demand.requests if demand else 0
 
-    def is_idle(self, holder: Holder) -> bool:
+    def is_idle(self, holder: ModelHolder) -> bool:
         """Whether nobody wants it now."""
         return not holder.leader.load and not self.wants(holder.model)
 
-    def has_rested(self, holder: Holder) -> bool:
+    def has_rested(self, holder: ModelHolder) -> bool:
         """Whether nobody has wanted it for half as long as it takes to load it again.
 
         Between two bursts of requests nobody does for a moment.
         """
         return self.is_idle(holder) and self._passed(holder, holder.leader.used_ms, REST)
 
-    def is_pinned(self, holder: Holder) -> bool:
+    def is_pinned(self, holder: ModelHolder) -> bool:
         """Whether its model would have too few workers without it; not where nobody pins it.
 
         Such a model may have no workers any more, if all its devices have just been given away.
@@ -82,21 +82,21 @@ class PlacementState:
         pin = self.catalog.pin(holder.model)
         return pin > 0 and self.serving[holder.model] <= pin
 
-    def has_swapped(self, holder: Holder, model: str) -> bool:
+    def has_swapped(self, holder: ModelHolder, model: str) -> bool:
         """Whether its devices have changed their model so lately that ``model`` has to wait."""
         info = holder.leader.info
         spent_s = sum(info.phases_s.values())
         hold_s = self.catalog.turns.hold_s(holder.model, info.controller, model, spent_s)
         return self.now_ms - holder.swapped_ms < 1000 * hold_s
 
-    def has_paid(self, holder: Holder) -> bool:
+    def has_paid(self, holder: ModelHolder) -> bool:
         """Whether it has been ready for at least as long as it was loaded.
 
         The first load of all, which its host may still be about to tell, stands in its own entry.
         """
         return self._passed(holder, holder.leader.info.since_ms)
 
-    def _passed(self, holder: Holder, since_ms: float, loads: float = 1.0) -> bool:
+    def _passed(self, holder: ModelHolder, since_ms: float, loads: float = 1.0) -> bool:
         """Whether as much time has passed as so many loads of its model take."""
         info = holder.leader.info
         load_s = self.catalog.load_s(holder.model, info.controller)

@@ -34,7 +34,7 @@ def cost_s(info: ModelInfo) -> float:
     return info.swap_s or info.load_s
 
 
-class Turns:
+class ModelTurns:
     """The turns of all models."""
 
     def __init__(

@@ -58,7 +58,7 @@ class _Tally(Struct):
         return round(sum(self.counts) / len(self.counts)) - self.tokens
 
 
-class Reconciler:
+class LedgerReconciler:
     """Looks through the ledgers, over and over, and ends what is lost."""
 
     def __init__(
@@ -104,11 +104,11 @@ class Reconciler:
         self._due = time.monotonic() + EVERY_S
         try:
             look = self._scripts.astray(self._cursor, MOST_LOOKED_AT)
-        except redis.exceptions.ResponseError as fault:
-            if not any(words in str(fault) for words in _NO_RIGHT):
+        except redis.exceptions.ResponseError as error:
+            if not any(words in str(error) for words in _NO_RIGHT):
                 raise
             self._is_refused = True
-            log.warning("requests whose entry is deleted by hand will not be noticed: %s", fault)
+            log.warning("requests whose entry is deleted by hand will not be noticed: %s", error)
             return True
         lost = [one for one in look.found if self._is_lost(one)]
         if not self._end(token, lost[:MOST_ENDED]):

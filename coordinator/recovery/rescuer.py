@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from coordinator.routing.suspicion import Inquest, read_mark
+from coordinator.routing.suspicion import CrashAnalysis, read_mark
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import unfold
@@ -40,7 +40,7 @@ class Rescuer:
         """
         self._on_moved = on_moved
         self._slots_of = slots_of
-        self._inquests: dict[str, Inquest] = {}  # of lanes that take several turns
+        self._inquests: dict[str, CrashAnalysis] = {}  # of lanes that take several turns
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
@@ -75,7 +75,7 @@ class Rescuer:
         log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)
         return left
 
-    def _inquest(self, worker: str) -> Inquest:
+    def _inquest(self, worker: str) -> CrashAnalysis:
         """Who is suspect if this worker has crashed; the script knows whether it has."""
         if worker not in self._inquests:
             pipeline = self._connection.pipeline(transaction=False)
@@ -83,7 +83,7 @@ class Rescuer:
             pipeline.xlen(self._keys.lane(worker))
             mark, length = pipeline.execute()
             slots = self._slots_of(worker)
-            self._inquests[worker] = Inquest(read_mark(mark), length=length, slots=slots)
+            self._inquests[worker] = CrashAnalysis(read_mark(mark), length=length, slots=slots)
         return self._inquests[worker]
 
 

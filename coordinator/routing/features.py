@@ -30,7 +30,7 @@ class RoutingFeatures(Struct, frozen=True, gc=False):
         return memoryview(self.packed).cast("q") if self.packed else ()
 
 
-NO_HINTS: Final = RoutingFeatures()
+NO_FEATURES: Final = RoutingFeatures()
 
 
 def weigh(request: Request) -> RoutingFeatures:
@@ -38,7 +38,7 @@ def weigh(request: Request) -> RoutingFeatures:
     return RoutingFeatures(request.work)
 
 
-def look_closely(request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
+def all_features(request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
     """How much work a request is, how its prompt begins, and of which session it is."""
     session = 0
     if request.session:

@@ -61,10 +61,10 @@ class Prefixes:
         for known in self._known.values():
             self._trim(known)
 
-    def matches(self, workers: Iterable[str], hints: RoutingFeatures) -> dict[str, Match]:
+    def matches(self, workers: Iterable[str], features: RoutingFeatures) -> dict[str, Match]:
         """What those of the workers have of a request that have anything of it."""
-        blocks = hints.blocks
-        at_home = self._sessions.get(hints.session, "") if hints.session else ""
+        blocks = features.blocks
+        at_home = self._sessions.get(features.session, "") if features.session else ""
         found: dict[str, Match] = {}
         for worker in workers:
             known = self._known.get(worker)
@@ -75,20 +75,20 @@ class Prefixes:
             found[worker] = Match(depth, len(blocks), recency, worker == at_home)
         return found
 
-    def note(self, worker: str, hints: RoutingFeatures) -> None:
+    def note(self, worker: str, features: RoutingFeatures) -> None:
         """A worker is given a request: it will have its prompt, and its session lives there."""
         known = self._known.get(worker)
         if known is None:  # it will be known when the roster was read
             return
         self._clock += 1
         # The beginning is wanted last, so that a prefix is forgotten from its end.
-        for block in reversed(hints.blocks):
+        for block in reversed(features.blocks):
             known.blocks[block] = self._clock
             known.blocks.move_to_end(block)
         self._trim(known)
-        if hints.session:
-            self._sessions[hints.session] = worker
-            self._sessions.move_to_end(hints.session)
+        if features.session:
+            self._sessions[features.session] = worker
+            self._sessions.move_to_end(features.session)
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
 

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from coordinator.history import FRESH, History
-from coordinator.routing.features import NO_HINTS, RoutingFeatures, prompt_bytes
+from coordinator.routing.features import NO_FEATURES, RoutingFeatures, prompt_bytes
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
 
@@ -38,7 +38,7 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     trial: int | None = None  # see `History.trial_size`; only a retry can be a suspect
     published: bytes = b""  # packed tokens that its readers have seen
     trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
-    hints: RoutingFeatures = NO_HINTS  # what the policy wants to know of it
+    features: RoutingFeatures = NO_FEATURES  # what the policy wants to know of it
     digest: str = ""  # see `tokenyard.protocol.digest`; a retry needs none
 
     @property

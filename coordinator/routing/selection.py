@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from coordinator.routing.absences import Absences
 from coordinator.routing.affinity import NO_MATCH, Matches, megatron, prefix_affinity
-from coordinator.routing.features import NO_HINTS, RoutingFeatures, look_closely, weigh
+from coordinator.routing.features import NO_FEATURES, RoutingFeatures, all_features, weigh
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick, least_loaded, vllm
 from coordinator.routing.prefixes import Cache, Prefixes
@@ -72,84 +72,84 @@ class Selection:
         for lane in lanes:
             self._crews.setdefault(lane.model, []).append(lane.name)
 
-    def hints(self, request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
+    def features(self, request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
         """What the policy wants to know of a request; one that asks for nothing pays nothing."""
         if self.is_affine:
-            return look_closely(request, fields)
-        return weigh(request) if self.is_weighing else NO_HINTS
+            return all_features(request, fields)
+        return weigh(request) if self.is_weighing else NO_FEATURES
 
     def follow(self, caches: Mapping[str, Cache]) -> None:
         """The roster was read: forget the prefixes of workers that have left."""
         self._prefixes.follow(caches)
 
-    def note(self, worker: str, hints: RoutingFeatures) -> None:
+    def note(self, worker: str, features: RoutingFeatures) -> None:
         """A worker has a request: so will it have its prefix."""
         if self.is_affine:
-            self._prefixes.note(worker, hints)
+            self._prefixes.note(worker, features)
 
-    def choose(self, waiting: QueuedRequest, lanes: Lanes) -> Pick | None:
+    def choose(self, queued: QueuedRequest, lanes: Lanes) -> Pick | None:
         """A lane for the request among those of its model, or None while it has to wait."""
-        recorded = self._recorded(waiting)
+        recorded = self._recorded(queued)
         if not recorded:
-            return self._by_rule(waiting, lanes)
+            return self._by_rule(queued, lanes)
         if not _gives_up(recorded, lanes, self._replay_absences):
             return _told("replay", lanes.named(recorded))
-        pick = self._by_rule(waiting, lanes)
+        pick = self._by_rule(queued, lanes)
         return pick and replace(pick, why=f"replay: {recorded} is absent; {pick.why}")
 
-    def _recorded(self, waiting: QueuedRequest) -> str:
+    def _recorded(self, queued: QueuedRequest) -> str:
         """The worker that the schedule to follow names, or ""."""
-        return (self._replay and self._replay.worker(waiting.client, waiting.id)) or ""
+        return (self._replay and self._replay.worker(queued.client, queued.id)) or ""
 
-    def _by_rule(self, waiting: QueuedRequest, lanes: Lanes) -> Pick | None:
+    def _by_rule(self, queued: QueuedRequest, lanes: Lanes) -> Pick | None:
         """A lane where no schedule says which."""
         if self._settings.deterministic:
-            return _told("deterministic", self._in_turn(waiting, lanes))
-        pick = self._by_policy(waiting.hints, lanes)
+            return _told("deterministic", self._in_turn(queued, lanes))
+        pick = self._by_policy(queued.features, lanes)
         if pick:
             self._last[pick.lane.model] = pick.lane.name
-            self.note(pick.lane.worker, waiting.hints)
+            self.note(pick.lane.worker, queued.features)
         return pick
 
-    def _by_policy(self, hints: RoutingFeatures, lanes: Lanes) -> Pick | None:
+    def _by_policy(self, features: RoutingFeatures, lanes: Lanes) -> Pick | None:
         policy, last = self._settings.policy, self._last.get(lanes[0].model, "")
         if policy in _PLAIN:
             return _told(policy, _PLAIN[policy](lanes, last), weighs=self.is_weighing)
-        matches = self._prefixes.matches((lane.worker for lane in lanes), hints)
+        matches = self._prefixes.matches((lane.worker for lane in lanes), features)
         pick = _AFFINE[policy](lanes, last, matches)
         if pick is None:
             return None
         lane, match = pick.lane, matches.get(pick.lane.worker, NO_MATCH)
         return Pick(lane, f"{policy}, {pick.why}, {_load(lane)}", match.known)
 
-    def _in_turn(self, waiting: QueuedRequest, lanes: Lanes) -> Lane | None:
+    def _in_turn(self, queued: QueuedRequest, lanes: Lanes) -> Lane | None:
         """Entry k of a class belongs to worker k modulo the workers.
 
         However full that one is, and also while it is away: when a place becomes free, and in
         which order the classes are served, is a matter of time.
         """
-        key = (waiting.intake, waiting.entry)
+        key = (queued.intake, queued.entry)
         if key not in self._due:
             model = lanes[0].model
             crew = self._crews.setdefault(model, [lane.name for lane in lanes])
-            self._due[key] = crew[self._turns[waiting.intake, model] % len(crew)]
-            self._turns[waiting.intake, model] += 1
+            self._due[key] = crew[self._turns[queued.intake, model] % len(crew)]
+            self._turns[queued.intake, model] += 1
         due = self._due[key]
         _gives_up(due, lanes, self._crew_absences)  # never, but it says whom it waits for
         return lanes.named(due)
 
-    def settle(self, waiting: QueuedRequest, lane: Lane | None) -> None:
+    def settle(self, queued: QueuedRequest, lane: Lane | None) -> None:
         """The request was handed over to ``lane``, or turned out to wait no more."""
         if self._due:
-            self._due.pop((waiting.intake, waiting.entry), None)
+            self._due.pop((queued.intake, queued.entry), None)
         if lane is None:
             return
-        recorded = self._recorded(waiting)
+        recorded = self._recorded(queued)
         if self._replay and recorded:
-            self._replay.advance(waiting.client, waiting.id)
+            self._replay.advance(queued.client, queued.id)
         if self._writer:
             instead_of = recorded if recorded != lane.name else ""
-            self._writer.write(waiting.client, waiting.id, lane.name, instead_of)
+            self._writer.write(queued.client, queued.id, lane.name, instead_of)
 
     def close(self) -> None:
         """Close the record; idempotent."""

@@ -21,7 +21,7 @@ KEPT: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class QuarantineMark:
     """What is on trial on a lane: its field of the hash `quarantine`."""
 
     text: str = ""
@@ -50,16 +50,16 @@ class Mark:
         return entry == self.text
 
 
-UNMARKED: Final = Mark()
+UNMARKED: Final = QuarantineMark()
 
 
-def read_mark(raw: bytes | None) -> Mark:
+def read_mark(raw: bytes | None) -> QuarantineMark:
     """A field of `quarantine`."""
     text = (raw or b"").decode(errors="replace")
     first, plus, size = text.partition("+")
     if plus and first and size.isdecimal():
-        return Mark(text, first, int(size))
-    return Mark(text)
+        return QuarantineMark(text, first, int(size))
+    return QuarantineMark(text)
 
 
 def next_trial(suspects: int) -> int:
@@ -67,7 +67,7 @@ def next_trial(suspects: int) -> int:
     return 0 if suspects <= 1 else max(1, suspects // PARTS)
 
 
-class Inquest:
+class CrashAnalysis:
     """What the crash of a worker means for each request on its lane, in the order of the lane.
 
     Where a group was on trial, it is that group: what was there before had been running without
@@ -76,7 +76,7 @@ class Inquest:
     result was not published yet is missed, and then the next crash finds it.
     """
 
-    def __init__(self, mark: Mark, *, length: int, slots: int) -> None:
+    def __init__(self, mark: QuarantineMark, *, length: int, slots: int) -> None:
         """``length`` is that of the lane."""
         self._mark = mark
         self._slots = max(1, slots)
@@ -97,7 +97,7 @@ class Inquest:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TrialLimits:
     """When a member of a group on trial has survived; both grow with each wrong acquittal."""
 
     tokens: int  # that a stream publishes beyond those that it had
@@ -111,7 +111,7 @@ _COLD_MS: Final = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TrialMember:
     """A request of a group on trial, as it was when the trial began."""
 
     client: str
@@ -124,7 +124,7 @@ class Member:
     relapsed: int = 0  # times that it was acquitted before
 
 
-def has_survived(member: Member, published: int, now_ms: float, patience: Patience) -> bool:
+def has_survived(member: TrialMember, published: int, now_ms: float, patience: TrialLimits) -> bool:
     """Whether a member that still runs is past where the crash came, as far as can be told."""
     factor: int = 1 << min(member.relapsed, 16)
     runs_ms = now_ms - member.began_ms

@@ -91,7 +91,7 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
         ("XADD", YARD.intake("retry"), "*", "id", "q1"),
         ("XADD", YARD.control, "*", "signal", "{}"),
         ("XADD", YARD.events, "*", "event", "joined"),
-        ("HSET", YARD.desired_state, "all", "{}"),
+        ("HSET", YARD.desired, "all", "{}"),
         ("XTRIM", YARD.intake("normal"), "MAXLEN", 0),
         ("XDEL", YARD.intake("normal"), "1-0"),
         ("XGROUP", "DESTROY", YARD.intake("normal"), "coordinator"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from coordinator.counts import Counts
+from coordinator.counts import CoordinatorCounts
 from coordinator.guests.inboxes import Inboxes
 from tests.support.lanes import Lanes
 from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
@@ -27,7 +27,7 @@ def inboxes(lanes: Lanes) -> Inboxes:
     settings = CoordinatorSettings(
         redis_url=lanes.url, yard=lanes.keys.yard, guests=GUESTS, max_num_queued_reqs=40
     )
-    return Knocked(lanes.connection, lanes.scripts, lanes.keys, settings, Counts())
+    return Knocked(lanes.connection, lanes.scripts, lanes.keys, settings, CoordinatorCounts())
 
 
 def write(connection: redis.Redis, inbox: str, **fields: str) -> None:

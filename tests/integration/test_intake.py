@@ -41,7 +41,7 @@ class Yard:
         """What one turn reads and holds."""
         entries, _ = self.intake.read(room, 0)
         for one in entries:
-            self.intake.held.add(QueuedRequest(intake=one.intake, entry=one.id, id="r"))
+            self.intake.backlog.add(QueuedRequest(intake=one.intake, entry=one.id, id="r"))
         return entries
 
     def read_all(self, room: int = 0) -> list[str]:
@@ -51,8 +51,8 @@ class Yard:
             found += [one.id for one in entries]
         return found
 
-    def held(self, name: IntakeClass = "normal") -> list[str]:
-        return self.intake.held.ids(name)
+    def backlog(self, name: IntakeClass = "normal") -> list[str]:
+        return self.intake.backlog.ids(name)
 
     def leave(self, entries: Iterable[str], name: IntakeClass = "normal") -> None:
         """As when requests are cancelled."""
@@ -72,18 +72,18 @@ class TestAhead:
         sizes = [len(yard.read()) for _ in range(4)]
 
         assert sizes == [BATCH + 5, BATCH, 4, 0]
-        assert (yard.held(), yard.held("high")) == (normal, high)
+        assert (yard.backlog(), yard.backlog("high")) == (normal, high)
 
     def test_up_to_the_bound_and_then_only_what_there_is_room_for(self, yard: Yard) -> None:
         # Given more than may be held
         yard.push(10 * BATCH)
         yard.read_all()
-        assert len(yard.held()) == 5 * BATCH
+        assert len(yard.backlog()) == 5 * BATCH
 
         # If urgent requests come, I expect a few of them to be read, and no more of the others.
         yard.push(50, "high")
         yard.read_all()
-        assert (len(yard.held()), len(yard.held("high"))) == (5 * BATCH, BATCH)
+        assert (len(yard.backlog()), len(yard.backlog("high"))) == (5 * BATCH, BATCH)
 
     def test_beyond_the_bound_as_much_of_each_class_as_there_is_room_for(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
@@ -112,8 +112,8 @@ class TestAgain:
         # I expect pages of it, and what is new in its turn.
         assert first == [*ids[:3], *ids[6 : BATCH + 3]]
         yard.read_all()
-        assert yard.held() == ids[:3] + ids[6:]
-        assert yard.held("low") == low
+        assert yard.backlog() == ids[:3] + ids[6:]
+        assert yard.backlog("low") == low
 
     def test_it_is_bounded_as_ever(self, yard: Yard) -> None:
         ids = yard.push(100)
@@ -121,12 +121,12 @@ class TestAgain:
 
         yard.intake.read_again()
         yard.read_all()
-        assert len(yard.held()) == 5 * BATCH
+        assert len(yard.backlog()) == 5 * BATCH
         assert yard.read() == [], "nothing more will be read before some leave"
 
         # If there is room again, I expect the next of them.
         for entry in ids[:BATCH]:
-            yard.intake.held.remove(QueuedRequest(intake="normal", entry=entry, id="r"))
+            yard.intake.backlog.remove(QueuedRequest(intake="normal", entry=entry, id="r"))
         yard.leave(ids[:BATCH])
         assert [one.id for one in yard.read()] == ids[5 * BATCH : 6 * BATCH]
 
@@ -135,10 +135,10 @@ class TestAgain:
         yard.read_all()
 
         yard.intake.read_again()
-        assert len(yard.intake.held) == 0
+        assert len(yard.intake.backlog) == 0
 
         assert yard.read_all() == ids
-        assert yard.held() == ids
+        assert yard.backlog() == ids
 
 
 class TestCompare:
@@ -149,7 +149,7 @@ class TestCompare:
         yard.intake.compare()
 
         assert not yard.intake.is_auditing
-        assert len(yard.held()) == 20
+        assert len(yard.backlog()) == 20
 
     def test_nothing_is_compared_before_all_is_read(self, yard: Yard) -> None:
         ids = yard.push(20)
@@ -172,7 +172,7 @@ class TestCompare:
         yard.intake.compare()
 
         yard.read_all()
-        assert yard.held() == ids
+        assert yard.backlog() == ids
 
     def test_what_waits_no_more_is_found_page_by_page(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
@@ -195,12 +195,12 @@ class TestCompare:
             assert len(page) < 15
             found += page
             for waiting in page:
-                yard.intake.held.remove(waiting)
+                yard.intake.backlog.remove(waiting)
 
         # I expect exactly these to be found, once, while more comes and goes.
         assert sorted(one.entry for one in found) == sorted(gone + low)
         assert not yard.intake.is_auditing
-        assert set(yard.held()) == set(ids) - set(gone)
+        assert set(yard.backlog()) == set(ids) - set(gone)
 
     def test_what_leaves_meanwhile_is_not_named(self, yard: Yard) -> None:
         ids = yard.push(6)
@@ -208,7 +208,7 @@ class TestCompare:
         yard.leave(ids[:3])
         yard.intake.compare()
 
-        yard.intake.held.remove(QueuedRequest(intake="normal", entry=ids[0], id="r"))
+        yard.intake.backlog.remove(QueuedRequest(intake="normal", entry=ids[0], id="r"))
         yard.push(3)
         yard.read()
 
@@ -224,14 +224,14 @@ class TestCompare:
         yard.intake.compare()
         monkeypatch.setattr(coordinator.dispatch.audit, "REST", 1e9)
         for waiting in yard.intake.gone():
-            yard.intake.held.remove(waiting)
+            yard.intake.backlog.remove(waiting)
 
         # If more is cancelled, I expect it to be left for later.
         yard.leave(ids[1:2])
         yard.intake.compare()
 
         assert not yard.intake.is_auditing
-        assert yard.held() == ids[1:]
+        assert yard.backlog() == ids[1:]
 
 
 def test_wishers_wake_and_are_told_once(yard: Yard) -> None:

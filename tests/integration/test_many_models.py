@@ -153,7 +153,7 @@ class TestNoneHidesAnother:
         for model in "ab":
             yard.ask(model, 3 * ROUND, "high")
             yard.ask(model, 1, "low")
-        eventually(lambda: (leading.run_once(), len(leading._intake.held) == 6 * ROUND + 2)[1])
+        eventually(lambda: (leading.run_once(), len(leading._intake.backlog) == 6 * ROUND + 2)[1])
         workers = {name: yard.worker(name, model=name) for name in "ab"}
         turns(leading, 1)  # hears of them
 
@@ -234,13 +234,13 @@ class TestDemand:
         leading = yard.leader()
         (name,) = yard.ask("a", 1)
         turns(leading, 1)
-        (waiting,) = leading._intake.held.queue("a")
+        (waiting,) = leading._intake.backlog.queue("a")
 
         entry = Entry(waiting.intake, waiting.entry, {})
         refused = refuse(waiting.request, Code.QUEUE_FULL, "no room")
         leading._dispatcher.answer(leading._leadership.token, entry, refused)
 
-        assert (demands(leading), len(leading._intake.held)) == ({}, 0)
+        assert (demands(leading), len(leading._intake.backlog)) == ({}, 0)
         assert to_result(yard.result(name)).error.message == "no room"
 
     def test_a_clients_entry_ids_do_not_make_it_wait_less_than_nothing(self, yard: Yard) -> None:
@@ -377,7 +377,7 @@ class TestDeadlines:
         deadline_ms = int(time.time() * 1000) + 300
         ids = yard.ask("a", 10, deadline_ms=deadline_ms)
         turns(leading, 4)
-        assert len(leading._intake.held) == 10
+        assert len(leading._intake.backlog) == 10
         eventually(lambda: leading._roster.server_ms() > deadline_ms)
 
         assert demands(leading) == {}
@@ -397,14 +397,14 @@ class TestTakeOver:
         first = yard.leader(max_batch=8)
         ids = yard.ask("a", 100)
         turns(first, 20)
-        assert len(first._intake.held) == 100
+        assert len(first._intake.backlog) == 100
 
         # If another takes over
         first._close()
         second = yard.leader(name="second", max_batch=8)
 
         # I expect it to read a page a turn, and to hold all in order in the end.
-        assert len(second._intake.held) == 8
+        assert len(second._intake.backlog) == 8
         more = yard.ask("a", 10, "low")
         turns(second, 20)
         worker = yard.worker("a", model="a")

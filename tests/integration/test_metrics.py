@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import coordinator.metrics
 import worker.host.metrics
-from coordinator.counts import Counts as LeaderCounts
+from coordinator.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -27,10 +27,10 @@ from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.metrics import BUCKETS_S, Endpoint, Metric
-from worker.counts import Counts
 from worker.engines.crash_points import FAULTY
 from worker.host.metrics import EngineMetrics
-from worker.messages import EngineStats, Measured
+from worker.messages import EngineMetric, EngineStats
+from worker.published_counts import PublishedCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -323,8 +323,8 @@ def test_an_endpoint_ends() -> None:
 
 def measured(count: float) -> EngineStats:
     labels = (("model_name", "/a/path"),)
-    total = Measured("vllm:steps", "counter", "Steps.", [("vllm:steps_total", labels, count)])
-    running = Measured("vllm:running", "gauge", "Runs.", [("vllm:running", labels, count)])
+    total = EngineMetric("vllm:steps", "counter", "Steps.", [("vllm:steps_total", labels, count)])
+    running = EngineMetric("vllm:running", "gauge", "Runs.", [("vllm:running", labels, count)])
     return EngineStats(1, [total, running])
 
 
@@ -352,7 +352,7 @@ def test_an_engine_goes_on_where_the_last_one_ended() -> None:
 
 
 def test_sums_leave_their_parts_alone() -> None:
-    part, whole = Counts(), Counts()
+    part, whole = PublishedCounts(), PublishedCounts()
     part.results["m", "high", "failed"] = 1
     part.ttft["m"].observe(0.3)
     whole.add(part)
@@ -364,7 +364,7 @@ def test_sums_leave_their_parts_alone() -> None:
 
 
 def test_a_value_at_a_bound_is_within() -> None:
-    counts = LeaderCounts()
+    counts = CoordinatorCounts()
     for seconds in (0.0, 0.001, 240.0, 241.0):
         counts.assign.observe(seconds)
 

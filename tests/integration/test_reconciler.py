@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import coordinator.recovery.reconciler
-from coordinator.recovery.reconciler import Reconciler
+from coordinator.recovery.reconciler import LedgerReconciler
 from tests.support.builders import make_delta, make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
@@ -164,7 +164,7 @@ class TestRounds:
             yard.submit(request)
         yard.connection.delete(yard.keys.intake("normal"))
         ended: list[str] = []
-        reconciler = Reconciler(yard.scripts, patience_s=60, ended=ended.append)
+        reconciler = LedgerReconciler(yard.scripts, patience_s=60, ended=ended.append)
 
         counts = []
         while reconciler.has_more:
@@ -175,7 +175,7 @@ class TestRounds:
         assert set(ended) == {"normal"}
 
     def test_hurries_when_an_entry_is_missed_but_not_all_the_time(self, yard: Yard) -> None:
-        reconciler = Reconciler(yard.scripts, patience_s=60)
+        reconciler = LedgerReconciler(yard.scripts, patience_s=60)
         assert reconciler.has_more
         while reconciler.has_more:
             reconciler.run_once(yard.token)
@@ -189,7 +189,7 @@ class TestRounds:
     def test_deposed_leader_hears_of_it(self, yard: Yard) -> None:
         yard.submit()
         yard.connection.delete(yard.keys.intake("normal"))
-        reconciler = Reconciler(yard.scripts, patience_s=60)
+        reconciler = LedgerReconciler(yard.scripts, patience_s=60)
         yard.depose()
         turns = 0
         while reconciler.run_once(yard.token) and turns < 10_000:
@@ -206,7 +206,9 @@ class TestRounds:
         try:
             url = broker.url.replace("//", f"//{name}:{password}@")
             with redis.Redis.from_url(url) as connection:
-                reconciler = Reconciler(Scripts(connection, Keys(yard.keys.yard)), patience_s=60)
+                reconciler = LedgerReconciler(
+                    Scripts(connection, Keys(yard.keys.yard)), patience_s=60
+                )
                 assert reconciler.run_once(yard.token)
                 assert not reconciler.has_more
                 assert "will not be noticed" in caplog.text

@@ -153,7 +153,7 @@ class TestPatience:
         lanes.push(requests(1))
         lanes.wait_for_load(worker, 1)
         _push_retry(lanes, "suspect", suspected=1, trial=0)
-        eventually(lambda: leading._intake.held.count("retry"))
+        eventually(lambda: leading._intake.backlog.count("retry"))
         lanes.push(requests(1, "other"))
 
         assert turns(leading, 1.0) < 20

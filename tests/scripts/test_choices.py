@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.history import Limits, read_history
+from coordinator.history import RetryLimits, read_history
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 from tokenyard.scripts import Publication, Published
 
-LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
+LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 
 
 def several(count: int = 2) -> Request:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.dispatch.demand import Demand
-from coordinator.placement.decide import Order, Placement, Situation, place
+from coordinator.placement.decide import PendingLoad, Placement, Situation, place
 from coordinator.placement.devices import Worker
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo
 
@@ -55,7 +55,7 @@ def decide(
     demands: Sequence[Demand],
     workers: Sequence[Worker],
     hosts: Mapping[str, HostInfo] | None = None,
-    orders: Sequence[Order] = (),
+    orders: Sequence[PendingLoad] = (),
     wait_s: float = WAIT_S,
 ) -> Placement:
     """One decision; on one host where none is given."""

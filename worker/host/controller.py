@@ -33,8 +33,8 @@ from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
 from worker.host.command_reader import CommandReader
-from worker.host.commands import Orders
-from worker.host.diagnosis import Death
+from worker.host.commands import CommandHandler
+from worker.host.diagnosis import FailedStart
 from worker.host.membership import Membership
 from worker.host.metrics import HostMetrics
 from worker.host.output import log_place
@@ -44,7 +44,16 @@ from worker.host.reconciler import StateReconciler
 from worker.host.roster_entry import roster_entry
 from worker.host.start_failures import StartFailures
 from worker.host.weights_check import WeightsCheck
-from worker.messages import Beat, Done, Fenced, Paused, Refusal, Serve, Surplus, ToController
+from worker.messages import (
+    CommandRefused,
+    Done,
+    Fenced,
+    Heartbeat,
+    LaneReleased,
+    Paused,
+    Serve,
+    ToController,
+)
 
 log = logging.getLogger("tokenyard.worker.controller")
 
@@ -70,7 +79,7 @@ class Controller:
             listening, keys, self._take_in, lambda: self._put(None), settings.block_ms
         )
         self._pool = Pool(settings, self)
-        self._orders = Orders(self._pool, self._catalog, self._acknowledge)
+        self._orders = CommandHandler(self._pool, self._catalog, self._acknowledge)
         self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
         self._reconciler = StateReconciler(self._pool, self._read_postures, self._acknowledge)
         Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
@@ -195,8 +204,8 @@ class Controller:
             self._reconciler.read()
             self._reconciler.lead(member)
             member.become(self._membership.join(self._entry(member)))
-        except redis.RedisError as fault:
-            self._outage.note(fault)
+        except redis.RedisError as error:
+            self._outage.note(error)
             return False
         self._outage.over()
         member.is_spent = False
@@ -255,8 +264,8 @@ class Controller:
     def _leave_as(self, worker: str, why: Why, reason: str) -> None:
         try:
             self._membership.leave(worker, why, reason)
-        except redis.RedisError as fault:
-            log.warning("%s: its lease has to run out: %s", worker, fault)
+        except redis.RedisError as error:
+            log.warning("%s: its lease has to run out: %s", worker, error)
 
     # What the pool tells (worker.host.pool.Owner)
 
@@ -317,7 +326,7 @@ class Controller:
         member.note_error("" if why == "left" else reason)
         self._orders.died(member, reason)
 
-    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         """Models of a file are placed elsewhere, or refused: they do not end this host."""
         if death.phase == "warming up" or not self._settings.models:
             self._start_failures.note(member.name, death)
@@ -337,17 +346,17 @@ class Controller:
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """News from a worker."""
         match message:
-            case Beat():
+            case Heartbeat():
                 self._metrics.heard(member, message)
             case Fenced(worker):
                 self._leave_behind(worker)
-            case Surplus(worker) if worker == member.worker:
+            case LaneReleased(worker) if worker == member.worker:
                 member.is_spent = True
             case Paused(mode):
                 member.observed.rests(mode)
             case Done(errand) if not member.observed.has_done(errand):
                 self._orders.done(member)
-            case Refusal(reason, errand):
+            case CommandRefused(reason, errand):
                 log.error("%s: %s", member.name, reason)
                 if errand is None or not member.observed.cannot(errand, reason):
                     self._orders.refused(member, reason)
@@ -382,5 +391,5 @@ class Controller:
     def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
         try:
             self._scripts.acknowledge(entry, what)
-        except redis.RedisError as fault:
-            log.warning("command %s stays without an answer: %s", entry, fault)
+        except redis.RedisError as error:
+            log.warning("command %s stays without an answer: %s", entry, error)

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Final
 
 #: So many unloads, one after the other, are looked at together.
-LOOKS: Final = 6
+READINGS: Final = 6
 #: In each of its two halves, which overlap, the memory must grow.
 _HALF: Final = 4
 #: A model has stayed where so much of what it took is still there, and so many floors of it.
@@ -36,7 +36,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MemoryReading:
     """The scarce memory of a process after an unload, in bytes."""
 
     after: int
@@ -48,10 +48,10 @@ class Look:
 class LeakRule:
     """What may stay behind."""
 
-    tolerance: float = 0.02  # growth within `LOOKS` unloads, as a part of the warm memory,
+    tolerance: float = 0.02  # growth within `READINGS` unloads, as a part of the warm memory,
     floor_mib: float = 64.0  # and at least so much, since a baseline may be tiny
 
-    def judge(self, warm: int, looks: Sequence[Look]) -> Verdict:
+    def judge(self, warm: int, looks: Sequence[MemoryReading]) -> Verdict:
         """The verdict on a process with ``warm`` bytes before its first model; newest look last."""
         if self._has_stayed(warm, looks):
             return Verdict.GROSS
@@ -60,7 +60,7 @@ class LeakRule:
         is_large = kept(warm, looks) > max(_MOST * warm, _MOST_FLOORS * floor)
         return Verdict.GROWING if is_growing or is_large else Verdict.SOUND
 
-    def _has_stayed(self, warm: int, looks: Sequence[Look]) -> bool:
+    def _has_stayed(self, warm: int, looks: Sequence[MemoryReading]) -> bool:
         """Whether the model that went last is still there, for the most part."""
         if not looks:
             return False
@@ -69,22 +69,22 @@ class LeakRule:
         return took > 0 and kept >= max(_STAYED * took, _STAYED_FLOORS * self.floor_mib * _MIB)
 
 
-def kept(warm: int, looks: Sequence[Look]) -> int:
-    """The least that has stayed behind in the last `LOOKS` unloads, in bytes; else 0."""
-    return min(one.after for one in list(looks)[-LOOKS:]) - warm if len(looks) >= LOOKS else 0
+def kept(warm: int, looks: Sequence[MemoryReading]) -> int:
+    """The least that has stayed behind in the last `READINGS` unloads, in bytes; else 0."""
+    return min(one.after for one in list(looks)[-READINGS:]) - warm if len(looks) >= READINGS else 0
 
 
-def growth(looks: Sequence[Look]) -> float:
-    """Bytes by which the memory has grown in the last `LOOKS` unloads, all the time; else 0.
+def growth(looks: Sequence[MemoryReading]) -> float:
+    """Bytes by which the memory has grown in the last `READINGS` unloads, all the time; else 0.
 
     The slope is the median of those between any two looks (Theil and Sen), so that single ones do
     not count, and the smaller one of both halves, so that what has come to rest does not.
     """
-    if len(looks) < LOOKS:
+    if len(looks) < READINGS:
         return 0.0
-    newest = [one.after for one in list(looks)[-LOOKS:]]
+    newest = [one.after for one in list(looks)[-READINGS:]]
     slope = min(_slope(newest[:_HALF]), _slope(newest[-_HALF:]))
-    return max(0.0, slope * (LOOKS - 1))
+    return max(0.0, slope * (READINGS - 1))
 
 
 def _slope(values: Sequence[int]) -> float:

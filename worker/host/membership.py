@@ -132,10 +132,10 @@ class Membership:
                 self.renew()
                 failures = 0
                 outage.over()
-            except redis.RedisError as fault:
+            except redis.RedisError as error:
                 failures += 1
                 pause = backoff.compute(failures)
-                outage.note(fault)
+                outage.note(error)
             self._wait(pause)
 
     def _wait(self, seconds: float) -> None:

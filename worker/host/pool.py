@@ -34,16 +34,16 @@ from worker.host.allocation import (
     fits,
     next_steps,
 )
-from worker.host.diagnosis import Death
+from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
 from worker.host.process_handle import State, WorkerProcessHandle
 from worker.messages import (
     Asleep,
-    Beat,
+    CommandRefused,
     Drained,
-    Failed,
+    Heartbeat,
+    ProcessFailed,
     Ready,
-    Refusal,
     Stop,
     ToController,
     Warm,
@@ -59,7 +59,7 @@ STOP_S = 5.0
 SUSPENDED_LEVEL = 1
 
 
-class Owner(Protocol):
+class PoolListener(Protocol):
     """Who is told what happens in a pool."""
 
     def changed(self, member: WorkerProcessHandle) -> None:
@@ -74,7 +74,7 @@ class Owner(Protocol):
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """Its process is dead: what it had must be somebody else's at once."""
 
-    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         """Its process died before it was warm, or it, or its process, could not load its model."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
@@ -90,7 +90,7 @@ class Owner(Protocol):
 class Pool:
     """The processes of one host."""
 
-    def __init__(self, settings: WorkerSettings, owner: Owner) -> None:
+    def __init__(self, settings: WorkerSettings, owner: PoolListener) -> None:
         self.members = _members(settings)
         self.goals: dict[int, Goal | None] = dict.fromkeys(range(settings.slots))
         #: Devices that are let go of for a while: what they held sleeps, or is loaded again.
@@ -299,14 +299,14 @@ class Pool:
             case Asleep():
                 member.asleep(message)
                 self._owner.changed(member)
-            case Refusal(reason, None):
+            case CommandRefused(reason, None):
                 self._refused(member, reason)
-            case Beat():
+            case Heartbeat():
                 member.note_beat(message)
                 self._owner.heard(member, message)
             case Drained():
                 member.drained()
-            case Failed(reason):
+            case ProcessFailed(reason):
                 log.debug("%s: %s", member.name, reason)  # said again when it has ended
                 member.last_words = reason
             case _:
@@ -329,7 +329,7 @@ class Pool:
         goal, followers = self._goal_of(member), self._mates(member)
         if member.spec:
             said = reason.removeprefix(f"{member.spec.name}: ")
-            death = Death("loading the model", said=said, model=member.spec.path)
+            death = FailedStart("loading the model", said=said, model=member.spec.path)
             self._owner.start_failed(member, death)
         member.refused()
         self._owner.changed(member)

@@ -24,17 +24,17 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import Tally
 from tokenyard.scripts import Why
 from worker.engines import EngineInfo, Group, Memory
-from worker.host.diagnosis import Death
-from worker.host.fork_server import Server
-from worker.host.leak import LOOKS, LeakRule, Look, Verdict
+from worker.host.diagnosis import FailedStart
+from worker.host.fork_server import ForkServer
+from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict
 from worker.host.output import Output
 from worker.host.run_state import ObservedState
 from worker.messages import (
     Asleep,
     Attach,
-    Beat,
     Drain,
-    Load,
+    Heartbeat,
+    LoadModel,
     Ready,
     Sleep,
     ToController,
@@ -44,7 +44,7 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.process.main import Birth, main
+from worker.process.main import ProcessArguments, main
 
 log = logging.getLogger("tokenyard.worker.pool")
 
@@ -62,7 +62,7 @@ UNKNOWN_STATUS = 255
 #: Signals that come from outside the process, such as the kernel's when memory runs out.
 KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-_server = Server
+_server = ForkServer
 
 
 class State(enum.Enum):
@@ -134,11 +134,13 @@ class WorkerProcessHandle:
         )
         self._failures = 0
         self._deaths_in_service = 0  # in a row
-        self._looks: deque[Look] = deque(maxlen=LOOKS)  # after each unload, the newest last
+        self._looks: deque[MemoryReading] = deque(
+            maxlen=READINGS
+        )  # after each unload, the newest last
         self._most = 0  # bytes, with the model that it holds
         self._started = 0.0
         self._drain_since = 0.0
-        self._beat = Beat(0, 0)
+        self._beat = Heartbeat(0, 0)
         self._moved = 0.0  # when progress was last seen, or had no reason to be
 
     def __repr__(self) -> str:
@@ -147,7 +149,7 @@ class WorkerProcessHandle:
 
     # What the pool tells it to do
 
-    def start(self) -> Death | None:
+    def start(self) -> FailedStart | None:
         """Start a process, which warms up.
 
         Where that cannot be, the next try is after a pause, and what hinders it is given.
@@ -155,19 +157,19 @@ class WorkerProcessHandle:
         self.pipe, theirs = _server.Pipe()
         output, their_output = _server.Pipe(duplex=False)
         self.output = Output(output)
-        birth = Birth(self._settings, self.device, log.getEffectiveLevel())
+        birth = ProcessArguments(self._settings, self.device, log.getEffectiveLevel())
         process = _server.Process(target=main, args=(birth, theirs, their_output), name=self.name)
         self._started = time.monotonic()
         try:
             process.start()
-        except (EOFError, OSError) as fault:
+        except (EOFError, OSError) as error:
             # The fork-server, or what it had just started, was killed at this very moment.
-            log.warning("%s: no process could be started: %s", self.name, fault)
+            log.warning("%s: no process could be started: %s", self.name, error)
             self.pipe.close()
             self.output.close()
             self.pipe, self.output = None, None
             self._pause(self._failures + 1)
-            return Death("warming up", said=f"{type(fault).__name__}: {fault}")
+            return FailedStart("warming up", said=f"{type(error).__name__}: {error}")
         else:
             self.process = process
             self._enter(State.WARMING)
@@ -180,7 +182,7 @@ class WorkerProcessHandle:
     def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> None:
         """Make an engine, of these weights; as the leader of a group where one is given."""
         self.spec, self.group = spec, group
-        self.send(Load(spec, group, weights))
+        self.send(LoadModel(spec, group, weights))
         self._enter(State.LOADING)
 
     def attach(self, spec: ModelSpec, group: Group) -> None:
@@ -250,7 +252,7 @@ class WorkerProcessHandle:
             self.baseline = memory
         else:
             before = self._looks[-1].after if self._looks else self.baseline.scarce
-            self._looks.append(Look(memory.scarce, max(0, self._most - before)))
+            self._looks.append(MemoryReading(memory.scarce, max(0, self._most - before)))
         self._most = 0
 
     def ready(self, message: Ready) -> None:
@@ -281,7 +283,7 @@ class WorkerProcessHandle:
         elif self.state is State.UNLOADING:
             self._enter(State.DRAINED)
 
-    def note_beat(self, beat: Beat) -> None:
+    def note_beat(self, beat: Heartbeat) -> None:
         """The process is alive; whether it also gets on is seen from ``beat``."""
         if beat.progress != self._beat.progress or not beat.unfinished:
             self._moved = time.monotonic()
@@ -356,7 +358,7 @@ class WorkerProcessHandle:
 
     # Its end
 
-    def death(self) -> Death | None:
+    def death(self) -> FailedStart | None:
         """How the process, which is dead, never came to be of use; None where it was.
 
         That its model could not be loaded is a death as well, where it said so and lives.
@@ -370,7 +372,7 @@ class WorkerProcessHandle:
         if self.output is not None:
             self.output.pass_on()
         is_killed = status is not None and status < 0 and not self.last_words
-        return Death(
+        return FailedStart(
             "warming up" if self.state is State.WARMING else "loading the model",
             signal=_signal_name(-status) if is_killed and status else "",
             status=status,
@@ -468,7 +470,7 @@ class WorkerProcessHandle:
             self.since = time.time()
         self.state = state
         self._moved = time.monotonic()
-        self._beat = Beat(0, 0, error=self._beat.error)
+        self._beat = Heartbeat(0, 0, error=self._beat.error)
 
 
 def _is_alive(pid: int) -> bool:

@@ -28,7 +28,7 @@ from worker.host.allocation import Goal
 from worker.host.pool import Pool
 from worker.host.process_handle import State, WorkerProcessHandle
 from worker.host.run_state import is_fit, next_step, why_not
-from worker.messages import Profile, Reload
+from worker.messages import Profile, ReloadWeights
 
 log = logging.getLogger("tokenyard.worker.control")
 
@@ -85,8 +85,8 @@ class StateReconciler:
         if self._is_stale:
             try:
                 self.read()
-            except redis.RedisError as fault:
-                self._outage.note(fault)
+            except redis.RedisError as error:
+                self._outage.note(error)
             else:
                 self._outage.over()
 
@@ -231,5 +231,5 @@ def _is_about(order: Order, member: WorkerProcessHandle) -> bool:
     """Whether what a process cannot do is what an order is about."""
     refused = member.observed.refused
     return (order.signal in _BY_PROFILING and any(isinstance(one, Profile) for one in refused)) or (
-        order.signal in _BY_WEIGHTS and any(isinstance(one, Reload) for one in refused)
+        order.signal in _BY_WEIGHTS and any(isinstance(one, ReloadWeights) for one in refused)
     )

@@ -14,12 +14,12 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
 from worker.engines import Unsupported
 from worker.host.allocation import Goal
-from worker.host.diagnosis import Death
+from worker.host.diagnosis import FailedStart
 from worker.host.pool import Pool
 from worker.host.process_handle import State, WorkerProcessHandle
 from worker.local.booking import Booking
 from worker.local.status import ProcessStatus, process_status
-from worker.messages import Made, ToController
+from worker.messages import Replies, ToController
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.local")
@@ -198,7 +198,7 @@ class Bookings:
         elif booking:
             booking.lose(f"{member.name}: {reason}")
 
-    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         """Whoever waits is told when it is enough (`_despair`)."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
@@ -216,7 +216,7 @@ class Bookings:
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """Replies."""
         booking = self._of(member.spec)
-        if booking and isinstance(message, Made):
+        if booking and isinstance(message, Replies):
             booking.take(message.replies)
 
     def _despair(self, device: int) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final
 
-from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.replies import Reply, decode_reply, encode_reply
 from tokenyard.protocol.wire import Assignment
 from worker.process.outcomes import Run
 
@@ -21,8 +22,8 @@ MOST_S: Final = 900.0
 MOST_RESULTS: Final = 10_000
 #: and so many bytes, about.
 MOST_BYTES: Final = 16 * 1024 * 1024
-#: What a result takes beside its tokens and texts, about.
-_FIXED_BYTES: Final = 700
+#: What a result takes beside its packed form, about.
+_FIXED_BYTES: Final = 350
 
 
 class Ended:
@@ -42,8 +43,9 @@ class Ended:
         self._most_results = most_results
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        # When it ended (monotonic), its size, and the result; the oldest first.
-        self._results: OrderedDict[tuple[str, str, str], tuple[float, int, Reply]] = OrderedDict()
+        # When it ended (monotonic), and the result; the oldest first. Packed it is one object in
+        # the place of ten, which nobody has near by when they have to go.
+        self._results: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._bytes = 0
         self._forgotten_at = float("-inf")
 
@@ -52,16 +54,18 @@ class Ended:
         """How many it has."""
         return len(self._results)
 
-    def keep(self, run: Run, reply: Reply, now: float) -> None:
-        """Remember a published result; ``now`` is monotonic. What failed may be tried again."""
-        if reply.status != "completed" or run.began < self._forgotten_at:
-            return
-        key, size = _key(run.assignment), _size(reply)
+    def keep(self, ended: Iterable[tuple[Run, Reply]], now: float) -> None:
+        """Remember published results; ``now`` is monotonic. What failed may be tried again."""
+        results = self._results
         with self._lock:
-            if key in self._results:
-                self._drop(key)
-            self._results[key] = now, size, reply
-            self._bytes += size
+            for run, reply in ended:
+                if reply.status != "completed" or run.began < self._forgotten_at:
+                    continue
+                key, packed = _key(run.assignment), encode_reply(reply)
+                if key in results:
+                    self._drop(key)
+                results[key] = now, packed
+                self._bytes += len(packed) + _FIXED_BYTES
             self._bound(now)
 
     def find(self, assignment: Assignment) -> Reply | None:
@@ -69,7 +73,7 @@ class Ended:
         found = self._results.get(_key(assignment))
         if found is None or found[0] < time.monotonic() - self._most_s:
             return None
-        return found[2]
+        return decode_reply(found[1])
 
     def forget(self) -> None:
         """Forget all that was begun until now: from here on the engine would answer otherwise."""
@@ -90,18 +94,11 @@ class Ended:
                 return
             self._drop(oldest)
 
-    def _drop(self, key: tuple[str, str, str]) -> None:
-        self._bytes -= self._results.pop(key)[1]
+    def _drop(self, key: str) -> None:
+        self._bytes -= len(self._results.pop(key)[1]) + _FIXED_BYTES
 
 
-def _key(assignment: Assignment) -> tuple[str, str, str]:
+def _key(assignment: Assignment) -> str:
     """The server id tells a request from a later one of the same name."""
-    return assignment.request.client, assignment.request.id, assignment.sid
-
-
-def _size(reply: Reply) -> int:
-    size = _FIXED_BYTES + len(reply.tokens) + len(reply.text or "")
-    if reply.logprobs or reply.prompt_logprobs or reply.choices:
-        texts = reply.logprobs, reply.prompt_logprobs, reply.choices
-        size += sum(len(text) for text in texts if text)
-    return size
+    request = assignment.request
+    return f"{request.client}/{request.id}/{assignment.sid}"

@@ -9,12 +9,12 @@ from dataclasses import replace
 from worker.engines import Backend, Engine, Unsupported
 from worker.messages import (
     Asleep,
+    CommandRefused,
     Done,
     Profile,
     Ready,
-    Refusal,
-    Reload,
-    Reset,
+    ReloadWeights,
+    ResetPrefixCache,
     Sleep,
     ToController,
     Wake,
@@ -31,14 +31,14 @@ class EngineControl:
         self._backend = backend
         self._tell = tell
 
-    def __call__(self, command: Sleep | Wake | Reset | Profile | Reload) -> None:
+    def __call__(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
         """Do it and tell the controller; what the engine cannot do leaves all as it was."""
         began = time.perf_counter()
         try:
             self._do(command)
-        except Unsupported as fault:
+        except Unsupported as error:
             errand = None if isinstance(command, Sleep | Wake) else command
-            self._tell(Refusal(str(fault), errand))
+            self._tell(CommandRefused(str(error), errand))
             return
         seconds = time.perf_counter() - began
         if isinstance(command, Sleep):
@@ -49,15 +49,15 @@ class EngineControl:
         else:
             self._tell(Done(command))
 
-    def _do(self, command: Sleep | Wake | Reset | Profile | Reload) -> None:
+    def _do(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
         match command:
             case Sleep(level):
                 self._engine.sleep(level)
             case Wake():
                 self._engine.wake()
-            case Reset():
+            case ResetPrefixCache():
                 self._engine.reset()
             case Profile(start):
                 self._engine.profile(start=start)
-            case Reload(path):
+            case ReloadWeights(path):
                 self._engine.reload(path)

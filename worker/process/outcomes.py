@@ -20,7 +20,7 @@ from tokenyard.protocol.replies import (
     json_text,
 )
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, TokenDelta
+from worker.engines import EngineEvent, EngineInfo, Finished, RequestFailed, TokenDelta
 
 
 class Run(Struct, eq=False):
@@ -34,8 +34,10 @@ class Run(Struct, eq=False):
     shown: bytearray = field(default_factory=bytearray)
     first_token: float | None = None
     has_told_epoch: bool = False  # its ledger has the epoch of its first token, if it has any
+    waited_ms: int = 0  # `Assignment.waited_ms`, which takes its time to be read
 
     def __post_init__(self) -> None:
+        self.waited_ms = self.assignment.waited_ms
         if self.assignment.published:
             self.shown += pack_tokens(self.assignment.published_of(0))
             self.seq = len(self.assignment.published) // 4
@@ -129,7 +131,7 @@ def epoch_to_tell(run: Run, delta: Reply, epoch: int | None) -> int | None:
 
 def result_reply(
     run: Run,
-    end: Finished | Faulted | Expired | Remembered,
+    end: Finished | RequestFailed | Expired | Remembered,
     info: EngineInfo,
     worker: str,
     now: float,
@@ -140,7 +142,7 @@ def result_reply(
         return structs.replace(end.reply, seq=run.seq)
     provenance = _provenance(run, info, worker, epoch)
     timing = json_text(_timing(run, now))
-    if isinstance(end, Faulted):
+    if isinstance(end, RequestFailed):
         return Reply(
             id=run.assignment.request.id,
             event="result",
@@ -232,7 +234,7 @@ def _provenance_text(*values: Any) -> str:
 def _timing(run: Run, now: float) -> Timing:
     first = run.first_token
     return Timing(
-        queue_ms=run.assignment.waited_ms,
+        queue_ms=run.waited_ms,
         engine_ms=round((now - run.began) * 1000, 3),
         first_token_ms=None if first is None else round((first - run.began) * 1000, 3),
     )

@@ -17,10 +17,11 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.telemetry.tracing import Tracer
-from worker.engines import EngineInfo, Faulted, TokenDelta
+from worker.engines import EngineInfo, RequestFailed, TokenDelta
 from worker.process.ended import Ended
 from worker.process.outcomes import (
     Outcome,
@@ -125,7 +126,7 @@ class Publisher:
     def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
         events = merge(events)
         for event in events:
-            if isinstance(event, Faulted) and event.code is Code.INFERENCE_ERROR:
+            if isinstance(event, RequestFailed) and event.code is Code.INFERENCE_ERROR:
                 self._hand_back(event)
         deltas, results = self._publications(events, epoch)
         if deltas:
@@ -161,7 +162,7 @@ class Publisher:
                 results.append((run, event, Publication(run.assignment, reply)))
         return deltas, results
 
-    def _hand_back(self, fault: Faulted) -> None:
+    def _hand_back(self, fault: RequestFailed) -> None:
         """Give a request back that may succeed another time; whether it may, the leader says."""
         run = self.runs.pop(fault.key, None)
         if run is None:
@@ -202,13 +203,13 @@ class Publisher:
         # Else it was cancelled: who cancels publishes the result.
         may_repeat = self.attempts > before + 1
         published: list[tuple[Run, Outcome]] = []
-        now = time.monotonic()
+        ended: list[tuple[Run, Reply]] = []
         for (run, outcome, item), code in zip(shipments, codes or (), strict=False):
             if code is _PUBLISHED or (may_repeat and code is Published.REPEATED):
                 published.append((run, outcome))
                 if not isinstance(outcome, TokenDelta):
                     self._spans.ended(run, outcome)
-                    self._ended.keep(run, item.reply, now)
+                    ended.append((run, item.reply))
             elif code is Published.LEASE_LOST:
                 self._tally.note_stale(len(items))
                 self._lose()
@@ -221,6 +222,8 @@ class Publisher:
                 self._on_stale(run.assignment.entry)
                 if isinstance(outcome, TokenDelta):
                     self._give_back_behind_lost(run.assignment)
+        if ended:
+            self._ended.keep(ended, time.monotonic())
         self._tally.note(published)
 
     def _call(self, call: Callable[[], T]) -> T | None:
@@ -232,8 +235,8 @@ class Publisher:
                 answer = call()
                 self._outage.over()
                 return answer
-            except redis.RedisError as fault:
+            except redis.RedisError as error:
                 failures += 1
-                self._outage.note(fault)
+                self._outage.note(error)
                 self._stop.wait(backoff.compute(failures))
         return None

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from tokenyard.telemetry.tracing import Attributes, Tracer, carrier_of
-from worker.engines import EngineInfo, Faulted, Finished
+from worker.engines import EngineInfo, Finished, RequestFailed
 from worker.process.outcomes import Expired, Remembered, Run
 
-End = Finished | Faulted | Expired | Remembered | None
+End = Finished | RequestFailed | Expired | Remembered | None
 
 
 class EngineSpans:
@@ -53,7 +53,7 @@ class EngineSpans:
             "gen_ai.request.choice.count": params.n,
             "tokenyard.worker": self._worker,
             "tokenyard.attempt": run.assignment.attempt,
-            "tokenyard.queue_seconds": run.assignment.waited_ms / 1000,
+            "tokenyard.queue_seconds": run.waited_ms / 1000,
         }
         if params.max_tokens is not None:
             found["gen_ai.request.max_tokens"] = params.max_tokens
@@ -77,7 +77,7 @@ def _error(end: End) -> str:
     match end:
         case Finished() | Remembered():
             return ""
-        case Faulted(_, code, message):
+        case RequestFailed(_, code, message):
             return f"{code}: {message}"
         case Expired(_, _, where):
             return f"DEADLINE_EXCEEDED: the deadline passed while the request was {where}"

@@ -14,17 +14,17 @@ from collections.abc import Iterable
 from typing import Final
 
 from tokenyard.protocol.worker_info import Tally
-from worker.counts import Counts
-from worker.engines import Faulted, Finished, TokenDelta
+from worker.engines import Finished, RequestFailed, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
+from worker.published_counts import PublishedCounts
 
 #: The median is of first tokens that are no older, and of so many at most.
 WINDOW_S: Final = 60.0
 MOST_KEPT: Final = 1000
-End = Finished | Faulted | Expired | Remembered
+End = Finished | RequestFailed | Expired | Remembered
 _OUTCOMES: Final = {
     Finished: "completed",
-    Faulted: "failed",
+    RequestFailed: "failed",
     Expired: "expired",
     Remembered: "completed",
 }
@@ -38,7 +38,7 @@ class RunningStats:
         self._has_readers = has_readers
         self.error = ""  # what the engine could not do the last time
         self._lock = threading.Lock()
-        self._counts = Counts()
+        self._counts = PublishedCounts()
         self._model = ""
         self._reset()
 
@@ -55,7 +55,7 @@ class RunningStats:
 
     def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
         """Outcomes that have just been published."""
-        tokens = 0
+        tokens, now = 0, time.monotonic()
         with self._lock:
             for run, outcome in published:
                 if isinstance(outcome, TokenDelta):
@@ -65,16 +65,15 @@ class RunningStats:
                 made = _made(outcome)
                 tokens += max(0, made - run.seq)
                 if self._has_readers:
-                    self._note_end(run, outcome, made)
+                    self._note_end(run, outcome, made, now)
             self._tokens += tokens
             self._counts.tokens[self._model, "output"] += tokens
 
-    def _note_end(self, run: Run, end: End, made: int) -> None:
+    def _note_end(self, run: Run, end: End, made: int, now: float) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment
         priority = assignment.sid.partition("/")[0]
         counts.results[model, priority, _OUTCOMES[type(end)]] += 1
-        now = time.monotonic()
-        whole_s = assignment.waited_ms / 1000 + now - run.began
+        whole_s = run.waited_ms / 1000 + now - run.began
         counts.e2e[model].observe(whole_s)
         if not isinstance(end, Finished):
             return
@@ -87,7 +86,7 @@ class RunningStats:
 
     def note_first(self, run: Run, now: float) -> None:
         """The first token of a request is there; ``now`` is monotonic."""
-        waited_ms = run.assignment.waited_ms + (now - run.began) * 1000
+        waited_ms = run.waited_ms + (now - run.began) * 1000
         with self._lock:
             self._firsts.append((now, waited_ms))
             self._counts.ttft[self._model].observe(waited_ms / 1000)
@@ -112,7 +111,7 @@ class RunningStats:
             median = round(statistics.median(waited), 1) if waited else None
             return Tally(finished=self._finished, tokens=self._tokens, ttft_ms=median)
 
-    def counts(self) -> Counts:
+    def counts(self) -> PublishedCounts:
         """The counts of this process until now."""
         with self._lock:
             return self._counts.copy()

@@ -50,11 +50,11 @@ class StreamReader(ABC):
                 self.run_once()
                 failures = 0
                 outage.over()
-            except redis.RedisError as fault:
+            except redis.RedisError as error:
                 failures += 1
                 if self.reads_anew:
                     self._last = "0"
-                outage.note(fault)
+                outage.note(error)
                 self._stop.wait(backoff.compute(failures))
         self._connection.close()
 

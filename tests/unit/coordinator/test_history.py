@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.history import FRESH, History, Limits, read_history
+from coordinator.history import FRESH, History, RetryLimits, read_history
 from tokenyard.protocol.errors import Code
 
-LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_faults=3)
+LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_faults=3)
 
 
 @pytest.mark.parametrize(

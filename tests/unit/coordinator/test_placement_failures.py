@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.placement.decide import PATIENCE_GONE_S, PATIENCE_S, Order
+from coordinator.placement.decide import PATIENCE_GONE_S, PATIENCE_S, PendingLoad
 from tests.support.situations import NOW_MS, WAIT_S, decide, demand, host, loads, worker
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo
@@ -15,9 +15,9 @@ from tokenyard.protocol.worker_info import HostInfo
 class TestOrdersUnderWay:
     def order(
         self, model: str = "a", name: str = "w.1", given_s: float = 1.0, **values: Any
-    ) -> Order:
+    ) -> PendingLoad:
         command = Command(verb="load", worker=name, model=model)
-        return Order(command, [("h", 0)], NOW_MS - 1000 * given_s, **values)
+        return PendingLoad(command, [("h", 0)], NOW_MS - 1000 * given_s, **values)
 
     def test_a_device_is_not_commanded_twice_nor_a_model_ordered_twice(self) -> None:
         workers = [worker("w.1"), worker("x.2", device=1)]

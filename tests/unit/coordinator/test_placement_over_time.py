@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from coordinator.dispatch.demand import Demand
-from coordinator.placement.decide import Order, Situation, place
+from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import Worker
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
@@ -34,7 +34,7 @@ class Model:
 
 
 @dataclass
-class Device:
+class PlacementDevice:
     """One device and its two processes, one of which may be awake."""
 
     index: int
@@ -63,12 +63,12 @@ class Yard:
 
     def __init__(self, models: list[Model], devices: int, wait_s: float = 5.0) -> None:
         self.models = {model.name: model for model in models}
-        self.devices = [Device(index) for index in range(devices)]
+        self.devices = [PlacementDevice(index) for index in range(devices)]
         self.wait_s = wait_s
         self.lane_limit = 5
         self.now_s = 0.0
         self.queues: dict[str, deque[float]] = {name: deque() for name in self.models}
-        self.orders: list[Order] = []
+        self.orders: list[PendingLoad] = []
         self.commands: list[Command] = []
         self.swaps: list[tuple[float, int]] = []  # when, and on which device
         self.lost_s: Counter[int] = Counter()  # by device: unloading and loading after a swap
@@ -103,12 +103,12 @@ class Yard:
             self._move_on(device)
         self._take_up()
 
-    def _dispatch(self, device: Device) -> None:
+    def _dispatch(self, device: PlacementDevice) -> None:
         queue = self.queues.get(device.model, deque())
         while device.state == "ready" and queue and len(device.lane) < self.lane_limit:
             device.lane.append(queue.popleft())
 
-    def _serve(self, device: Device) -> None:
+    def _serve(self, device: PlacementDevice) -> None:
         if device.state not in {"ready", "draining"} or not device.lane:
             device.credit = 0.0
             return
@@ -131,11 +131,11 @@ class Yard:
             for mate in self.devices[index].group or [index]:
                 self._release(self.devices[mate])
 
-    def _release(self, device: Device) -> None:
+    def _release(self, device: PlacementDevice) -> None:
         if device.state == "ready":
             device.enter("draining", self.now_s)
 
-    def _move_on(self, device: Device) -> None:
+    def _move_on(self, device: PlacementDevice) -> None:
         elapsed_s = self.now_s - device.since_s
         if device.state == "draining" and not device.lane:
             mates = [self.devices[index] for index in device.group or [device.index]]
@@ -149,7 +149,7 @@ class Yard:
             device.enter("ready", self.now_s)
             self.measured.add(device.model)
 
-    def _give_way(self, device: Device, *, is_swap: bool) -> None:
+    def _give_way(self, device: PlacementDevice, *, is_swap: bool) -> None:
         device.enter("unloading", self.now_s)
         device.incarnation += 100
         if is_swap:
@@ -191,7 +191,7 @@ class Yard:
             if queue
         ]
 
-    def _worker(self, device: Device) -> Worker:
+    def _worker(self, device: PlacementDevice) -> Worker:
         info = WorkerInfo(
             name=f"w{device.index}",
             state=device.state,

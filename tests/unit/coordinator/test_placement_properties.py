@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.dispatch.demand import Demand
-from coordinator.placement.decide import Order, Situation, place
+from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import AWAKE, SERVING, Worker
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import (
@@ -113,13 +113,13 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 @st.composite
-def orders(draw: st.DrawFn, everybody: Sequence[Worker]) -> list[Order]:
+def orders(draw: st.DrawFn, everybody: Sequence[Worker]) -> list[PendingLoad]:
     alone = [one for one in everybody if not one.info.group and one.info.state in AWAKE | {"warm"}]
     most = draw(st.sampled_from([0, 0, 2]))
     chosen = draw(st.lists(st.sampled_from(alone), max_size=most)) if alone else []
     by_device = {one.device: one for one in chosen}
     return [
-        Order(
+        PendingLoad(
             Command(verb="load", worker=one.worker, model=draw(st.sampled_from("abc"))),
             [device],
             NOW_MS - 1000 * draw(seconds),

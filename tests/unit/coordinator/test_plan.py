@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from msgspec.structs import replace
 
-from coordinator.dispatch.plan import Placed, make_plan
+from coordinator.dispatch.plan import PlannedDispatch, make_plan
 from coordinator.routing.features import RoutingFeatures
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
@@ -23,9 +23,11 @@ def lane(
     )
 
 
-def waiting(name: str, trial: int | None = None) -> QueuedRequest:
-    hints = RoutingFeatures(work=10)
-    return QueuedRequest(intake="normal", entry=name, id=name, model="m", hints=hints, trial=trial)
+def queued(name: str, trial: int | None = None) -> QueuedRequest:
+    work = RoutingFeatures(work=10)
+    return QueuedRequest(
+        intake="normal", entry=name, id=name, model="m", features=work, trial=trial
+    )
 
 
 def pick(chosen: Lane | None) -> Pick | None:
@@ -38,7 +40,7 @@ def plan(
     suspects: Sequence[QueuedRequest] = (),
     others: Sequence[QueuedRequest] | Iterator[QueuedRequest] = (),
     most: int = 100,
-) -> list[Placed]:
+) -> list[PlannedDispatch]:
     return make_plan(
         suspects,
         others,
@@ -48,21 +50,21 @@ def plan(
     )
 
 
-def placed(made: list[Placed]) -> list[tuple[str, str, bool]]:
-    return [(item.waiting.id, item.lane.name, item.alone) for item in made]
+def placed(made: list[PlannedDispatch]) -> list[tuple[str, str, bool]]:
+    return [(item.queued.id, item.lane.name, item.alone) for item in made]
 
 
 def suspects(count: int, trial: int = 0) -> list[QueuedRequest]:
-    return [waiting(f"s{n}", trial) for n in range(count)]
+    return [queued(f"s{n}", trial) for n in range(count)]
 
 
-def groups(made: list[Placed]) -> dict[str, int]:
+def groups(made: list[PlannedDispatch]) -> dict[str, int]:
     """How many are on trial on each lane."""
     return dict(Counter(item.lane.name for item in made if item.on_trial))
 
 
 def others(count: int) -> list[QueuedRequest]:
-    return [waiting(f"r{n}") for n in range(count)]
+    return [queued(f"r{n}") for n in range(count)]
 
 
 class TestSuspects:
@@ -98,8 +100,8 @@ class TestSuspects:
         assert plan([lane("a", 1, alone=True)], suspects=suspects(1), others=others(3)) == []
 
     def test_on_the_only_lane_who_came_before_it_goes_first(self) -> None:
-        older, same = waiting("older"), waiting("same")
-        late = replace(waiting("s", 0), since_ms=5.0)
+        older, same = queued("older"), queued("same")
+        late = replace(queued("s", 0), since_ms=5.0)
         queue = [replace(older, since_ms=4.0), replace(same, since_ms=5.0)]
 
         assert placed(plan([lane("a", 1)], suspects=[late], others=queue)) == [
@@ -121,7 +123,7 @@ class TestGroups:
         assert made[0].why == "on trial with 3 other suspects"
 
     def test_none_is_with_more_than_it_may_be(self) -> None:
-        mixed = [*suspects(2, 4), waiting("t", 2), waiting("u", 2)]
+        mixed = [*suspects(2, 4), queued("t", 2), queued("u", 2)]
 
         assert groups(plan([lane("a", limit=9)], suspects=mixed)) == {"a": 2}
 
@@ -156,7 +158,7 @@ class TestGroups:
         assert list(groups(made).values()) == [2] * count
 
     def test_before_those_that_must_run_alone(self) -> None:
-        mixed = [*suspects(1), *[waiting(f"g{n}", 2) for n in range(2)]]
+        mixed = [*suspects(1), *[queued(f"g{n}", 2) for n in range(2)]]
 
         assert groups(plan([lane("a")], suspects=mixed)) == {"a": 2}
 

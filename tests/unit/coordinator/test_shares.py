@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch.backlog import Queue
+from coordinator.dispatch.backlog import ModelQueue
 from coordinator.dispatch.shares import WEIGHTS, TurnOf, by_arrival, by_client, by_client_and_guest
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
@@ -17,29 +17,28 @@ from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 ALL = sum(WEIGHTS.values())
 
 
-def waiting(name: str, intake: PriorityClass = "normal", client: str = "ann") -> QueuedRequest:
+def queued(name: str, intake: PriorityClass = "normal", client: str = "ann") -> QueuedRequest:
     return QueuedRequest(intake=intake, entry=name, id=name, client=client)
 
 
 def some(count: int, intake: PriorityClass = "normal", client: str = "ann") -> list[QueuedRequest]:
-    return [waiting(f"{client}-{intake}-{number}", intake, client) for number in range(count)]
+    return [queued(f"{client}-{intake}-{number}", intake, client) for number in range(count)]
 
 
-def holding(*requests: QueuedRequest, turn_of: TurnOf = by_client) -> Queue:
-    queue = Queue(turn_of)
+def holding(*requests: QueuedRequest, turn_of: TurnOf = by_client) -> ModelQueue:
+    queue = ModelQueue(turn_of)
     for one in requests:
         queue.add(one)
     return queue
 
 
-def serve(queue: Queue, count: int, batch: int = 1) -> list[QueuedRequest]:
+def serve(queue: ModelQueue, count: int, batch: int = 1) -> list[QueuedRequest]:
     """As the dispatcher does: so many, in batches."""
     served: list[QueuedRequest] = []
     while len(served) < count and len(queue):
         chosen = list(islice(queue.others, min(batch, count - len(served))))
         for one in chosen:
-            queue.note_served(one)
-            queue.discard(one)
+            queue.discard(one, is_served=True)
         served += chosen
     return served
 
@@ -60,11 +59,11 @@ class TestClasses:
 
     def test_the_shares_hold_for_minutes_of_a_flood(self) -> None:
         """Given 200 requests/s for ten minutes, and each class asks for more than all places."""
-        queue, served = Queue(), Counter[str]()
+        queue, served = ModelQueue(), Counter[str]()
         for second in range(600):
             for name in PRIORITY_CLASSES:
                 for number in range(200):
-                    queue.add(waiting(f"{name}-{second}-{number}", name))
+                    queue.add(queued(f"{name}-{second}-{number}", name))
             served += classes(serve(queue, 200, batch=8))
 
         total = served.total()
@@ -77,7 +76,7 @@ class TestClasses:
         for name in PRIORITY_CLASSES:
             queue = holding(*some(10 * ALL, flood))
             serve(queue, 3 * ALL)
-            queue.add(late := waiting("late", name, "bob"))
+            queue.add(late := queued("late", name, "bob"))
             assert late in serve(queue, ALL + 1), f"{name} behind {flood}"
 
     def test_what_nobody_uses_is_not_saved_up(self) -> None:
@@ -113,7 +112,7 @@ class TestClients:
     def test_who_asks_one_by_one_waits_for_one_of_each_other(self) -> None:
         queue = holding(*(one for name in "abcd" for one in some(100, client=name)))
         for number in range(20):
-            queue.add(mine := waiting(f"mine-{number}", client="me"))
+            queue.add(mine := queued(f"mine-{number}", client="me"))
             assert serve(queue, 5).count(mine) == 1
 
     def test_a_guest_has_one_turn_for_all_of_its_names(self) -> None:
@@ -136,7 +135,7 @@ class TestClients:
     @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 9))
     def test_everything_is_served_once(self, clients: list[str], batch: int) -> None:
         requests = [
-            waiting(f"{number}", PRIORITY_CLASSES[number % 3], client)
+            queued(f"{number}", PRIORITY_CLASSES[number % 3], client)
             for number, client in enumerate(clients)
         ]
         queue = holding(*requests)

@@ -7,16 +7,16 @@ import pytest
 from coordinator.routing.suspicion import (
     PARTS,
     UNMARKED,
-    Inquest,
-    Mark,
-    Member,
-    Patience,
+    CrashAnalysis,
+    QuarantineMark,
+    TrialLimits,
+    TrialMember,
     has_survived,
     next_trial,
     read_mark,
 )
 
-PATIENCE = Patience(tokens=8, ms=5000.0)
+PATIENCE = TrialLimits(tokens=8, ms=5000.0)
 
 
 class TestMarks:
@@ -24,15 +24,15 @@ class TestMarks:
         ("raw", "mark", "is_open"),
         [
             (None, UNMARKED, True),
-            (b"-", Mark("-"), True),
-            (b"5-0", Mark("5-0"), False),
-            (b"5-0+16", Mark("5-0+16", "5-0", 16), False),
-            (b"5-0+x", Mark("5-0+x"), False),
-            (b"+3", Mark("+3"), False),
-            (b"\xff", Mark("\ufffd"), False),
+            (b"-", QuarantineMark("-"), True),
+            (b"5-0", QuarantineMark("5-0"), False),
+            (b"5-0+16", QuarantineMark("5-0+16", "5-0", 16), False),
+            (b"5-0+x", QuarantineMark("5-0+x"), False),
+            (b"+3", QuarantineMark("+3"), False),
+            (b"\xff", QuarantineMark("\ufffd"), False),
         ],
     )
-    def test_reading(self, raw: bytes | None, mark: Mark, is_open: bool) -> None:
+    def test_reading(self, raw: bytes | None, mark: QuarantineMark, is_open: bool) -> None:
         assert read_mark(raw) == mark
         assert mark.is_open is is_open
 
@@ -63,33 +63,33 @@ def entries(count: int) -> list[str]:
 
 class TestInquest:
     def test_what_the_engine_had_begun_is_suspect(self) -> None:
-        inquest = Inquest(UNMARKED, length=6, slots=4)
+        inquest = CrashAnalysis(UNMARKED, length=6, slots=4)
 
         assert inquest.trials(entries(6)) == [1, 1, 1, 1, None, None]
 
     def test_in_several_turns_as_in_one(self) -> None:
-        inquest, lane = Inquest(UNMARKED, length=100, slots=70), entries(100)
+        inquest, lane = CrashAnalysis(UNMARKED, length=100, slots=70), entries(100)
 
         assert inquest.trials(lane[:60]) + inquest.trials(lane[60:]) == [17] * 70 + [None] * 30
 
     def test_of_a_group_on_trial_the_group_alone(self) -> None:
-        inquest = Inquest(read_mark(b"3-0+8"), length=10, slots=100)
+        inquest = CrashAnalysis(read_mark(b"3-0+8"), length=10, slots=100)
 
         assert inquest.trials(entries(10)) == [None] * 2 + [2] * 8
 
     def test_who_was_alone_runs_alone_again(self) -> None:
-        assert Inquest(read_mark(b"1-0"), length=1, slots=9).trials(["1-0"]) == [0]
+        assert CrashAnalysis(read_mark(b"1-0"), length=1, slots=9).trials(["1-0"]) == [0]
 
     def test_who_was_the_only_one_runs_alone(self) -> None:
-        assert Inquest(UNMARKED, length=1, slots=9).trials(["1-0"]) == [0]
+        assert CrashAnalysis(UNMARKED, length=1, slots=9).trials(["1-0"]) == [0]
 
     def test_a_kept_lane_is_as_any_other(self) -> None:
-        assert Inquest(read_mark(b"-"), length=8, slots=9).trials(entries(8)) == [2] * 8
+        assert CrashAnalysis(read_mark(b"-"), length=8, slots=9).trials(entries(8)) == [2] * 8
 
 
-def member(**fields: object) -> Member:
+def member(**fields: object) -> TrialMember:
     known: dict[str, object] = {"attempt": 2, "streams": True, "published": 10, "began_ms": 0.0}
-    return Member(client="c", id="i", **(known | fields))  # type: ignore[arg-type]
+    return TrialMember(client="c", id="i", **(known | fields))  # type: ignore[arg-type]
 
 
 class TestSurvival:

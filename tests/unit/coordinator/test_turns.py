@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from coordinator.placement.needs import Catalog
-from coordinator.placement.turns import LEAST_S, MOST_S, UNMEASURED_S, Turns, turn_s
+from coordinator.placement.turns import LEAST_S, MOST_S, UNMEASURED_S, ModelTurns, turn_s
 from tests.support.situations import NOW_MS, decide, demand, host, loads, worker
 
 
-def turns(fixed_s: float = 0.0, share: float = 0.1, **models: Mapping[str, Any]) -> Turns:
+def turns(fixed_s: float = 0.0, share: float = 0.1, **models: Mapping[str, Any]) -> ModelTurns:
     hosts = host("h", **models)
     return Catalog(hosts, now_ms=NOW_MS, max_model_wait_s=fixed_s, max_swap_share=share).turns
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from coordinator.dispatch.models import Models
 from coordinator.dispatch.validator import RequestValidator, Verdict
-from coordinator.history import FRESH, Limits
+from coordinator.history import FRESH, RetryLimits
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.wire import Refused, Request, SamplingParams, Unanswerable, request_fields
 
-LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
+LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 
 
 def judge_of(*models: str, **adapters: str) -> RequestValidator:

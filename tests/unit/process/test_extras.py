@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tokenyard.process.extras import EXTRAS, how_to_install, refuse
-from worker.host.diagnosis import Death, diagnose
+from worker.host.diagnosis import FailedStart, diagnose
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Not named in an extra, but brought by what is: RQ's.
@@ -42,7 +42,7 @@ def test_each_extra_is_told() -> None:
         for name in names - OF_WORKERS:
             assert any(name.startswith(one) for one in told), (extra, name)
     for name in ("vllm", "torch"):
-        death = Death("warming up", said=f"ModuleNotFoundError: No module named {name!r}")
+        death = FailedStart("warming up", said=f"ModuleNotFoundError: No module named {name!r}")
         assert "pip install 'tokenyard[cli,worker]'" in diagnose(death).remedy
 
 

@@ -19,7 +19,7 @@ from worker.host.allocation import (
     TakeUp,
     next_steps,
 )
-from worker.host.leak import LOOKS, Look, Verdict
+from worker.host.leak import READINGS, MemoryReading, Verdict
 from worker.host.process_handle import State, WorkerProcessHandle
 from worker.models import ModelSpec
 
@@ -54,8 +54,8 @@ def leaking(leak: Verdict, device: int = 0) -> WorkerProcessHandle:
         Verdict.GROWING: (20, 1000),
         Verdict.GROSS: (600, 1000),
     }[leak]
-    for at in range(1, LOOKS + 1):
-        made._looks.append(Look((600 + at * step) * mib, took * mib))
+    for at in range(1, READINGS + 1):
+        made._looks.append(MemoryReading((600 + at * step) * mib, took * mib))
     assert made.leak is leak
     return made
 

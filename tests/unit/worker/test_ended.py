@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.builders import make_assignment, make_request
-from tests.support.office import INFO
+from tests.support.loop_rig import INFO
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from worker.process.ended import MOST_BYTES, Ended
@@ -23,16 +23,16 @@ def keep(ended: Ended, reply: Reply, age_s: float = 0.0) -> Assignment:
     """A request that has ended so long ago."""
     assignment = make_assignment()
     now = time.monotonic() - age_s
-    ended.keep(Run(assignment, now), reply, now)
+    ended.keep([(Run(assignment, now), reply)], now)
     return assignment
 
 
 def test_a_request_is_known_by_client_id_and_server_id() -> None:
     ended, reply = Ended(), answer()
     request = make_request("q1", client="ann")
-    ended.keep(Run(make_assignment(request, sid="normal/1-0"), 0.0), reply, time.monotonic())
+    ended.keep([(Run(make_assignment(request, sid="normal/1-0"), 0.0), reply)], time.monotonic())
 
-    assert ended.find(make_assignment(request, sid="normal/1-0", attempt=2, entry="9-9")) is reply
+    assert ended.find(make_assignment(request, sid="normal/1-0", attempt=2, entry="9-9")) == reply
     for other in (
         make_assignment(request, sid="normal/2-0"),
         make_assignment(make_request("q1", client="bob"), sid="normal/1-0"),
@@ -68,7 +68,7 @@ def test_the_oldest_go_when_they_are_too_large() -> None:
 def test_the_same_once_more_takes_no_more_room() -> None:
     ended, request = Ended(most_bytes=2_000), make_assignment()
     for _ in range(10):
-        ended.keep(Run(request, 0.0), answer(), time.monotonic())
+        ended.keep([(Run(request, 0.0), answer())], time.monotonic())
     keep(ended, answer())
     assert ended.count == 2
 
@@ -86,7 +86,7 @@ def test_what_was_begun_before_is_forgotten() -> None:
     ended = Ended()
     before, begun = keep(ended, answer()), Run(make_assignment(), time.monotonic())
     ended.forget()
-    ended.keep(begun, answer(), time.monotonic())
+    ended.keep([(begun, answer())], time.monotonic())
 
     assert ended.find(before) is None
     assert ended.find(begun.assignment) is None

@@ -21,7 +21,7 @@ from worker.host.process_handle import (
     State,
     WorkerProcessHandle,
 )
-from worker.messages import Asleep, Beat, Ready, Stop, Warm
+from worker.messages import Asleep, Heartbeat, Ready, Stop, Warm
 from worker.models import ModelSpec
 
 ADDER = ModelSpec(name="adder", path="models/adder")
@@ -227,18 +227,18 @@ class TestMemory:
 class TestHang:
     def test_no_progress_while_work_waits(self, clock: Clock) -> None:
         pooled = make_ready(hang_timeout_s=60.0)
-        pooled.note_beat(Beat(progress=5, unfinished=2))
+        pooled.note_beat(Heartbeat(progress=5, unfinished=2))
         for _ in range(61):
             assert pooled.fault == ""
             clock.now += 1
-            pooled.note_beat(Beat(progress=5, unfinished=2))
+            pooled.note_beat(Heartbeat(progress=5, unfinished=2))
 
         assert pooled.fault == "no progress for 61 s while 2 requests wait"
 
     def test_progress(self, clock: Clock) -> None:
         pooled = make_ready(hang_timeout_s=60.0)
         for step in range(100):
-            pooled.note_beat(Beat(progress=step, unfinished=2))
+            pooled.note_beat(Heartbeat(progress=step, unfinished=2))
             clock.now += 1
 
         assert pooled.fault == ""
@@ -246,29 +246,29 @@ class TestHang:
     def test_nothing_to_do(self, clock: Clock) -> None:
         pooled = make_ready(hang_timeout_s=60.0)
         for _ in range(100):
-            pooled.note_beat(Beat(progress=5, unfinished=0))
+            pooled.note_beat(Heartbeat(progress=5, unfinished=0))
             clock.now += 1
 
         assert pooled.fault == ""
 
     def test_work_that_comes_after_a_long_rest(self, clock: Clock) -> None:
         pooled = make_ready(hang_timeout_s=60.0)
-        pooled.note_beat(Beat(progress=5, unfinished=0))
+        pooled.note_beat(Heartbeat(progress=5, unfinished=0))
         clock.now += 59
-        pooled.note_beat(Beat(progress=5, unfinished=0))
+        pooled.note_beat(Heartbeat(progress=5, unfinished=0))
         clock.now += 59
-        pooled.note_beat(Beat(progress=5, unfinished=1))
+        pooled.note_beat(Heartbeat(progress=5, unfinished=1))
 
         assert pooled.fault == ""
 
     def test_each_engine_counts_from_its_own_beginning(self, clock: Clock) -> None:
         pooled = make_ready(hang_timeout_s=60.0)
-        pooled.note_beat(Beat(progress=5, unfinished=2))
+        pooled.note_beat(Heartbeat(progress=5, unfinished=2))
         pooled.warm(WARM)
         pooled.load(ADDER)
         pooled.ready(Ready(INFO, Memory(host=3000)))
         clock.now += 59
-        pooled.note_beat(Beat(progress=5, unfinished=1))
+        pooled.note_beat(Heartbeat(progress=5, unfinished=1))
         clock.now += 59
 
         assert pooled.fault == ""
@@ -282,7 +282,7 @@ class TestHang:
     def test_draining_is_watched_too(self, clock: Clock) -> None:
         pooled = make_ready(hang_timeout_s=60.0)
         pooled.drain()
-        pooled.note_beat(Beat(progress=5, unfinished=1))
+        pooled.note_beat(Heartbeat(progress=5, unfinished=1))
         clock.now += 61
 
         assert pooled.fault
@@ -305,7 +305,7 @@ class TestHang:
         pooled._enter(state)
         for _ in range(10):
             clock.now += 599
-            pooled.note_beat(Beat(progress=0, unfinished=0))
+            pooled.note_beat(Heartbeat(progress=0, unfinished=0))
 
         assert pooled.fault == ""
 

@@ -14,7 +14,7 @@ from tokenyard.protocol.worker_info import Tally, WorkerInfo, WorkerState
 from worker.engines import EngineInfo, Memory
 from worker.host.process_handle import State, WorkerProcessHandle
 from worker.host.roster_entry import lane_limit, roster_entry
-from worker.messages import Beat, Ready, Warm
+from worker.messages import Heartbeat, Ready, Warm
 from worker.models import ModelSpec
 
 ADDER = ModelSpec(name="adder", path="models/adder")
@@ -119,7 +119,7 @@ def test_each_state_has_its_name(state: State, shown: WorkerState) -> None:
 
 def test_how_it_gets_on() -> None:
     member = ready()
-    member.note_beat(Beat(1, 0, Tally(finished=2, tokens=9), "q7: no memory"))
+    member.note_beat(Heartbeat(1, 0, Tally(finished=2, tokens=9), "q7: no memory"))
     member.drain()
 
     info = entry(member)

@@ -13,7 +13,7 @@ from tokenyard.cli.shared.names import living
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
 if TYPE_CHECKING:
-    from coordinator.placement.devices import Device
+    from coordinator.placement.devices import PlacementDevice
 
 
 class NoPlace(click.ClickException):
@@ -51,10 +51,10 @@ def place_anywhere(view: YardView, model: str) -> Place:
     A free device where it sleeps comes first, then a free device, then those whose models nobody
     uses now.
     """
-    from coordinator.placement.devices import Worker, survey
+    from coordinator.placement.devices import Worker, map_devices
 
     workers = [Worker(one.worker, one.info, one.lane) for one in living(view) if one.info]
-    devices = survey(workers).devices
+    devices = map_devices(workers).devices
     found = [
         option
         for controller, (info, _) in sorted(_offers(view, model).items())
@@ -86,7 +86,7 @@ def _refuse_paused(worker: WorkerView) -> None:
 
 
 def _together(
-    devices: Sequence[Device], controller: str, ranks: int, model: str
+    devices: Sequence[PlacementDevice], controller: str, ranks: int, model: str
 ) -> tuple[int, Place] | None:
     """The cheapest devices of one host, and what the dearest of them costs."""
     options = sorted(_options(devices, controller, model), key=lambda option: option[:2])[:ranks]
@@ -99,7 +99,7 @@ def _together(
 
 
 def _options(
-    devices: Sequence[Device], controller: str, model: str
+    devices: Sequence[PlacementDevice], controller: str, model: str
 ) -> Iterator[tuple[int, int, str, bool]]:
     """Cost, device, worker and whether that follows, for each device that may be had."""
     for device in devices:

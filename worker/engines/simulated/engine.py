@@ -31,8 +31,8 @@ from tokenyard.protocol.wire import (
 from worker.engines import (
     EngineEvent,
     EngineInfo,
-    Faulted,
     Finished,
+    RequestFailed,
     TokenDelta,
     Unsupported,
 )
@@ -280,7 +280,7 @@ class SimulatedEngine:
         start = generation.made
         if generation.is_faulty and (start > generation.resumed_at or not generation.streams):
             del self._running[generation.key]
-            events.append(Faulted(generation.key, Code.INFERENCE_ERROR, "told to fail"))
+            events.append(RequestFailed(generation.key, Code.INFERENCE_ERROR, "told to fail"))
             return
         end = generation.longest if at_once else start + self._speed.tokens_per_step
         generation.made = end
@@ -351,17 +351,12 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
     prompt_tokens = _checked(field, packed, known, info.max_model_len)
     _check_simulated(request, info.vocab_size)
     room = info.max_model_len - prompt_tokens
-    published = [assignment.published_of(index) for index in range(request.params.n)]
+    published = _published(assignment)
     choices = [
         _choice(request, index, salt + packed, seen, room, info.vocab_size)
         for index, seen in enumerate(published)
     ]
-    goes_on = [
-        len(seen)
-        for seen, choice in zip(published, choices, strict=True)
-        if len(seen) < len(choice.tokens)
-    ]
-    made = min(goes_on, default=max(map(len, published)))
+    made = _made_of_all(published, choices) if assignment.published else 0
     return _Generation(
         key=assignment.entry,
         request=request,
@@ -371,8 +366,26 @@ def _start(assignment: Assignment, info: EngineInfo, salt: bytes) -> _Generation
         longest=max([len(choice.tokens) for choice in choices]),
         made=made,
         resumed_at=made,
-        published=[len(seen) for seen in published],
+        published=list(map(len, published)),
     )
+
+
+def _published(assignment: Assignment) -> list[list[int]]:
+    """The tokens of each choice that its readers have seen; nearly always there are none."""
+    count = assignment.request.params.n
+    if not assignment.published:
+        return [[]] * count
+    return [assignment.published_of(index) for index in range(count)]
+
+
+def _made_of_all(published: list[list[int]], choices: list[Choice]) -> int:
+    """How many tokens every choice that goes on has already."""
+    goes_on = [
+        len(seen)
+        for seen, choice in zip(published, choices, strict=True)
+        if len(seen) < len(choice.tokens)
+    ]
+    return min(goes_on, default=max(map(len, published)))
 
 
 @lru_cache(maxsize=KEPT)

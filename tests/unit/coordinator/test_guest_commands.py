@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.guests.asks import Attending, Cancelling, Submission, Unreadable, read_ask
+from coordinator.guests.commands import (
+    CancelCommand,
+    LeaseRenewal,
+    Submission,
+    Unreadable,
+    parse_command,
+)
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import (
@@ -39,12 +45,12 @@ def ask(**fields: str | bytes) -> object:
         name.encode(): value.encode() if isinstance(value, str) else value
         for name, value in fields.items()
     }
-    return read_ask("ann", raw, MOST_TTL_S)
+    return parse_command("ann", raw, MOST_TTL_S)
 
 
 @given(st.dictionaries(names | st.binary(max_size=8), values, max_size=12))
 def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, bytes]) -> None:
-    read = read_ask("ann", fields, MOST_TTL_S)
+    read = parse_command("ann", fields, MOST_TTL_S)
     match read:
         case Submission():
             assert read.request.client == read.address.client == read.template.client
@@ -57,7 +63,7 @@ def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, by
             assert call.keys[-1].startswith("tokenyard:{main}:request:ann")
             shared = msgspec.json.decode(read.template.common, type=dict[str, str])
             assert shared.keys() <= COMMON_FIELDS
-        case Cancelling() | Attending():
+        case CancelCommand() | LeaseRenewal():
             assert read.client == "ann" or read.client.startswith("ann-")
         case Unreadable(address=address):
             assert address is None or address.client.startswith("ann")
@@ -71,14 +77,14 @@ def test_what_a_client_says_comes_through_as_it_was_said() -> None:
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in request_fields(said).items()
     }
-    read = read_ask("ann", fields, MOST_TTL_S)
+    read = parse_command("ann", fields, MOST_TTL_S)
     assert isinstance(read, Submission)
     shared = msgspec.json.decode(read.template.common, type=dict[str, str])
     assert msgspec.json.decode(shared["params"]) == {"temperature": 1.0, "max_tokens": 7}
     # and the same by way of a template, as Tokenyard's clients write it
     template = template_of(said)
     again = {b"id": b"q", b"prompt": b"x", b"common": template.common.encode()}
-    other = read_ask("ann", again, MOST_TTL_S)
+    other = parse_command("ann", again, MOST_TTL_S)
     assert isinstance(other, Submission)
     assert other.digest == read.digest
     entry = {b"id": b"q", b"prompt": b"x", b"common": read.template.common.encode()}

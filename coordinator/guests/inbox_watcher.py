@@ -28,7 +28,7 @@ AWAY_S: Final = 0.5
 _TIMEOUT_S: Final = 5.0
 
 
-class Knocks:
+class InboxWatcher:
     """The thread `knocks`, which looks while its coordinator leads."""
 
     def __init__(self, redis_url: str, keys: Keys, guests: Sequence[str]) -> None:
@@ -67,8 +67,8 @@ class Knocks:
             while not self._stopped.wait(pause_s):
                 try:
                     pause_s = self._look(connection)
-                except redis.RedisError as fault:
-                    log.debug("inboxes cannot be looked at: %s", fault)
+                except redis.RedisError as error:
+                    log.debug("inboxes cannot be looked at: %s", error)
                     pause_s = AWAY_S
 
     def _look(self, connection: redis.Redis) -> float:

@@ -11,7 +11,7 @@ from tokenyard.scripts import Scripts
 log = logging.getLogger("tokenyard.coordinator.trials")
 
 
-class Trials:
+class ReloadTimeouts:
     """Brings the old weights back where the time of a reload is over."""
 
     def __init__(self, scripts: Scripts, roster: Roster) -> None:

@@ -26,31 +26,31 @@ _DISTURBED: Final = re.compile(
 )
 
 
-def is_device_lost(fault: BaseException) -> bool:
+def is_device_lost(error: BaseException) -> bool:
     """Whether the process must end: the GPU, or what it has there, is of no use to it."""
-    return any(isinstance(one, DeviceLost) or _is_lost(one) for one in _causes(fault))
+    return any(isinstance(one, DeviceLost) or _is_lost(one) for one in _causes(error))
 
 
-def is_out_of_memory(fault: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether the memory of the GPU did not suffice."""
-    return any(_MEMORY.search(str(one)) for one in _causes(fault))
+    return any(_MEMORY.search(str(one)) for one in _causes(error))
 
 
-def was_disturbed(fault: BaseException) -> bool:
+def was_disturbed(error: BaseException) -> bool:
     """Whether another process came between, so that the same can succeed the next time."""
-    return any(_DISTURBED.search(str(one)) for one in _causes(fault))
+    return any(_DISTURBED.search(str(one)) for one in _causes(error))
 
 
-def _is_lost(fault: BaseException) -> bool:
+def _is_lost(error: BaseException) -> bool:
     # By name: torch has it from 2.9 on. Its subclasses, and plain errors, say the same in words.
-    is_cuda = type(fault).__name__ == "AcceleratorError" or _LOST.search(str(fault)) is not None
-    is_runtime = isinstance(fault, (RuntimeError, AssertionError))
-    return is_cuda and is_runtime and _MEMORY.search(str(fault)) is None
+    is_cuda = type(error).__name__ == "AcceleratorError" or _LOST.search(str(error)) is not None
+    is_runtime = isinstance(error, (RuntimeError, AssertionError))
+    return is_cuda and is_runtime and _MEMORY.search(str(error)) is None
 
 
-def _causes(fault: BaseException | None) -> Iterator[BaseException]:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
-    while fault is not None and id(fault) not in seen:
-        seen.add(id(fault))
-        yield fault
-        fault = fault.__cause__ or fault.__context__
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -10,8 +10,8 @@
                  <-      LetGo
     Left         ->                 warm again
 
-A `Fault` may come instead of any word of a follower, and later when a call fails whose answer
-nobody waits for. A line that ends without `Left` or `LetGo` means that its other end has died.
+A `RankFailed` may come instead of any word of a follower, and later when a call fails whose answer
+nobody waits for. A line that ends without `Left` or `Leave` means that its other end has died.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class GroupFault(RuntimeError):
+class GroupError(RuntimeError):
     """A rank of the group has failed, died, or not come; the message says which."""
 
 
@@ -36,7 +36,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class Build:
     """To a follower: what to build, as the leader has packed it."""
 
     packed: bytes
@@ -48,7 +48,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class Join:
     """To a follower: meet the other ranks and load."""
 
 
@@ -60,7 +60,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class Leave:
     """To a follower: be warm again."""
 
 
@@ -70,21 +70,21 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RankFailed:
     """From a follower: this went wrong."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ConnectionLost:
     """Nobody says this: it stands for the word of a line that has ended."""
 
 
-FromFollower = Hello | Built | Joined | Left | Fault
-FromLeader = Orders | Go | LetGo
+FromFollower = Hello | Built | Joined | Left | RankFailed
+FromLeader = Build | Join | Leave
 
 
-def describe(fault: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An exception in one line, as it travels to another rank."""
-    return f"{type(fault).__name__}: {fault}"
+    return f"{type(error).__name__}: {error}"

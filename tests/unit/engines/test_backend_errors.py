@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,13 +78,13 @@ def test_a_load_that_another_process_has_disturbed_is_tried_once_more(loads: Loa
         VllmBackend().load(SPEC)
 
 
-def test_a_group_is_not_formed_twice(loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_not_formed_twice(loads: Loads) -> None:
     done = loads(DISTURBED)
     executor = SimpleNamespace(release=lambda: done.append("release"))
-    monkeypatch.setattr(vllm_backend, "_executor_for", lambda _: executor)
+    groups = Mock(executor_for=lambda _: executor)
 
     with pytest.raises(AssertionError, match="memory profiling"):
-        VllmBackend().load(SPEC, Group("nowhere", 0, (0, 1)))
+        VllmBackend(groups=groups).load(SPEC, Group("nowhere", 0, (0, 1)))
 
     assert done == ["make", "release", "let go"]
 

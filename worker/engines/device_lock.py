@@ -22,7 +22,7 @@ log = logging.getLogger("tokenyard.worker.engines")
 _RETRY_S: Final = 0.05
 
 
-class Turns:
+class DeviceLock:
     """The turns at one GPU, by a lock on a file: it goes with a process that dies.
 
     Without a file, as on a CPU, everybody goes at once. A turn within a turn is part of it.
@@ -35,13 +35,13 @@ class Turns:
         self._is_inside = False
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """No other process has a turn meanwhile."""
         with self._taken(fcntl.LOCK_EX):
             yield
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def shared(self) -> Iterator[None]:
         """Others may have such a turn too, but nobody one alone."""
         with self._taken(fcntl.LOCK_SH):
             yield
@@ -78,12 +78,12 @@ class Turns:
             time.sleep(_RETRY_S)
 
 
-def turns_at(gpu: int, patience_s: float) -> Turns:
+def lock_of_gpu(gpu: int, patience_s: float) -> DeviceLock:
     """The turns at a GPU, by its number among those that this process may see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = visible[gpu].strip() if gpu < len(visible) and visible[gpu].strip() else str(gpu)
     folder = Path(tempfile.gettempdir()) / f"tokenyard-{os.getuid()}"
-    return Turns(folder / f"gpu-{name.replace('/', '-')}.lock", patience_s)
+    return DeviceLock(folder / f"gpu-{name.replace('/', '-')}.lock", patience_s)
 
 
 def _open(path: Path) -> int | None:
@@ -91,6 +91,6 @@ def _open(path: Path) -> int | None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as fault:
-        log.warning("loads on this GPU may disturb each other: %s", fault)
+    except OSError as error:
+        log.warning("loads on this GPU may disturb each other: %s", error)
         return None

@@ -11,7 +11,7 @@ from typing import Any, Final
 import redis
 
 from coordinator.roster import Roster
-from coordinator.routing.suspicion import Mark, Member, Patience, has_survived
+from coordinator.routing.suspicion import QuarantineMark, TrialLimits, TrialMember, has_survived
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.streams import position, whole
@@ -27,15 +27,15 @@ BYTES_PER_PACKED_TOKEN: Final = 4
 
 
 @dataclass(slots=True)
-class Hearing:
+class GroupTrial:
     """A group on trial."""
 
-    mark: Mark
+    mark: QuarantineMark
     everybody: Sequence[tuple[str, str]]  # client and id
-    waits_for: list[Member]  # those that are not past the crash yet
+    waits_for: list[TrialMember]  # those that are not past the crash yet
 
 
-class Hearings:
+class TrialMonitor:
     """Sees when a group on trial has survived, and opens its lane for the next."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Hearings:
         scripts: Scripts,
         keys: Keys,
         roster: Roster,
-        patience: Patience,
+        patience: TrialLimits,
         *,
         has_suspects: Callable[[str], bool],
     ) -> None:
@@ -55,7 +55,7 @@ class Hearings:
         self._roster = roster
         self._patience = patience
         self._has_suspects = has_suspects
-        self._hearings: dict[str, Hearing] = {}  # by worker
+        self._hearings: dict[str, GroupTrial] = {}  # by worker
         self._due = 0.0
 
     @property
@@ -82,12 +82,12 @@ class Hearings:
     def _is_needed(self, worker: str) -> bool:
         return self._has_suspects(self._roster.members[worker].info.model)
 
-    def _hear(self, token: str, worker: str, mark: Mark) -> None:
+    def _hear(self, token: str, worker: str, mark: QuarantineMark) -> None:
         hearing = self._hearings.get(worker)
         if hearing is None or hearing.mark != mark:
             members = self._read_members(worker, mark)
             everybody = [(one.client, one.id) for one in members]
-            self._hearings[worker] = hearing = Hearing(mark, everybody, members)
+            self._hearings[worker] = hearing = GroupTrial(mark, everybody, members)
         hearing.waits_for = self._not_yet(worker, hearing.waits_for)
         if not hearing.waits_for:
             self._acquit(token, worker, mark, hearing.everybody, keep=self._is_needed(worker))
@@ -96,7 +96,7 @@ class Hearings:
         self,
         token: str,
         worker: str,
-        mark: Mark,
+        mark: QuarantineMark,
         members: Sequence[tuple[str, str]],
         *,
         keep: bool,
@@ -107,7 +107,7 @@ class Hearings:
         self._hearings.pop(worker, None)
         self._roster.mark_stale()
 
-    def _read_members(self, worker: str, mark: Mark) -> list[Member]:
+    def _read_members(self, worker: str, mark: QuarantineMark) -> list[TrialMember]:
         """The group as it lies on the lane; once for each trial, and by a new leader again."""
         entries: Any = self._connection.xrange(self._keys.lane(worker), min=mark.first)
         parsed = [parse_assignment(entry.decode(), fields) for entry, fields in entries]
@@ -119,7 +119,7 @@ class Hearings:
         answers = pipeline.execute()
         return [_member(one, *known) for one, known in zip(group, answers, strict=True)]
 
-    def _not_yet(self, worker: str, members: Sequence[Member]) -> list[Member]:
+    def _not_yet(self, worker: str, members: Sequence[TrialMember]) -> list[TrialMember]:
         """Those that still run here and have not survived."""
         pipeline = self._connection.pipeline(transaction=False)
         for one in members:
@@ -127,7 +127,7 @@ class Hearings:
             pipeline.strlen(self._keys.tokens(one.client, one.id))
         answers = iter(pipeline.execute())
         now_ms = self._roster.server_ms()
-        found: list[Member] = []
+        found: list[TrialMember] = []
         for one, owner, size in zip(members, answers, answers, strict=False):
             is_here = owner == [worker.encode(), b"%d" % one.attempt, b"assigned"]
             published = size // BYTES_PER_PACKED_TOKEN
@@ -138,11 +138,11 @@ class Hearings:
 
 def _member(
     assignment: Assignment, began: bytes | None, ended: bytes | None, relapsed: bytes | None
-) -> Member:
+) -> TrialMember:
     """``began`` and ``ended`` are what the ledger has of the attempt before."""
     end_ms = (ended or b"").partition(b" ")[0]
     start_ms = position((began or b"").partition(b" ")[0].decode(errors="replace"))[0]
-    return Member(
+    return TrialMember(
         client=assignment.request.client,
         id=assignment.request.id,
         attempt=assignment.attempt,

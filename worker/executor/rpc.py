@@ -18,8 +18,8 @@ import zmq
 from vllm import envs
 from vllm.distributed.device_communicators.shm_broadcast import Handle, MessageQueue
 
+from worker.executor.messages import GroupError
 from worker.executor.shared_memory import unname
-from worker.executor.words import GroupFault
 
 MEET_S: Final = 30.0  # until both ends of a queue are connected
 SEND_S: Final = 300.0  # until the slowest reader has room
@@ -27,7 +27,7 @@ _CHUNKS: Final = 10  # as in vLLM's own executors
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RpcCall:
     """To all followers: run a method of the worker."""
 
     number: int
@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RpcAnswer:
     """From a follower; ``fault`` says what went wrong."""
 
     number: int
@@ -71,7 +71,7 @@ def meet(queue: Any) -> None:
     try:
         queue.wait_until_ready()
     except zmq.Again:
-        raise GroupFault(f"a message queue was not connected within {MEET_S:g} s") from None
+        raise GroupError(f"a message queue was not connected within {MEET_S:g} s") from None
 
 
 def hang_up(queue: Any) -> None:
@@ -91,14 +91,14 @@ def _close_socket(socket: zmq.Socket[bytes] | None) -> None:
         socket.close(linger=0)
 
 
-class Calls:
+class RpcChannel:
     """The leader's end of all queues. One thread calls, another may wake it."""
 
     def __init__(self, ranks: int, stages: int) -> None:
         self._calls = make_queue(list(range(1, ranks)), stages)
         self._answers: dict[int, MessageQueue] = {}
         self._number = 0
-        self._unsettled: deque[Pending] = deque()
+        self._unsettled: deque[PendingRpc] = deque()
 
     @property
     def handle(self) -> Handle:
@@ -136,38 +136,38 @@ class Calls:
     ) -> int:
         """Call all followers; the number of the call."""
         self._number += 1
-        self._calls.enqueue(Call(self._number, method, args, kwargs, answers), timeout=SEND_S)
+        self._calls.enqueue(RpcCall(self._number, method, args, kwargs, answers), timeout=SEND_S)
         return self._number
 
-    def expect(self, pending: Pending) -> None:
+    def expect(self, pending: PendingRpc) -> None:
         """Remember that somebody will ask for these answers."""
         self._unsettled.append(pending)
 
-    def settle(self, pending: Pending) -> None:
+    def settle(self, pending: PendingRpc) -> None:
         """Fetch the answers to a call, and before them those to all earlier ones."""
         while not pending.done():
             self._unsettled.popleft().settle()
 
     def answer(self, rank: int, number: int, until: float | None) -> Any:
-        """What a follower made of a call. Raises `GroupFault`, or `TimeoutError` at ``until``."""
+        """What a follower made of a call. Raises `GroupError`, or `TimeoutError` at ``until``."""
         queue = self._answers[rank]
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
-                answer: Answer = queue.dequeue(timeout=left)
+                answer: RpcAnswer = queue.dequeue(timeout=left)
             except TimeoutError:
                 raise TimeoutError(f"rank {rank} of the group did not answer in time") from None
             if answer.number < number:
                 continue  # that call was given up
             if answer.fault is not None:
-                raise GroupFault(f"rank {rank} of the group failed: {answer.fault}")
+                raise GroupError(f"rank {rank} of the group failed: {answer.fault}")
             return answer.output
 
 
-class Pending(Future[Any]):
+class PendingRpc(Future[Any]):
     """The answers to one call, fetched when somebody asks for them."""
 
-    def __init__(self, calls: Calls, fetch: Callable[[], Any]) -> None:
+    def __init__(self, calls: RpcChannel, fetch: Callable[[], Any]) -> None:
         super().__init__()
         self._calls = calls
         self._fetch = fetch
@@ -183,5 +183,5 @@ class Pending(Future[Any]):
         """Fetch the answers now."""
         try:
             self.set_result(self._fetch())
-        except Exception as fault:  # noqa: BLE001  # it is raised where the result is asked for
-            self.set_exception(fault)
+        except Exception as error:  # noqa: BLE001  # it is raised where the result is asked for
+            self.set_exception(error)

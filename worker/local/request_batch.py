@@ -12,7 +12,7 @@ from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, t
 from tokenyard.protocol.wire import Assignment, Request
 
 
-class Call:
+class RequestBatch:
     """Some requests to one engine.
 
     The pool's thread puts replies in, and one other thread takes them out.
@@ -29,9 +29,9 @@ class Call:
         """A delta or the result of one of the requests."""
         self._replies.put((entry, reply))
 
-    def fail(self, fault: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Nothing more will come."""
-        self._replies.put(fault)
+        self._replies.put(error)
 
     # The thread that asks
 
@@ -45,8 +45,8 @@ class Call:
             while self.unanswered:
                 entry, reply = self._next(timeout_s)
                 found[entry] = to_result(reply)
-        except EngineLost as fault:
-            fault.results = [found.get(entry) for entry in self.assignments]
+        except EngineLost as error:
+            error.results = [found.get(entry) for entry in self.assignments]
             raise
         return [found[entry] for entry in self.assignments]
 
@@ -55,7 +55,7 @@ class Call:
 
         Raises like `results`.
         """
-        shown = _Shown()
+        shown = _StreamProgress()
         while self.unanswered:
             _, reply = self._next(timeout_s)
             if reply.event == "delta":
@@ -88,7 +88,7 @@ def _assignment(request: Request) -> Assignment:
     return Assignment(request=request, entry=f"{request.id}-0", sid=sid, attempt=1)
 
 
-class _Shown:
+class _StreamProgress:
     """How much of a streamed answer has been shown, by choice."""
 
     def __init__(self) -> None:

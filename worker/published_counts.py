@@ -21,7 +21,7 @@ Times = defaultdict[str, Histogram]
 
 
 @dataclass(slots=True)
-class Counts:
+class PublishedCounts:
     """What has been published since a process began; by base models, which are few."""
 
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # as the labels are
@@ -42,7 +42,7 @@ class Counts:
             for times in (self.ttft, self.tpot, self.e2e):
                 times[model].add(Histogram())
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: PublishedCounts) -> None:
         """Count all that another has counted."""
         self.results.update(other.results)
         self.tokens.update(other.tokens)
@@ -52,9 +52,9 @@ class Counts:
         _add(self.tpot, other.tpot)
         _add(self.e2e, other.e2e)
 
-    def copy(self) -> Counts:
+    def copy(self) -> PublishedCounts:
         """As it is now."""
-        copied = Counts()
+        copied = PublishedCounts()
         copied.add(self)
         return copied
 

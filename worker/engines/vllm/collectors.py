@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
-from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
+from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
 from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Diverged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EngineRequest:
     """What a request in the engine asks for."""
 
     assignment: Assignment
@@ -61,10 +61,10 @@ class Asked:
         return bool(self.published) or any(self.several)
 
 
-class Answer(Protocol):
+class OutputCollector(Protocol):
     """Collects the outputs of one request."""
 
-    asked: Asked
+    asked: EngineRequest
 
     @property
     def is_finished(self) -> bool:
@@ -80,14 +80,14 @@ class Answer(Protocol):
 class Whole:
     """A request that does not stream: vLLM hands over everything at once."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
         self.is_finished = False
         self._shows_text = asked.assignment.request.wants_text
         self._logprobs = wanted(asked.params)
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `Answer`."""
+        """See `OutputCollector`."""
         if not output.finished:
             return
         self.is_finished = True
@@ -139,7 +139,7 @@ class _Growing:
 class Streamed:
     """A request that streams, from its first token."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
         self.is_finished = False
         self._streams = asked.assignment.request.stream
@@ -150,7 +150,7 @@ class Streamed:
         self._choices = [_Growing() for _ in range(asked.params.n)]
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `Answer`."""
+        """See `OutputCollector`."""
         if self._prompt_logprobs is None and (output.prompt_logprobs or _scores(output)):
             self._take_prompt_logprobs(output.prompt_logprobs or [], output)
         if self._cached is None:
@@ -223,13 +223,13 @@ class Streamed:
 class Repeated(Streamed):
     """A stream that runs from its start again and shows only what was not published."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: EngineRequest) -> None:
         super().__init__(asked)
         #: What readers have of each choice, as of the last step that repeated what it had to.
         self.shown = tuple(asked.published_of(index) for index in range(asked.params.n))
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `Answer`; of a step that diverges no event stays."""
+        """See `OutputCollector`; of a step that diverges no event stays."""
         before = len(events)
         try:
             super().take(output, events)
@@ -266,7 +266,7 @@ class Continued(Streamed):
     ``text`` is None where neither text nor stop strings are asked for.
     """
 
-    def __init__(self, asked: Asked, text: TextStream | None) -> None:
+    def __init__(self, asked: EngineRequest, text: TextStream | None) -> None:
         super().__init__(asked)
         self._text = text
         self._choices[0].tokens = list(asked.published)
@@ -322,7 +322,7 @@ class Continued(Streamed):
         return len(tokens)
 
 
-def _prompt_logprobs(asked: Asked, found: Any, output: RequestOutput) -> list[Any] | None:
+def _prompt_logprobs(asked: EngineRequest, found: Any, output: RequestOutput) -> list[Any] | None:
     top = asked.params.prompt_logprobs
     known = None if top is None or not found else prompt_entries(asked.prompt, found, Wanted(top))
     scores = _scores(output)
@@ -334,7 +334,7 @@ def _scores(output: RequestOutput) -> Any:
     return getattr(output, "prompt_token_id_logprobs", None)
 
 
-def _cached(asked: Asked, output: RequestOutput) -> int | None:
+def _cached(asked: EngineRequest, output: RequestOutput) -> int | None:
     """Prompt tokens that vLLM had in its prefix cache; published ones do not count."""
     found = output.num_cached_tokens
     return None if found is None else min(found, len(asked.prompt))
@@ -349,5 +349,5 @@ def _unknown_logprob(token: int) -> dict[str, Any]:
     return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
 
 
-def _fault(key: str, reason: str) -> Faulted:
-    return Faulted(key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}")
+def _fault(key: str, reason: str) -> RequestFailed:
+    return RequestFailed(key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}")

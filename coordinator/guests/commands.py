@@ -34,7 +34,7 @@ _ids_decoder = msgspec.json.Decoder(list[str])
 _KEPT: Final = {name.encode() for name in COMMON_FIELDS | OWN_FIELDS}
 
 
-class Address(Struct, frozen=True):
+class ReplyAddress(Struct, frozen=True):
     """Who hears what became of an entry, and by which word."""
 
     client: str
@@ -46,7 +46,7 @@ class Address(Struct, frozen=True):
 class Submission(Struct, frozen=True):
     """A request, as it will stand in the intake."""
 
-    address: Address
+    address: ReplyAddress
     request: Request
     template: RequestTemplate
     digest: str
@@ -54,14 +54,14 @@ class Submission(Struct, frozen=True):
     watched: str = ""  # the client, if its disappearance is to cancel the request
 
 
-class Cancelling(Struct, frozen=True):
+class CancelCommand(Struct, frozen=True):
     """A request of the guest's that is to be cancelled."""
 
     client: str
     request_id: str
 
 
-class Attending(Struct, frozen=True):
+class LeaseRenewal(Struct, frozen=True):
     """A client that says that it is there, or that it leaves."""
 
     client: str
@@ -73,13 +73,13 @@ class Unreadable(Struct, frozen=True):
     """What is none of these; with an address it is answered."""
 
     reason: str
-    address: Address | None = None
+    address: ReplyAddress | None = None
 
 
-Ask = Submission | Cancelling | Attending | Unreadable
+GuestCommand = Submission | CancelCommand | LeaseRenewal | Unreadable
 
 
-def read_ask(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> Ask:
+def parse_command(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> GuestCommand:
     """Read an entry of the inbox of ``guest``; never raises.
 
     A request's time to live is brought into the bounds for guests.
@@ -87,8 +87,8 @@ def read_ask(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> Ask:
     try:
         fields = unfold(fields)
         client = _client(guest, fields)
-    except InvalidRequest as fault:
-        return Unreadable(str(fault))
+    except InvalidRequest as error:
+        return Unreadable(str(error))
     match fields.get(b"do", b"submit"):
         case b"submit":
             return _submission(client, fields, most_ttl_s)
@@ -109,7 +109,7 @@ def _client(guest: str, fields: Mapping[bytes, bytes]) -> str:
     return client
 
 
-def _submission(client: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> Ask:
+def _submission(client: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> GuestCommand:
     own = {name: value for name, value in fields.items() if name in _KEPT}
     own[b"client"] = client.encode()
     own[b"result_ttl"] = _ttl(own.get(b"result_ttl", b""), most_ttl_s)
@@ -119,9 +119,9 @@ def _submission(client: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> 
     kind: ReplyKind = "frame" if request.reply_to else "flat"
     try:
         receipt = _receipt(fields)
-    except InvalidRequest as fault:
-        return Unreadable(str(fault), Address(client, kind, request.id))
-    address = Address(client, kind, request.id, receipt)
+    except InvalidRequest as error:
+        return Unreadable(str(error), ReplyAddress(client, kind, request.id))
+    address = ReplyAddress(client, kind, request.id, receipt)
     if isinstance(request, Refused):
         return Unreadable(request.message, address)
     if request.priority < 0:
@@ -177,7 +177,7 @@ def _template(
     return RequestTemplate(request.client, field, shared, len(shared), deadline_ms)
 
 
-def _cancelling(client: str, fields: Mapping[bytes, bytes]) -> Ask:
+def _cancelling(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
     raw = fields.get(b"id", b"")
     try:
         name = raw.decode()
@@ -185,14 +185,14 @@ def _cancelling(client: str, fields: Mapping[bytes, bytes]) -> Ask:
         return Unreadable("id: is not UTF-8")
     if not 0 < len(raw) <= MAX_ID_BYTES:
         return Unreadable(f"id: give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
-    return Cancelling(client, name)
+    return CancelCommand(client, name)
 
 
-def _attending(client: str, fields: Mapping[bytes, bytes]) -> Ask:
+def _attending(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
     try:
         ended = _ids_decoder.decode(fields.get(b"ended", b"[]"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Unreadable("ended: give a JSON array of ids")
     if len(ended) > MOST_ENDED:
         return Unreadable(f"ended: give at most {MOST_ENDED} ids")
-    return Attending(client, fields.get(b"leave") == b"1", ended)
+    return LeaseRenewal(client, fields.get(b"leave") == b"1", ended)

@@ -10,13 +10,13 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.engines.harness import ask
 from tokenyard.protocol.wire import Assignment, unpack_tokens
-from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
+from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
 from worker.engines.resume import TextStream
-from worker.engines.vllm.answers import (
-    Answer,
-    Asked,
+from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
+    EngineRequest,
+    OutputCollector,
     Repeated,
     Streamed,
     Whole,
@@ -26,8 +26,8 @@ LETTERS = Tokenizer(models.WordLevel({chr(97 + at): at for at in range(26)}, "a"
 LETTERS.decoder = decoders.Fuse()
 
 
-def asked(assignment: Assignment) -> Asked:
-    return Asked(assignment, [0, 1], unpack_tokens(assignment.published))
+def asked(assignment: Assignment) -> EngineRequest:
+    return EngineRequest(assignment, [0, 1], unpack_tokens(assignment.published))
 
 
 def output(
@@ -54,7 +54,7 @@ def output(
     )
 
 
-def take(answer: Answer, *outputs: Any) -> list[EngineEvent]:
+def take(answer: OutputCollector, *outputs: Any) -> list[EngineEvent]:
     events: list[EngineEvent] = []
     for one in outputs:
         answer.take(one, events)
@@ -80,7 +80,7 @@ def test_a_request_that_vllm_gives_up_is_a_fault_of_its_own(make: Any, reason: s
 
     (event,) = take(answer, output(finish_reason=reason))
 
-    assert isinstance(event, Faulted)
+    assert isinstance(event, RequestFailed)
     assert (event.key, event.code) == ("7-0", "INFERENCE_ERROR")
     assert answer.is_finished
 

@@ -1,4 +1,4 @@
-"""An engine loop whose engine and terms do nothing by themselves."""
+"""An engine loop with a stub engine and stub lane sessions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
-from worker.messages import Profile, Reset, Serve, Sleep, ToController, Wake
+from worker.messages import Profile, ResetPrefixCache, Serve, Sleep, ToController, Wake
 from worker.process.ended import Ended
-from worker.process.loop import Delivery, EngineLoop
+from worker.process.inbox import Delivery
+from worker.process.loop import EngineLoop
 from worker.process.outcomes import Outcome, Run
 
 INFO = EngineInfo(
@@ -28,7 +29,7 @@ def finished(key: str, tokens: list[int]) -> Finished:
 
 @dataclass
 class StubEngine:
-    """Does nothing by itself: the test says what a step gives."""
+    """The test sets what each step returns."""
 
     info: EngineInfo = INFO
     has: list[str] = field(default_factory=list)
@@ -74,8 +75,8 @@ class StubEngine:
     def profile(self, *, start: bool) -> None: ...
 
 
-class StubTerm:
-    """Notes what it is given."""
+class StubSession:
+    """Records what is published."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
@@ -98,8 +99,8 @@ class StubTerm:
         self.running = False
 
 
-class NotingQueue(queue.SimpleQueue):
-    """Notes for how long it was waited for."""
+class RecordingQueue(queue.SimpleQueue):
+    """Records the timeout of each get."""
 
     waits: list[float | None]
 
@@ -108,31 +109,35 @@ class NotingQueue(queue.SimpleQueue):
         return super().get(block, timeout)
 
 
-class Office:
-    """An engine loop whose terms are stubs, and everything that it has said."""
+class LoopRig:
+    """An engine loop, its stub sessions, and its messages to the controller."""
 
     def __init__(self) -> None:
         self.engine = StubEngine()
-        self.terms: list[StubTerm] = []
-        self.cared: list[object] = []
+        self.sessions: list[StubSession] = []
+        self.controlled: list[object] = []
         self.told: list[ToController] = []
-        self.inbox = NotingQueue()
+        self.inbox = RecordingQueue()
         self.inbox.waits = []
-        self.ended = Ended()
+        self.results = Ended()
         self.loop = EngineLoop(
-            self.engine, self.inbox, self._term, self._care, self.told.append, self.ended
+            self.engine,
+            self.inbox,
+            self._open_session,
+            self._control,
+            self.told.append,
+            self.results,
         )
         self.loop.inbox.put(Serve("w.1"))
         self.turn()
 
-    def _term(self, worker: str, loop: EngineLoop) -> StubTerm:
-        assert loop is self.loop
-        self.terms.append(StubTerm(worker))
-        return self.terms[-1]
+    def _open_session(self, worker: str) -> StubSession:
+        self.sessions.append(StubSession(worker))
+        return self.sessions[-1]
 
-    def _care(self, command: Sleep | Wake | Reset | Profile) -> None:
-        term = self.terms[-1]
-        self.cared.append((command, term.running, list(self.engine.has)))
+    def _control(self, command: Sleep | Wake | ResetPrefixCache | Profile) -> None:
+        session = self.sessions[-1]
+        self.controlled.append((command, session.running, list(self.engine.has)))
 
     def turn(self) -> None:
         self.loop.run_once()
