@@ -14,7 +14,7 @@ from tokenyard.cli import COMMANDS
 from tokenyard.protocol.control import RUN_STATES, TRANSITIONS
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
-from worker.host.process_handle import State
+from worker.host.process_state import State
 
 SETTINGS = {"### Coordinator": CoordinatorSettings, "### Worker": WorkerSettings}
 SCRIPTS = {file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua")}
