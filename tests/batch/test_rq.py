@@ -26,7 +26,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch import submit_batch
-from tokenyard.batch.jobs import BatchQueue, JobOrder
+from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import WaitTimeout
@@ -409,7 +409,7 @@ def test_a_job_runs_at_its_time(
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=1)
     spec = BatchSpec(input=str(source), output=str(tmp_path / "now.jsonl"))
     queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
-    now = queue.hand_over(JobOrder(spec=spec), at=past).id
+    now = queue.enqueue(JobOrder(spec=spec), at=past).id
     assert work("--burst").wait(ENDS_S) == 0
     assert seen(call, now)["status"] == "completed"
     assert seen(call, later)["rq_status"] == "scheduled"

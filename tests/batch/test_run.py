@@ -22,7 +22,7 @@ from tokenyard.batch import (
     run_batch,
     stream_batch,
 )
-from tokenyard.batch.counted import LineCount
+from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, RequestCounts, load_state
 from tokenyard.client.sync import Client

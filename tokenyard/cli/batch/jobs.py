@@ -27,7 +27,7 @@ from tokenyard.protocol.texts import printable, span
 from tokenyard.protocol.wording import counted
 
 if TYPE_CHECKING:
-    from tokenyard.batch.jobs import BatchQueue
+    from tokenyard.batch.rq.jobs import BatchQueue
 
 _LOOK_EVERY_S: Final = 0.5
 _COLUMNS: Final = (
@@ -48,7 +48,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
     """The yard's queue of batch jobs; what is wrong with a job is said in one line."""
     need_rq()
-    from tokenyard.batch.jobs import BatchQueue, UnknownJob
+    from tokenyard.batch.rq.jobs import BatchQueue, UnknownJob
 
     with told_in_one_line(ctx, Exit.FAILED), opened(ctx.obj) as (connection, keys):
         try:

@@ -19,7 +19,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from tokenyard.batch.runner import Progress, Runner
+from tokenyard.batch.progress import Progress
+from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchState, new_id
 from tokenyard.cli.batch.options import spec_from, spec_options, told_in_one_line
 from tokenyard.cli.shared.connect import url_of

@@ -81,8 +81,8 @@ def submit(
 ) -> None:
     """Hand the job over and print its id."""
     need_rq()
-    from tokenyard.batch.jobs import submit_batch
-    from tokenyard.batch.schedule import read_time
+    from tokenyard.batch.rq.jobs import submit_batch
+    from tokenyard.batch.rq.schedule import read_time
 
     choice: YardChoice = ctx.obj
     spec = spec_from(input_path, output, given)

@@ -32,7 +32,7 @@ Examples:
 def worker(ctx: click.Context, burst: bool, name: str) -> None:
     """Work until stopped."""
     need_rq()
-    from tokenyard.batch.worker import run_worker
+    from tokenyard.batch.rq.worker import run_worker
 
     choice: YardChoice = ctx.obj
     url = url_of(choice)

@@ -88,7 +88,7 @@ def _workers(connection: redis.Redis, keys: Keys) -> list[str]:
 
 
 def _jobs(connection: redis.Redis, keys: Keys) -> list[str]:
-    from tokenyard.batch.jobs import BatchQueue
+    from tokenyard.batch.rq.jobs import BatchQueue
 
     return [job.id for job in BatchQueue(connection, keys.yard).all_jobs()]
 
