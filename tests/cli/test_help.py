@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tokenyard.cli import COMMANDS
-from tokenyard.cli.shared.paths import example_model
+from tokenyard.cli.up.engine_options import example_model
 from tokenyard.process import program
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.errors import NoCoordinator, WaitTimeout

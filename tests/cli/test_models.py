@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.running import Up, tokenyard
 from tests.support.waiting import eventually
+from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
 from tokenyard.admin.snapshot import WorkerView, YardView
-from tokenyard.cli.shared.placing import NoPlace, Place, place_anywhere, place_at
 from tokenyard.process.program import Exit
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
@@ -234,13 +234,13 @@ SLEEPER = worker("sleeper", "asleep", 3, "m")
     ],
 )
 def test_the_place_that_costs_the_others_least(workers: list[WorkerView], chosen: str) -> None:
-    assert place_anywhere(yard(*workers), "m") == Place(chosen)
+    assert place_anywhere(yard(*workers), "m") == LoadTarget(chosen)
 
 
 def test_a_group_gets_as_many_devices_of_a_host() -> None:
     follower = worker("follower", "attached", 0)
     leader = worker("leader", "ready", 1, "n", group=["leader", "follower"])
-    assert place_anywhere(yard(leader, follower, ranks=2), "m") == Place("leader.1", [1, 0])
+    assert place_anywhere(yard(leader, follower, ranks=2), "m") == LoadTarget("leader.1", [1, 0])
 
 
 def test_where_all_are_busy_it_says_what_to_do() -> None:
@@ -249,7 +249,7 @@ def test_where_all_are_busy_it_says_what_to_do() -> None:
 
 
 def test_a_worker_that_is_named_may_be_busy() -> None:
-    assert place_at(yard(BUSY), "m", "busy") == Place("busy.1")
+    assert place_at(yard(BUSY), "m", "busy") == LoadTarget("busy.1")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.yard import LONG_MS, Yard
 from tokenyard.admin.owners import Owners, find_owners
-from tokenyard.admin.requests import STATES, Listing, Query, list_requests
+from tokenyard.admin.requests import STATES, Query, RequestList, list_requests
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
@@ -32,7 +32,7 @@ def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
     return Yard(connection, keys, scripts)
 
 
-def listed(yard: Yard, **query: Any) -> Listing:
+def listed(yard: Yard, **query: Any) -> RequestList:
     return list_requests(yard.connection, yard.keys, Query(**query))
 
 

@@ -179,9 +179,9 @@ def test_a_redundant_signal_writes_nothing_and_can_be_waited_for(
     assert entries(connection, keys) == 1
     assert connection.xlen(keys.events) == events
     assert signals.desired_states().by_scope[ALL].mode == "abort"
-    assert names(signals.holdouts(again)) == [worker]
+    assert names(signals.unacknowledged(again)) == [worker]
     host.obey(worker, first)
-    assert signals.holdouts(again) == []
+    assert signals.unacknowledged(again) == []
 
 
 def replace_order(order: Order, **fields: object) -> Order:
@@ -339,11 +339,11 @@ def test_each_worker_in_scope_has_to_obey(signals: Signals, host: Host) -> None:
     for scope, expected in by_scope.items():
         # If a scope is paused, I expect that its workers are named, and no others,
         given = signals.give(Order(signal="PAUSE", scope=scope))
-        assert set(names(signals.holdouts(given))) == expected
+        assert set(names(signals.unacknowledged(given))) == expected
         # until they obey.
         for worker in expected:
             host.obey(worker, given)
-        assert signals.holdouts(given) == []
+        assert signals.unacknowledged(given) == []
 
 
 def test_who_has_obeyed_a_later_signal_has_obeyed_this_one(signals: Signals, host: Host) -> None:
@@ -361,7 +361,7 @@ def test_who_has_obeyed_a_later_signal_has_obeyed_this_one(signals: Signals, hos
         (f"{int(ms) * 10}-0", False),
     ]:
         host.show(worker, obeyed=obeyed)
-        assert bool(signals.holdouts(given)) is holds_out, obeyed
+        assert bool(signals.unacknowledged(given)) is holds_out, obeyed
 
 
 def test_an_acknowledgement_counts_too(signals: Signals, host: Host) -> None:
@@ -369,7 +369,7 @@ def test_an_acknowledgement_counts_too(signals: Signals, host: Host) -> None:
     given = signals.give(PAUSE)
     host.answer(worker, given.ids[0])
 
-    assert signals.holdouts(given) == [Unacknowledged(mute, "b")]
+    assert signals.unacknowledged(given) == [Unacknowledged(mute, "b")]
 
 
 def test_who_refuses_is_named_with_the_reason(signals: Signals, host: Host) -> None:
@@ -415,7 +415,7 @@ def test_who_refused_is_told_again_when_the_same_is_ordered(signals: Signals, ho
     again = signals.give(PAUSE)
     assert not again.is_redundant
     assert signals.desired_states().changed == again.ids[0] != first.ids[0]
-    assert signals.holdouts(again) == [Unacknowledged(worker, "a")]
+    assert signals.unacknowledged(again) == [Unacknowledged(worker, "a")]
     # and silence where it has obeyed.
     host.obey(worker, again)
     assert signals.give(PAUSE).is_redundant
@@ -428,7 +428,7 @@ def test_answers_that_cannot_be_read_are_none(
     given = signals.give(PAUSE)
     connection.hset(keys.acks(given.ids[0]), mapping={worker: b"{", b"\xff": b"{}"})
 
-    assert signals.holdouts(given) == [Unacknowledged(worker, "a")]
+    assert signals.unacknowledged(given) == [Unacknowledged(worker, "a")]
 
 
 def test_the_wait_ends_when_all_have_obeyed(signals: Signals, host: Host) -> None:
@@ -464,9 +464,9 @@ def test_a_dead_worker_is_named_until_its_successor_obeys(signals: Signals, host
     for _ in range(10):
         latest = host.join("a")
         # I expect that it is always the latest who has to obey.
-        assert signals.holdouts(given) == [Unacknowledged(latest, "a")]
+        assert signals.unacknowledged(given) == [Unacknowledged(latest, "a")]
     host.obey(latest, given)
-    assert signals.holdouts(given) == []
+    assert signals.unacknowledged(given) == []
 
 
 def test_who_has_failed_or_left_or_cannot_be_read_is_not_waited_for(
@@ -509,7 +509,7 @@ def test_workers_are_commanded_to_go(
     # that they are waited for until they have left, whatever they answer,
     host.answer(first, given.ids[0])
     host.show(second, state="draining")
-    assert names(signals.holdouts(given)) == [first, second]
+    assert names(signals.unacknowledged(given)) == [first, second]
     host.leave(first)
     assert names(signals.wait(given, SOON_S)) == [second]
     # and that successors are not meant.
@@ -848,4 +848,4 @@ def test_every_signal_can_be_given_and_waited_for(
         host.leave(worker)
     else:
         host.obey(worker, given)
-    assert eventually(lambda: signals.holdouts(given) == [])
+    assert eventually(lambda: signals.unacknowledged(given) == [])

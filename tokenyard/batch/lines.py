@@ -79,7 +79,7 @@ def _name(fields: Mapping[str, Any], number: int) -> str | BadLine:
     name = fields.get("custom_id")
     if _OPENAI_FIELDS & fields.keys():
         if not isinstance(name, str) or not name:
-            return BadLine(None, f"line {number}: custom_id: must be a non-empty string")
+            return BadLine(None, f"line {number}: custom_id: must be a string that is not empty")
         return name
     name = fields.get("id", number)
     if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
@@ -168,7 +168,7 @@ def _token_ids(field: str, value: Any) -> list[int]:
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadBody("messages: must be a non-empty list")
+        raise BadBody("messages: must be a list that is not empty")
     if not all(isinstance(message, dict) for message in messages):
         raise BadBody("messages: each must be an object")
     return messages

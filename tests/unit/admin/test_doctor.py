@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.looks import make_look, make_view_worker
+from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.admin.dead_letters import DeadLetter
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
-from tokenyard.doctor.evidence import Disk, Group, LostLook, Refusal
+from tokenyard.doctor.evidence import AclRefusal, ConsumerGroup, Disk, LostEntries
 from tokenyard.doctor.sampling import KeySample, Kind
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.keys import Keys
@@ -48,15 +48,15 @@ HANDSHAKE = {"protocol": str(WIRE_VERSION), LAST: PASS}
 
 def sound(**changes: Any) -> Evidence:
     """What is seen of a yard where all is well, but for some changes."""
-    look = make_look(60_000, [make_view_worker("w.1")], handshake=HANDSHAKE)
+    snapshot = make_snapshot(60_000, [make_view_worker("w.1")], handshake=HANDSHAKE)
     values: dict[str, Any] = {
         "info": INFO,
         "config": CONFIG,
         "user": "admin",
         "default_is_open": False,
         "refusals": [],
-        "look": look,
-        "groups": [Group(KEYS.intake("low"), "coordinator", 2, {"leader": 2})],
+        "snapshot": snapshot,
+        "groups": [ConsumerGroup(KEYS.intake("low"), "coordinator", 2, {"leader": 2})],
         "sample": SAMPLE,
         "disk": Disk("/data", 900 * MIB, 1000 * MIB),
     }
@@ -69,7 +69,7 @@ def found(evidence: Evidence, name: str) -> list[Finding]:
 
 def looked(*workers: WorkerView, **fields: Any) -> Evidence:
     seen = workers or (make_view_worker("w.1"),)
-    return sound(look=make_look(60_000, seen, **({"handshake": HANDSHAKE} | fields)))
+    return sound(snapshot=make_snapshot(60_000, seen, **({"handshake": HANDSHAKE} | fields)))
 
 
 def test_where_all_is_well_nothing_is_to_be_done() -> None:
@@ -147,8 +147,8 @@ def test_valkey_is_called_by_its_name() -> None:
         ({"default_is_open": None, "host": "broker", "user": "default", "has_password": True},
          "unknown"),
         ({"default_is_open": None, "host": "broker", "user": "admin"}, "unknown"),
-        ({"refusals": [Refusal("worker", "command xadd", 12, 60.0)]}, "warning"),
-        ({"refusals": [Refusal("worker", "command xadd", 12, 99_999.0)]}, "ok"),
+        ({"refusals": [AclRefusal("worker", "command xadd", 12, 60.0)]}, "warning"),
+        ({"refusals": [AclRefusal("worker", "command xadd", 12, 99_999.0)]}, "ok"),
         ({"look": None}, "fault"),
     ],
 )  # fmt: skip
@@ -174,7 +174,7 @@ def test_the_servers_clock(clock_ms: float, round_trip_ms: float, verdict: Verdi
 
 
 def test_what_is_refused_is_unknown_and_no_fault() -> None:
-    evidence = Evidence(look=sound().look, unseen={"CONFIG": "unknown command"})
+    evidence = Evidence(snapshot=sound().snapshot, unseen={"CONFIG": "unknown command"})
 
     findings = list(diagnose(evidence))
 
@@ -297,8 +297,8 @@ def test_a_lane_without_a_worker() -> None:
 
 def test_groups_and_consumers_that_are_not_ours() -> None:
     groups = [
-        Group(KEYS.intake("low"), "coordinator", 3, {"leader": 1, "old": 2}),
-        Group(KEYS.events, "somebody", 5),
+        ConsumerGroup(KEYS.intake("low"), "coordinator", 3, {"leader": 1, "old": 2}),
+        ConsumerGroup(KEYS.events, "somebody", 5),
     ]
 
     old, somebody = found(sound(groups=groups), "groups")
@@ -343,7 +343,7 @@ class TestEntries:
         assert "SCAN" in entries.found
 
     def test_what_is_lost_now(self) -> None:
-        lost = LostLook([f"anon/{at}" for at in range(7)], 100)
+        lost = LostEntries([f"anon/{at}" for at in range(7)], 100)
         entries = self.entries(sound(lost=lost))
 
         assert entries.verdict == "warning"
@@ -351,8 +351,8 @@ class TestEntries:
         assert entries.found.endswith("anon/4, ...")
 
     def test_lost_and_nobody_leads(self) -> None:
-        look = make_look(60_000, [make_view_worker("w.1")], handshake={}, leader=None)
-        entries = self.entries(sound(look=look, lost=LostLook(["a/b"], 1)))
+        snapshot = make_snapshot(60_000, [make_view_worker("w.1")], handshake={}, leader=None)
+        entries = self.entries(sound(snapshot=snapshot, lost=LostEntries(["a/b"], 1)))
 
         assert entries.verdict == "fault"
         assert "start one" in entries.todo

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.looks import make_view, make_view_worker
+from tests.support.snapshots import make_view, make_view_worker
 from tokenyard.admin.pauses import Pause, all_pauses, pauses_of_model, pauses_of_worker
 from tokenyard.admin.snapshot import WorkerView, YardView
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope, worker_scope
