@@ -425,7 +425,7 @@ def test_a_schedule_hands_over_the_next_job(
 ) -> None:
     source = write_lines("in.jsonl", [completion(1)])
     refused = call("submit", source, "-o", tmp_path / "o", "--cron", "0 2 * * *", status=Exit.USAGE)
-    assert "differs each time" in refused.stderr
+    assert "a name with the time" in refused.stderr
     job = submitted(call, source, "-o", tmp_path / "out-%Y.jsonl", "--cron", "0 2 * * *")
     year = datetime.datetime.now().astimezone().year
     [first] = json.loads(call("list", "--json").stdout)

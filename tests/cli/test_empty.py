@@ -106,7 +106,7 @@ def test_what_names_nobody_is_left_to_the_coordinator(quiet: Yard, run: Any) -> 
     quiet.push({"prompt": "whose?"})
     done = run("empty", "--yes")
     assert (done.returncode, done.stdout) == (Exit.OK, "0 requests cancelled\n")
-    assert "1 left: they name nobody" in done.stderr
+    assert "1 left: without a client" in done.stderr
     assert len(quiet.intake()) == 1
 
 
@@ -191,7 +191,7 @@ def test_a_client_of_a_paused_yard_hears_of_it(yard: dict[str, Any]) -> None:
 
 
 def dead_letter(yard: Yard, client: str = "anon") -> Request:
-    """A request that was given up."""
+    """A request that failed and was kept."""
     request = make_request(client=client)
     fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
     yard.connection.xadd(yard.keys.dead, fields | request_fields(request))
@@ -230,7 +230,7 @@ def test_all_are_requeued_or_all_of_a_client(quiet: Yard, run: Any) -> None:
     [
         ("", "is not known here"),
         ("completed", "has completed"),
-        ("failed", "failed, and is no dead letter"),
+        ("failed", "failed without a dead letter"),
         ("assigned", "runs already"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_lost_port_is_said(start_up: StartUp, home: dict[str, str], tmp_path: 
         (data / "port").write_text(str(thief.getsockname()[1]))
         up = start_up("--workers", "1", port=False, data_dir=data, env=home)
         up.wait_ready()
-        assert f"port {thief.getsockname()[1]}, which this yard had before, is taken" in up.said
+        assert f"the previous port {thief.getsockname()[1]} is taken" in up.said
 
 
 @pytest.mark.redis

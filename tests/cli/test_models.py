@@ -78,17 +78,17 @@ def test_a_model_is_loaded_listed_and_unloaded(run: Run) -> None:
     assert said(run("unload", "one", "--json"))["workers"]
     assert holders(run, "one") == {}
     again = run("unload", "one")
-    assert (again.returncode, again.stdout) == (Exit.OK, "one: nobody holds it\n")
+    assert (again.returncode, again.stdout) == (Exit.OK, "one: no worker holds it\n")
 
 
 def test_it_sleeps_and_wakes(run: Run) -> None:
     said(run("load", "one", "--json"))
     assert run("sleep", "one").stdout.startswith("one: asleep: ")
     assert list(holders(run, "one").values()) == ["asleep"]
-    assert run("sleep", "one").stdout == "one: nobody has it ready\n"
+    assert run("sleep", "one").stdout == "one: no worker has it ready\n"
     assert run("wake", "one").stdout.startswith("one: awake: ")
     assert list(holders(run, "one").values()) == ["ready"]
-    assert run("wake", "one").stdout == "one: nobody sleeps with it\n"
+    assert run("wake", "one").stdout == "one: no worker sleeps with it\n"
 
 
 def test_a_worker_that_is_named_gives_up_what_it_has(run: Run) -> None:
@@ -147,7 +147,7 @@ def test_without_waiting_it_is_only_said(run: Run) -> None:
         ),
         (("unload", "three"), "there is no model 'three'"),
         (("load", "one", "--worker", "nobody"), "there is no worker 'nobody'. Known workers: "),
-        (("load", "wide"), "no device is free for 'wide'"),
+        (("load", "wide"), "no device is free or idle for 'wide'"),
         (("reload", "onee", "--path", "/new"), "there is no model 'onee'"),
     ],
 )
@@ -257,8 +257,8 @@ def test_a_worker_that_is_named_may_be_busy() -> None:
     [
         ("m", worker("w", "ready", 0, run_state="PAUSED"), "w is PAUSED: unpause it first"),
         ("m", worker("w", "asleep", 0, run_state="SUSPENDED"), "resume and unpause it first"),
-        ("k", worker("w", "warm", 0), "no host that is there may load 'k'"),
-        ("m", worker("other", "warm", 0), "'w' is not there now"),
+        ("k", worker("w", "warm", 0), "no live host may load 'k'"),
+        ("m", worker("other", "warm", 0), "'w' is not live now"),
     ],
 )
 def test_a_worker_that_cannot_have_it(model: str, one: WorkerView, reason: str) -> None:

@@ -70,10 +70,10 @@ def test_what_was_over_is_a_failure_and_what_nobody_knows_is_forestalled(
     handle.result()
     over = ask("cancel", handle.id, "--client", client.client_id)
     assert over.exit_code == Exit.FAILED
-    assert "was over already" in over.stdout
+    assert "had ended already" in over.stdout
     unknown = ask("cancel", "not-yet", "--client", client.client_id)
     assert unknown.exit_code == Exit.OK
-    assert "not known here" in unknown.stdout
+    assert "not known yet" in unknown.stdout
     with pytest.raises(RequestFailed, match="CANCELLED"):
         client.submit("too late", id="not-yet").result()
 
@@ -177,7 +177,7 @@ def test_several_clients_with_one_id_are_named(
         connection.hset(keys.ledger(client, name), mapping={"state": "waiting", "sid": "low/1-0"})
     refused = ask(command, name)
     assert refused.exit_code == Exit.USAGE
-    assert "several clients have one: ann, bob; say whose it is: --client NAME" in refused.stderr
+    assert "several clients have one: ann, bob; give --client NAME" in refused.stderr
     other = client_of_nobody = random_name("nobodys")
     if command == "cancel":
         assert ask("cancel", other, name).exit_code == Exit.USAGE
@@ -205,7 +205,7 @@ def test_a_user_who_may_not_look_is_asked_for_the_client(
     try:
         refused = invoke("--redis-url", url, command, "unheard-of")
         assert refused.exit_code == Exit.USAGE
-        assert "may not look for its client (SCAN); say whose it is: --client" in refused.stderr
+        assert "may not search for its client (SCAN); give --client" in refused.stderr
         listed = invoke("--redis-url", url, "requests")
         assert (listed.exit_code, listed.stderr[:5]) == (Exit.OK, "Note:")
         over = invoke("--redis-url", url, "requests", "--state", "completed")

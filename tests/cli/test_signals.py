@@ -118,7 +118,7 @@ def test_what_is_so_already_is_a_quiet_line(quiet: Yard, run: Run) -> None:
         (("unpause",), "unpaused", "not paused"),
         (("epoch", "4"), "in epoch 4", "in epoch 4 already"),
         (("profile", "start"), "profiling", "profiling already"),
-        (("profile", "stop"), "not profiling any more", "not profiling"),
+        (("profile", "stop"), "profiling stopped", "not profiling"),
     ]
     for command, done, already in pairs:
         first, second = run(*command), run(*command)
@@ -279,7 +279,7 @@ def test_workers_in_scope_are_told_to_end(quiet: Yard, run: Run, verb: str) -> N
     quiet.scripts.retire(adder, "left")
     assert said(run(verb, "--yes", "--no-wait", "--json"))["workers"] == [other]
     quiet.scripts.retire(other, "left")
-    assert run(verb, "--yes").stdout == "all workers: nobody is there\n"
+    assert run(verb, "--yes").stdout == "all workers: no worker is live\n"
 
 
 def test_without_a_broker_it_is_one_line() -> None:

@@ -117,7 +117,7 @@ def test_when_time_is_over_it_says_how_to_get_the_result(ask: Ask) -> None:
     )
     assert result.exit_code == Exit.TIMEOUT
     said, _ = result.stderr.splitlines()
-    assert " goes on; for its result: " in said
+    assert " continues; for its result: " in said
     command = shlex.split(said.partition(" for its result: tokenyard ")[2])
     assert command[2:] == ["--client", client]
     later = ask(*command, "--timeout", "30")
@@ -131,7 +131,7 @@ def test_when_many_are_not_waited_for_it_says_how_to_list_them(ask: Ask) -> None
     result = ask("submit", *long, "a story", "another")
     assert result.exit_code == Exit.TIMEOUT
     said = result.stderr.splitlines()[0]
-    assert said.endswith(f"to see it: tokenyard requests --client {client}")
+    assert said.endswith(f"continue: tokenyard requests --client {client}")
     listed = ask(*said.partition("tokenyard ")[2].split(), "--json")
     assert [one["client"] for one in json.loads(listed.stdout)] == [client, client]
 
@@ -151,7 +151,7 @@ def test_an_answer_in_json_says_whose_it_is(ask: Ask) -> None:
 
 def test_verbose_says_how_to_explain_it(ask: Ask) -> None:
     result = ask("submit", "--verbose", "--client", "ann-2", "--id", "it's", "hello")
-    command = shlex.split(result.stderr.partition("what becomes of it: tokenyard ")[2])
+    command = shlex.split(result.stderr.partition("its timeline: tokenyard ")[2])
     assert command == ["explain", "it's", "--client", "ann-2"]
     assert ask(*command).exit_code == Exit.OK
 
@@ -185,9 +185,9 @@ def test_ctrl_c_says_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> No
             rest = process.communicate(timeout=30)[1]
         finally:
             process.kill()
-    told = [line for line in rest.splitlines() if "goes on" in line]
+    told = [line for line in rest.splitlines() if "continues" in line]
     later = f"tokenyard result q1 --client {client}"
-    assert told == [f"request 'q1' of client '{client}' goes on; for its result: {later}"]
+    assert told == [f"request 'q1' of client '{client}' continues; for its result: {later}"]
     assert "Traceback" not in rest
     assert process.returncode not in {0, None}
     assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
@@ -206,7 +206,7 @@ def test_what_was_accepted_but_is_not_safe_enough_is_named(
     assert result.exit_code == Exit.UNAVAILABLE
     first, why = result.stderr.splitlines()
     later = f"tokenyard result q1 --client {client}"
-    assert first.startswith(f"request 'q1' of client '{client}' goes on")
+    assert first.startswith(f"request 'q1' of client '{client}' continues")
     assert first.endswith(f"for its result: {later}")
     assert "accepted, but not known to be safe (durability replicated)" in why
     assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK

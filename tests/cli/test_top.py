@@ -119,7 +119,7 @@ def test_an_empty_yard_has_a_picture() -> None:
 
     text = drawn(history, height=24)
 
-    assert "nobody: nothing is dispatched" in text
+    assert "none: nothing is dispatched" in text
     assert "0 of 0 workers ready" in text
 
 
@@ -165,7 +165,7 @@ def test_nobody_leads(ask: Ask) -> None:
     shown = ask("--yard", random_name("yard"), "top", "--once", "--interval", "0.1")
 
     assert shown.exit_code == Exit.UNAVAILABLE
-    assert "nobody: nothing is dispatched" in shown.stdout
+    assert "none: nothing is dispatched" in shown.stdout
 
 
 def test_what_is_no_terminal_gets_a_hint(ask: Ask) -> None:

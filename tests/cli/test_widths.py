@@ -89,7 +89,7 @@ def test_info(names: list[str], is_whole: bool) -> None:
         assert worker.info
         [at] = [n for n, line in enumerate(text.splitlines()) if line.startswith(worker.worker)]
         about = "\n".join(text.splitlines()[at : at + 5])
-        assert info.standing(worker) in about
+        assert info.state_text(worker) in about
         assert str(worker.info.pid) in about
     assert "look at its driver" in " ".join(text.split())
     assert not is_whole or "weights 12.00" in " ".join(text.split())

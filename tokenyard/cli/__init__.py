@@ -57,7 +57,7 @@ may also follow the command, where they take precedence. `tokenyard COMMAND --he
 command with examples.
 """
 EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 2 wrong usage,
-3 no usable broker or coordinator, or workers that have not obeyed, 4 time-out, 5 the workers cannot
+3 no usable broker or coordinator, or workers that have not obeyed, 4 timeout, 5 the workers cannot
 start, 130 interrupted by Ctrl-C (128 plus the number of another signal)."""
 
 

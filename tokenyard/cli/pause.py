@@ -21,11 +21,11 @@ PAUSE: Final = f"""Pause workers: they take no new requests, which wait in the q
 
 \b
 What happens to running requests, in vLLM's terms:
-  abort  they return to the queue immediately, and continue at their next token
-         on a running worker, or after `tokenyard unpause`
+  abort  they return to the queue immediately, and continue at their next
+         token on a running worker, or after `tokenyard unpause`
   wait   they finish
-  keep   they stay on their worker with their KV cache and continue at `unpause`;
-         their deadlines still apply
+  keep   they stay on their worker with their KV cache, and continue at
+         `unpause`; their deadlines still apply
 
 The pause applies to the model or the name of the worker: a worker that joins later, or returns, is
 paused as well. Leases are renewed and models stay loaded; `tokenyard suspend` frees the devices.

@@ -34,7 +34,7 @@ Examples:
   tokenyard submit --param top_p=0.9 --param 'logit_bias={"7": -5}' "Hello"
   tokenyard submit --ids 1,15,7 --json
   tokenyard submit --file prompts.txt --json > answers.jsonl
-  tokenyard submit --client ann --id q1 "12+34="    repeat it, and q1 still runs only once
+  tokenyard submit --client ann --id q1 "12+34="    repeated, it runs only once
   tokenyard submit --deadline-s 5 --refuse-late --verbose "12+34="
 
 A request that failed or still runs is printed with its client: `tokenyard explain ID --client NAME`

@@ -85,7 +85,7 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
     [
         ("version", "fault", "6.2.1", {"redis_version": "6.2.1"}),
         ("eviction", "fault", "allkeys-lru", {"maxmemory_policy": "allkeys-lru"}),
-        ("eviction", "fault", "7 keys were deleted", {"evicted_keys": 7}),
+        ("eviction", "fault", "7 keys were evicted", {"evicted_keys": 7}),
         ("persistence", "fault", "appendonly is off", {"aof_enabled": 0}),
         ("persistence", "fault", "last write", {"aof_last_write_status": "err"}),
         ("persistence", "fault", "last rewrite", {"aof_last_bgrewrite_status": "err"}),
@@ -149,7 +149,7 @@ def test_valkey_is_called_by_its_name() -> None:
         ({"default_is_open": None, "host": "broker", "user": "admin"}, "unknown"),
         ({"refusals": [AclRefusal("worker", "command xadd", 12, 60.0)]}, "warning"),
         ({"refusals": [AclRefusal("worker", "command xadd", 12, 99_999.0)]}, "ok"),
-        ({"look": None}, "fault"),
+        ({"snapshot": None}, "fault"),
     ],
 )  # fmt: skip
 def test_who_may_come_in(changes: dict[str, Any], verdict: Verdict) -> None:
@@ -189,7 +189,10 @@ def test_what_is_refused_is_unknown_and_no_fault() -> None:
 def test_nobody_leads() -> None:
     [finding] = found(looked(leader=None), "coordinator")
 
-    assert (finding.verdict, finding.found) == ("fault", "nobody leads: nothing is dispatched")
+    assert (finding.verdict, finding.found) == (
+        "fault",
+        "no coordinator leads: nothing is dispatched",
+    )
 
 
 @pytest.mark.parametrize("handshake", [{}, {"protocol": "99"}])
@@ -324,7 +327,7 @@ class TestEntries:
         entries = self.entries(sound())
 
         assert entries.verdict == "ok"
-        assert "looked at 1,234 ledgers in 1.5 s, 10 s ago" in entries.found
+        assert "checked 1,234 ledgers in 1.5 s, 10 s ago" in entries.found
 
     def test_what_was_ended_lately(self) -> None:
         told = encode_pass(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()

@@ -101,7 +101,7 @@ def test_a_request_without_a_model_waits_for_the_yards_only_one() -> None:
 def test_a_worker_that_has_yet_to_run_again() -> None:
     [pause] = pauses_of_model(view(worker("w", run_state="PAUSED")), "adder")
     assert (pause.scope, pause.run_state) == (worker_scope("w"), "PAUSED")
-    assert "has yet to obey" in pause.why
+    assert "has not obeyed" in pause.why
 
 
 def test_what_keeps_one_worker() -> None:

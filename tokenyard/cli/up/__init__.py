@@ -45,10 +45,10 @@ when all of its workers have been ended by `tokenyard drain` or `stop`.
 Examples:
   tokenyard up
   tokenyard up --model ./my-model --slots 1
-  tokenyard up --models models.toml --slots 2 --spares 1     several models, loaded on demand
-  tokenyard up --server auto          with the valkey-server or redis-server of this machine
+  tokenyard up --models models.toml --slots 2     several models on demand
+  tokenyard up --server auto          with this machine's valkey-server or redis-server
   tokenyard --redis-url redis://localhost:6379 up
-  tokenyard up --engine simulated     invented answers; needs no model and no vLLM
+  tokenyard up --engine simulated     invented answers, without a model and vLLM
 
 Then, in another terminal: tokenyard submit "12+34="
 
