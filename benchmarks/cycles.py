@@ -27,7 +27,7 @@ from benchmarks.measure import print_table
 from benchmarks.progress import save
 from benchmarks.yard import end_in_order
 from worker.engines import Memory
-from worker.host.leak import LOOKS, LeakRule, Look, Verdict
+from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict
 
 #: With so many MiB no process is ever replaced.
 _ANY: Final = 1e9
@@ -49,13 +49,13 @@ def run(cycles: int, *, keep: bool) -> list[Cycle]:
 
 def leaks(cycles: Sequence[Cycle]) -> int:
     """How many times the pool should have replaced the process, or has."""
-    found, looks = 0, list[Look]()
+    found, looks = 0, list[MemoryReading]()
     for one in cycles:
         if one.after is None:  # the next cycle has a new process
             found, looks = found + 1, []
             continue
         before = looks[-1].after if looks else one.warm.scarce
-        looks.append(Look(one.after.scarce, max(0, one.loaded.scarce - before)))
+        looks.append(MemoryReading(one.after.scarce, max(0, one.loaded.scarce - before)))
         if LeakRule().judge(one.warm.scarce, looks) is not Verdict.SOUND:
             found, looks = found + 1, []
     return found
@@ -102,14 +102,16 @@ def _mib(memory: Memory | None) -> str:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--cycles", default=50, type=click.IntRange(LOOKS), help="Models that come and go.")
+@click.option(
+    "--cycles", default=50, type=click.IntRange(READINGS), help="Models that come and go."
+)
 @click.option("--keep", is_flag=True, help="Replace no process, however much it keeps.")
 @click.option("--quick", is_flag=True, help="As many as a verdict needs, and two more, for CI.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(cycles: int, *, keep: bool, quick: bool, as_json: bool) -> None:
     """Load and unload models in one process, and watch its memory."""
     end_in_order()
-    done = run(LOOKS + 2 if quick else cycles, keep=keep)
+    done = run(READINGS + 2 if quick else cycles, keep=keep)
     figures = summary(done)
     told = {**figures, "machine": machine_facts()}
     save(told)

@@ -11,8 +11,8 @@ from tokenyard.protocol.settings import CoordinatorSettings
 
 try:
     from tokenyard.process.program import program
-except ModuleNotFoundError as fault:
-    refuse(fault)
+except ModuleNotFoundError as error:
+    refuse(error)
 
 TEXTS: Final = {
     "name": "Name of this process.  [default: host and pid]",

@@ -11,8 +11,8 @@ from tokenyard.protocol.settings import WorkerSettings
 
 try:
     from tokenyard.process.program import program
-except ModuleNotFoundError as fault:
-    refuse(fault)
+except ModuleNotFoundError as error:
+    refuse(error)
 
 TEXTS: Final = {
     "name": "Prefix of the names of this host's workers.  [default: host and pid]",

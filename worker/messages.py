@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.worker_info import Tally
-from worker.counts import Counts
+from tokenyard.protocol.worker_info import WorkerTotals
 from worker.engines import EngineInfo, Group, Memory
 from worker.models import ModelSpec
+from worker.published_counts import PublishedCounts
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadModel:
     """To a warm process: make an engine for this model; with ``group`` as its leader.
 
     ``weights`` is the path of a checkpoint that stands in for the model's own, "" for its own.
@@ -63,7 +63,7 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetPrefixCache:
     """To the process: forget the prefix cache."""
 
 
@@ -75,7 +75,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Reload:
+class ReloadWeights:
     """To a paused process: load this checkpoint in place of the weights; "" for the model's own."""
 
     path: str
@@ -89,7 +89,7 @@ class SetEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseEngine:
     """To the process: run nothing until told otherwise, and say so once that is so.
 
     With ``abort`` what runs is dropped; with ``wait`` it is finished, and what has not begun is
@@ -100,23 +100,23 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpause:
+class UnpauseEngine:
     """To the process: go on."""
 
 
-#: What is answered with `Done` or, where it cannot be done, with a `Refusal` that names it.
-Errand = Reset | Profile | Reload | SetEpoch | Unpause
+#: What is answered with `Done` or, where it cannot be done, with a `CommandRefused` that names it.
+EngineCommand = ResetPrefixCache | Profile | ReloadWeights | SetEpoch | UnpauseEngine
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class SubmitRequests:
     """To the process, where there is no yard: requests. One by one they cost many times as much."""
 
     assignments: Sequence[Assignment]
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortRequests:
     """To the process, where there is no yard: forget the requests of these lane entries."""
 
     entries: Sequence[str]
@@ -155,7 +155,7 @@ class Asleep:
 class Done:
     """To the controller: what was asked has been done."""
 
-    errand: Errand
+    errand: EngineCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +166,15 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CommandRefused:
     """To the controller: what was asked cannot be done; all is as before."""
 
     reason: str
-    errand: Errand | None = None  # None: load or sleep, whichever is under way
+    errand: EngineCommand | None = None  # None: load or sleep, whichever is under way
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EngineMetric:
     """One of an engine's own metrics: values by name and labels, as Prometheus has them."""
 
     name: str
@@ -188,18 +188,18 @@ class EngineStats:
     """What an engine measures of itself since it was made; ``engine`` is its number."""
 
     engine: int
-    metrics: Sequence[Measured]
+    metrics: Sequence[EngineMetric]
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """To the controller, once a second: how far it came, whether work waits, what it has done."""
 
     progress: int
     unfinished: int
-    tally: Tally = field(default_factory=Tally)
+    tally: WorkerTotals = field(default_factory=WorkerTotals)
     error: str = ""  # what the engine could not do the last time
-    counts: Counts | None = None  # where somebody reads metrics
+    counts: PublishedCounts | None = None  # where somebody reads metrics
     stats: EngineStats | None = None  # likewise, while an engine has any
 
 
@@ -211,7 +211,7 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class Surplus:
+class LaneReleased:
     """To the controller: ``worker`` was given what it may not begin, and has let go of its lane."""
 
     worker: str
@@ -223,33 +223,44 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ProcessFailed:
     """To the controller, before the process ends: why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Replies:
     """To the controller, where there is no yard: replies, by lane entry."""
 
     replies: Sequence[tuple[str, Reply]]
 
 
 ToProcess = (
-    Load | Attach | Serve | Drain | Unload | Sleep | Wake | Pause | Errand | Give | Abort | Stop
+    LoadModel
+    | Attach
+    | Serve
+    | Drain
+    | Unload
+    | Sleep
+    | Wake
+    | PauseEngine
+    | EngineCommand
+    | SubmitRequests
+    | AbortRequests
+    | Stop
 )
 ToController = (
     Warm
     | Ready
     | Asleep
     | Done
-    | Refusal
+    | CommandRefused
     | Paused
-    | Surplus
-    | Beat
+    | LaneReleased
+    | Heartbeat
     | Fenced
     | Drained
-    | Failed
-    | Made
+    | ProcessFailed
+    | Replies
 )

@@ -123,10 +123,10 @@ def read_models(path: Path) -> dict[str, ModelSpec]:
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as fault:
-        raise SettingsError([f"{path}: cannot be read: {fault.strerror}"]) from fault
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise SettingsError([f"{path}: is not TOML: {fault}"]) from fault
+    except OSError as error:
+        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError([f"{path}: is not TOML: {error}"]) from error
     reading = _Reading(path.parent)
     found = reading.models(tables)
     if reading.faults:
@@ -256,8 +256,8 @@ class _Reading:
             rank = _config_decoder.decode((folder / "adapter_config.json").read_bytes()).r
         except OSError:
             self._fault(f"{place}.path", f"{folder} is no adapter: no adapter_config.json there")
-        except msgspec.MsgspecError as fault:
-            self._fault(f"{place}.path", f"{folder}/adapter_config.json cannot be used: {fault}")
+        except msgspec.MsgspecError as error:
+            self._fault(f"{place}.path", f"{folder}/adapter_config.json cannot be used: {error}")
         else:
             if rank > room:
                 self._fault(place, f"has rank {rank}: raise max_lora_rank, which is {room}")
@@ -301,9 +301,9 @@ def _problem(value: Any, kind: Any) -> str:
     try:
         msgspec.convert(value, kind, str_keys=True)
         json.dumps(value, allow_nan=False)
-    except msgspec.ValidationError as fault:
+    except msgspec.ValidationError as error:
         is_choice = get_origin(kind) is Literal
-        return f"{fault}; use {', '.join(map(str, get_args(kind)))}" if is_choice else str(fault)
+        return f"{error}; use {', '.join(map(str, get_args(kind)))}" if is_choice else str(error)
     except (TypeError, ValueError):  # a date; infinity
         return "use text, finite numbers, true, false, lists and tables only"
     return ""

@@ -1,9 +1,9 @@
-"""Who goes where in this turn: a pure decision over what waits for a model and its lanes.
+"""Which requests go to which lanes in this turn: a pure decision for one model.
 
 Models do not compete for lanes, so each has a plan of its own. Suspects
 (`coordinator.routing.suspicion`) are tried in groups, or alone, on lanes that take nothing else
-meanwhile: empty ones, and those where a group before has survived. Where there is none, the
-emptiest is kept free until it has run dry.
+meanwhile: empty ones, and those where an earlier group has survived. Where there is none, the
+emptiest gets no other requests until it is empty.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.wording import counted
 
-#: Chooses among the lanes of a request's model; None: it has to wait.
+#: Chooses among the lanes of a request's model; None: the request has to wait.
 Choose = Callable[[QueuedRequest, Lanes], Pick | None]
 
 ALONE = "a suspect, alone on an empty lane"
 
 
-class Placed(Struct, frozen=True):
+class PlannedDispatch(Struct, frozen=True):
     """A request and the lane chosen for it."""
 
-    waiting: QueuedRequest
-    lane: Lane  # as it was found
-    why: str  # there, in words
+    queued: QueuedRequest
+    lane: Lane  # before this plan
+    why: str  # this lane, in words
     alone: bool = False
     match: float | None = None  # see `Pick.match`
     on_trial: bool = False  # with the others of this plan on its lane
@@ -44,31 +44,30 @@ def make_plan(
     choose: Choose,
     most: int,
     trial_share: float = 0.5,
-) -> list[Placed]:
+) -> list[PlannedDispatch]:
     """Choose lanes for requests, given in the order in which they should be served.
 
-    ``lanes`` are those of their model, of which ``trial_share`` at most, and at least one, are for
-    suspects at once. Of the others no more are looked at than are placed, and one: the first that
-    has to wait holds back those behind it.
+    ``lanes`` are those of their model; at most ``trial_share`` of them, and at least one, are used
+    for suspects. The first of the others that has to wait holds back those behind it.
     """
-    waiting = list(suspects)
-    tried, left = _place_suspects(waiting, lanes, trial_share)
-    if waiting and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
-        # The only lane is to run dry for a suspect: who came before its crash goes first.
-        since_ms = min(one.since_ms for one in waiting)
+    queue = list(suspects)
+    tried, left = _place_suspects(queue, lanes, trial_share)
+    if queue and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
+        # The only lane must become empty for a suspect: requests from before its crash go first.
+        since_ms = min(one.since_ms for one in queue)
         left, others = lanes.copy(), takewhile(lambda one: one.since_ms < since_ms, others)
     return tried + _place_others(others, left, choose, most - len(tried))
 
 
 def _place_suspects(
-    waiting: Sequence[QueuedRequest], lanes: Lanes, share: float
-) -> tuple[list[Placed], Lanes]:
-    """What goes on trial now, and the lanes that are left for others."""
-    if not waiting:  # nearly always, and then nobody looks at a thousand lanes
+    suspects: Sequence[QueuedRequest], lanes: Lanes, share: float
+) -> tuple[list[PlannedDispatch], Lanes]:
+    """The trials that begin now, and the lanes that are left for others."""
+    if not suspects:  # nearly always, so that a thousand lanes need not be read
         return [], lanes.copy()
-    in_groups = [one for one in waiting if one.trial]
-    alone = [one for one in waiting if not one.trial]
-    placed: list[Placed] = []
+    in_groups = [one for one in suspects if one.trial]
+    alone = [one for one in suspects if not one.trial]
+    placed: list[PlannedDispatch] = []
     left = [lane for lane in lanes if not lane.is_quarantined]
     kept = len(lanes) - len(left)
     most = max(1, int(len(lanes) * share))
@@ -85,27 +84,27 @@ def _place_suspects(
         left.remove(lane)
         kept += 1
         if lane.load == 0:
-            placed.append(Placed(alone.pop(0), lane, ALONE, alone=True))
+            placed.append(PlannedDispatch(alone.pop(0), lane, ALONE, alone=True))
     if len(lanes) > 1:
         left = [lane for lane in left if not lane.is_kept]
     return placed, Lanes(left)
 
 
-def take_group(waiting: list[QueuedRequest], room: int) -> list[QueuedRequest]:
-    """Take the next group out of suspects in their order: no more than each of it may be with."""
+def take_group(suspects: list[QueuedRequest], room: int) -> list[QueuedRequest]:
+    """Take out the next group of suspects, no larger than the trial of any member allows."""
     count, limit = 0, room
-    for one in waiting:
+    for one in suspects:
         limit = min(limit, one.trial or 0)
         if count >= limit:
             break
         count += 1
-    group = waiting[:count]
-    del waiting[:count]
+    group = suspects[:count]
+    del suspects[:count]
     return group
 
 
 def _for_group(lanes: Sequence[Lane]) -> Lane | None:
-    """The lane with the most idle places where nothing runs but what has survived a trial."""
+    """The lane with the most idle slots among those that are empty or have survived a trial."""
     fit = [lane for lane in lanes if lane.load == 0 or lane.is_kept]
     return max(fit, key=lambda lane: lane.idle, default=None)
 
@@ -114,20 +113,20 @@ def _emptiest(lanes: Sequence[Lane]) -> Lane:
     return min(lanes, key=lambda lane: lane.load)
 
 
-def _on_trial(group: Sequence[QueuedRequest], lane: Lane) -> list[Placed]:
+def _on_trial(group: Sequence[QueuedRequest], lane: Lane) -> list[PlannedDispatch]:
     others = counted(len(group) - 1, "other suspect")
-    return [Placed(one, lane, f"on trial with {others}", on_trial=True) for one in group]
+    return [PlannedDispatch(one, lane, f"on trial with {others}", on_trial=True) for one in group]
 
 
 def _place_others(
     others: Iterable[QueuedRequest], lanes: Lanes, choose: Choose, most: int
-) -> list[Placed]:
-    placed: list[Placed] = []
-    for waiting in islice(others, max(0, most) if lanes else 0):
-        pick = choose(waiting, lanes)
+) -> list[PlannedDispatch]:
+    placed: list[PlannedDispatch] = []
+    for queued in islice(others, max(0, most) if lanes else 0):
+        pick = choose(queued, lanes)
         if pick is None:
             break
-        lane, work = pick.lane, pick.lane.work + waiting.hints.work
+        lane, work = pick.lane, pick.lane.work + queued.features.work
         lanes.put(replace(lane, load=lane.load + 1, work=work))
-        placed.append(Placed(waiting, lane, pick.why, match=pick.match))
+        placed.append(PlannedDispatch(queued, lane, pick.why, match=pick.match))
     return placed

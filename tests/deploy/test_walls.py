@@ -91,7 +91,7 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
         ("XADD", YARD.intake("retry"), "*", "id", "q1"),
         ("XADD", YARD.control, "*", "signal", "{}"),
         ("XADD", YARD.events, "*", "event", "joined"),
-        ("HSET", YARD.desired_state, "all", "{}"),
+        ("HSET", YARD.desired, "all", "{}"),
         ("XTRIM", YARD.intake("normal"), "MAXLEN", 0),
         ("XDEL", YARD.intake("normal"), "1-0"),
         ("XGROUP", "DESTROY", YARD.intake("normal"), "coordinator"),
@@ -104,7 +104,7 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
 TRUSTED: dict[str, list[tuple[object, ...]]] = {
     "scripts of others": [("EVALSHA", "0" * 40, 0), ("FCALL", "f", 0)],
     "names in `clients`": [("ZADD", YARD.clients, 1, b"\xff\xfe")],
-    "the highest id onto `cancels`": [
+    "the highest id onto `cancelling`": [
         ("XADD", YARD.cancelling, "18446744073709551615-18446744073709551615", "client", "x"),
         ("SADD", YARD.cancels("guest"), "q1"),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.engines.harness import ON_CPU, spec_of
+from worker import executor
 from worker.engines import Backend, Engine
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.vllm.backend import VllmBackend
@@ -26,7 +27,7 @@ def warm(warm_phases_s: dict[str, float]) -> Backend:
     set_environment(engine_environment(cpu=ON_CPU))
     # One thread: OpenMP's threads spin, and starve each other where tests share the cores.
     cores = [min(os.sched_getaffinity(0))] if ON_CPU else []
-    backend = VllmBackend(cores=cores)
+    backend = VllmBackend(cores=cores, groups=executor)
     warm_phases_s |= backend.warm_up()
     return backend
 

@@ -15,15 +15,15 @@ from worker.engines import Group
 from worker.executor import follower_link, leader_link
 from worker.executor.follower_link import FollowerLink
 from worker.executor.leader_link import LeaderLink
-from worker.executor.words import (
+from worker.executor.messages import (
+    Build,
     Built,
     Dismissed,
-    Fault,
-    Go,
-    GroupFault,
+    GroupError,
+    Join,
     Joined,
     Left,
-    Orders,
+    RankFailed,
 )
 
 WAIT_S = 10.0
@@ -52,9 +52,9 @@ class Ranks:
         self.leader.gather(WAIT_S)
         for future in coming:
             future.result(WAIT_S)
-        self.leader.tell(Orders(b"plan"))
+        self.leader.tell(Build(b"plan"))
         for follower in self.followers:
-            assert follower.hear(Orders) == Orders(b"plan")
+            assert follower.hear(Build) == Build(b"plan")
         return self.leader, self.followers[0]
 
     def close(self) -> None:
@@ -128,21 +128,21 @@ def test_a_rank_that_does_not_come_is_named(ranks: Callable[..., Ranks]) -> None
     leader = ranks(3).leader
     leader.open()
 
-    with pytest.raises(GroupFault, match=r"rank 1, 2 of the group did not come within 0\.05 s"):
+    with pytest.raises(GroupError, match=r"rank 1, 2 of the group did not come within 0\.05 s"):
         leader.gather(SOON_S)
 
 
 def test_nobody_leads(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_link, "CONNECT_S", SOON_S)
 
-    with pytest.raises(GroupFault, match="nobody leads the group"):
+    with pytest.raises(GroupError, match="nobody leads the group"):
         ranks().followers[0].connect()
 
 
 def test_an_address_is_for_one_group(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
     (tmp_path / "group-0").touch()
 
-    with pytest.raises(GroupFault, match="each group needs an address of its own"):
+    with pytest.raises(GroupError, match="each group needs an address of its own"):
         ranks().leader.open()
 
 
@@ -156,16 +156,16 @@ def test_a_leader_that_gives_up_sends_home_also_who_comes_late(ranks: Callable[.
 
     coming.result(WAIT_S)
     with pytest.raises(Dismissed):
-        group.followers[0].hear(Orders)
+        group.followers[0].hear(Build)
     dismissal.join()
 
 
 def test_a_fault_of_a_follower_reaches_the_leader(ranks: Callable[..., Ranks]) -> None:
     leader, follower = ranks().form()
 
-    follower.say(Fault("OSError: no such weights"))
+    follower.say(RankFailed("OSError: no such weights"))
 
-    with pytest.raises(GroupFault, match="rank 1 of the group failed: OSError: no such weights"):
+    with pytest.raises(GroupError, match="rank 1 of the group failed: OSError: no such weights"):
         leader.await_all(Built, WAIT_S)
 
 
@@ -174,7 +174,7 @@ def test_a_rank_that_takes_too_long_is_named(ranks: Callable[..., Ranks]) -> Non
     leader, first = group.form()
     first.say(Built())
 
-    with pytest.raises(GroupFault, match="rank 2 of the group did not get ready"):
+    with pytest.raises(GroupError, match="rank 2 of the group did not get ready"):
         leader.await_all(Built, SOON_S)
 
 
@@ -186,14 +186,14 @@ def test_a_death_breaks_the_group_and_wakes_the_leader(ranks: Callable[..., Rank
     follower.close()
 
     assert woken.wait(WAIT_S)
-    with pytest.raises(GroupFault, match="rank 1 of the group has died"):
+    with pytest.raises(GroupError, match="rank 1 of the group has died"):
         leader.check()
 
 
 def test_a_death_before_anybody_listens_wakes_too(ranks: Callable[..., Ranks]) -> None:
     leader, follower = ranks().form()
     follower.close()
-    with pytest.raises(GroupFault):
+    with pytest.raises(GroupError):
         leader.await_all(Built, WAIT_S)
     woken = threading.Event()
 
@@ -208,7 +208,7 @@ def test_the_first_reason_stands(ranks: Callable[..., Ranks]) -> None:
     leader.mark_broken("the first")
     leader.mark_broken("the second")
 
-    with pytest.raises(GroupFault, match="the first"):
+    with pytest.raises(GroupError, match="the first"):
         leader.check()
 
 
@@ -279,7 +279,7 @@ def test_a_follower_learns_that_its_leader_has_died(ranks: Callable[..., Ranks])
             end.shutdown(socket.SHUT_RDWR)
 
     assert woken.wait(WAIT_S)
-    with pytest.raises(GroupFault, match="the leader of the group has died"):
+    with pytest.raises(GroupError, match="the leader of the group has died"):
         follower.check()
 
 
@@ -305,8 +305,8 @@ def test_a_follower_waits_for_its_next_word_within_a_bound(
     _, follower = ranks().form()
     monkeypatch.setattr(follower_link, "WORD_S", SOON_S)
 
-    with pytest.raises(GroupFault, match=r"said nothing for 0\.05 s"):
-        follower.hear(Go)
+    with pytest.raises(GroupError, match=r"said nothing for 0\.05 s"):
+        follower.hear(Join)
 
 
 def test_closing_twice_is_closing_once(ranks: Callable[..., Ranks]) -> None:

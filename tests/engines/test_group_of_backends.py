@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.harness import greedy, needs_cpu, run, spec_of
+from worker import executor
 from worker.engines import Backend, Engine, Group
 from worker.engines.vllm.backend import VllmBackend
 from worker.engines.vllm.environment import engine_environment, set_environment
@@ -23,7 +24,7 @@ WAIT_S = 90
 def _follow(pipe: Connection) -> None:
     """Attend each group that comes down the pipe; say when this process is warm again."""
     set_environment(engine_environment(cpu=True))
-    backend = VllmBackend(cores=[max(os.sched_getaffinity(0))])
+    backend = VllmBackend(cores=[max(os.sched_getaffinity(0))], groups=executor)
     backend.warm_up()
     while True:
         pipe.send(backend.memory())

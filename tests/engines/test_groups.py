@@ -444,7 +444,7 @@ def test_each_rank_answers_and_a_failing_one_is_named(pool: Pool, alone: list[li
         assert first.do(call, rank_of) == [0, 1]
 
         first.ask(call, fail_on, 1)
-        assert first.fault() == "GroupFault: rank 1 of the group failed: OSError: the disk is full"
+        assert first.fault() == "GroupError: rank 1 of the group failed: OSError: the disk is full"
         first.ask(call, fail_on, 0)
         assert first.fault() == "OSError: the disk is full"
 
@@ -476,7 +476,7 @@ def test_a_failure_that_nobody_waits_for_breaks_the_group(pool: Pool) -> None:
     first, second = pool.take()
     with pool.formed(first, second, **TENSOR):
         first.ask(call_until_broken, 1)
-        assert first.fault() == "GroupFault: rank 1 of the group failed: OSError: the disk is full"
+        assert first.fault() == "GroupError: rank 1 of the group failed: OSError: the disk is full"
 
 
 def test_a_failed_step_is_the_last(pool: Pool) -> None:
@@ -560,7 +560,7 @@ def test_a_follower_that_cannot_load_is_named_and_stays_warm(
 
     first.ask(load, leading, **TENSOR)
 
-    assert first.fault() == "GroupFault: rank 1 of the group failed: OSError: no such weights"
+    assert first.fault() == "GroupError: rank 1 of the group failed: OSError: no such weights"
     second.answer()
     assert first.do(named_shared_memory) == []
     assert list(pool.folder.iterdir()) == []
@@ -578,9 +578,9 @@ def test_a_follower_that_dies_while_it_is_waited_for(pool: Pool) -> None:
 
     leader.ask(call, die_on, 1)
 
-    assert leader.fault() == "GroupFault: rank 1 of the group has died"
+    assert leader.fault() == "GroupError: rank 1 of the group has died"
     leader.ask(call, rank_of)
-    assert leader.fault() == "GroupFault: rank 1 of the group has died"
+    assert leader.fault() == "GroupError: rank 1 of the group has died"
     leader.do(close)
     assert follower.status() == -signal.SIGKILL
 
@@ -612,7 +612,7 @@ def test_a_leader_that_dies_while_its_follower_waits_for_calls(pool: Pool) -> No
 
     leader.process.kill()
 
-    assert follower.fault() == "GroupFault: the leader of the group has died"
+    assert follower.fault() == "GroupError: the leader of the group has died"
 
 
 @pytest.mark.crash

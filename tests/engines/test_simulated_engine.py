@@ -15,9 +15,10 @@ from tests.engines.harness import ask, drain, greedy, run
 from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
-from worker.engines import Faulted, Finished, TokenDelta
+from worker.engines import Finished, RequestFailed, TokenDelta
 from worker.engines.crash_points import FAULTY, POISON, CrashPoint
-from worker.engines.simulated.engine import SimulatedEngine, SpeedModel
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.speed import SpeedModel
 
 
 def test_it_says_that_it_is_simulated() -> None:
@@ -196,7 +197,7 @@ def test_a_request_fails_as_often_as_it_is_told_to(stream: bool) -> None:
     (third,) = run(engine, msgspec.structs.replace(asked, faults=2))
 
     # I expect a fault after the first tokens, no harm to others, and then an answer.
-    assert first.fault == Faulted("1-0", Code.INFERENCE_ERROR, "told to fail")
+    assert first.fault == RequestFailed("1-0", Code.INFERENCE_ERROR, "told to fail")
     assert len(first.streamed()) == int(stream)
     assert len(sound.tokens) == len(third.tokens) == 4
 
@@ -300,8 +301,8 @@ class TestPrefixCache:
     def test_what_is_cached_takes_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a prefill of ten seconds for a prompt
         slept: list[float] = []
-        monkeypatch.setattr("worker.engines.simulated.engine.time.monotonic", lambda: sum(slept))
-        monkeypatch.setattr("worker.engines.simulated.engine.time.sleep", slept.append)
+        monkeypatch.setattr("worker.engines.simulated.speed.time.monotonic", lambda: sum(slept))
+        monkeypatch.setattr("worker.engines.simulated.speed.time.sleep", slept.append)
         speed = SpeedModel(prefill_tokens_per_s=100.0, cache_tokens=2000)
         engine, prompt = SimulatedEngine(speed=speed), list(range(1000))
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import ask
-from tests.engines.test_vllm_answers import LETTERS, output
+from tests.engines.test_vllm_collectors import LETTERS, output
 from tokenyard.protocol.wire import Assignment
-from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
+from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
 from worker.engines.resume import TextStream
-from worker.engines.vllm.answers import Asked, Continued, Diverged, Repeated
-from worker.engines.vllm.branches import Branch, Branches, asked_of
+from worker.engines.vllm.branches import Branch, Branches, request_of_choice
+from worker.engines.vllm.collectors import Continued, Diverged, EngineRequest, Repeated
 from worker.engines.vllm.engine import _asked
 
 
@@ -28,7 +28,7 @@ def several(assignment: Assignment) -> tuple[Branches, list[Branch]]:
     branches = Branches(asked)
     made = []
     for index in range(3):
-        one = asked_of(asked, index)
+        one = request_of_choice(asked, index)
         text = TextStream(LETTERS, [0, 1], one.params) if one.params.detokenize else None
         made.append(Branch(branches, index, Continued(one, text)))
     return branches, made
@@ -49,8 +49,8 @@ def test_each_choice_knows_its_own_published_tokens() -> None:
     asked = _asked(cut(), [0, 1])
 
     assert [asked.published_of(index) for index in range(3)] == [[1, 2], [5], []]
-    assert [asked_of(asked, index).published for index in range(3)] == [[1, 2], [5], []]
-    assert {asked_of(asked, index).params.n for index in range(3)} == {1}
+    assert [request_of_choice(asked, index).published for index in range(3)] == [[1, 2], [5], []]
+    assert {request_of_choice(asked, index).params.n for index in range(3)} == {1}
     assert asked.has_published
 
 
@@ -80,7 +80,7 @@ def test_one_that_cannot_go_on_ends_all() -> None:
 
     (fault,) = take(one, output(3, finish_reason="error"))
 
-    assert isinstance(fault, Faulted)
+    assert isinstance(fault, RequestFailed)
     assert fault.key == "7-0"
     assert branches.is_over
 
@@ -114,7 +114,7 @@ def test_a_choice_that_a_stop_string_had_ended_is_known_by_its_text() -> None:
 
     stopped = []
     for index in range(2):
-        one = asked_of(asked, index)
+        one = request_of_choice(asked, index)
         stopped.append(Continued(one, TextStream(LETTERS, [0, 1], one.params)).stopped)
 
     assert stopped == ["c", None]
@@ -133,7 +133,7 @@ def step(*parts: tuple[int, list[int], str | None]) -> SimpleNamespace:
 
 def repeated() -> Repeated:
     asked = _asked(cut(seed=1), [0, 1])
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, EngineRequest)
     return Repeated(asked)
 
 

@@ -41,7 +41,7 @@ class Yard:
         """What one turn reads and holds."""
         entries, _ = self.intake.read(room, 0)
         for one in entries:
-            self.intake.held.add(QueuedRequest(intake=one.intake, entry=one.id, id="r"))
+            self.intake.backlog.add(QueuedRequest(intake=one.intake, entry=one.id, id="r"))
         return entries
 
     def read_all(self, room: int = 0) -> list[str]:
@@ -51,8 +51,8 @@ class Yard:
             found += [one.id for one in entries]
         return found
 
-    def held(self, name: IntakeClass = "normal") -> list[str]:
-        return self.intake.held.ids(name)
+    def backlog(self, name: IntakeClass = "normal") -> list[str]:
+        return self.intake.backlog.ids(name)
 
     def leave(self, entries: Iterable[str], name: IntakeClass = "normal") -> None:
         """As when requests are cancelled."""
@@ -66,26 +66,26 @@ def yard(connection: redis.Redis, keys: Keys, intake: Intake) -> Yard:
 
 
 class TestAhead:
-    def test_all_that_waits_a_batch_of_each_class_a_turn(self, yard: Yard) -> None:
+    def test_a_turn_reads_a_batch_of_each_class(self, yard: Yard) -> None:
         normal, high = yard.push(20), yard.push(5, "high")
 
         sizes = [len(yard.read()) for _ in range(4)]
 
         assert sizes == [BATCH + 5, BATCH, 4, 0]
-        assert (yard.held(), yard.held("high")) == (normal, high)
+        assert (yard.backlog(), yard.backlog("high")) == (normal, high)
 
-    def test_up_to_the_bound_and_then_only_what_there_is_room_for(self, yard: Yard) -> None:
+    def test_beyond_the_bound_only_entries_with_room_are_read(self, yard: Yard) -> None:
         # Given more than may be held
         yard.push(10 * BATCH)
         yard.read_all()
-        assert len(yard.held()) == 5 * BATCH
+        assert len(yard.backlog()) == 5 * BATCH
 
         # If urgent requests come, I expect a few of them to be read, and no more of the others.
         yard.push(50, "high")
         yard.read_all()
-        assert (len(yard.held()), len(yard.held("high"))) == (5 * BATCH, BATCH)
+        assert (len(yard.backlog()), len(yard.backlog("high"))) == (5 * BATCH, BATCH)
 
-    def test_beyond_the_bound_as_much_of_each_class_as_there_is_room_for(
+    def test_beyond_the_bound_each_class_is_read_as_far_as_there_is_room(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(coordinator.dispatch.intake, "LOOK_AHEAD", 3)
@@ -99,7 +99,7 @@ class TestAhead:
 
 
 class TestAgain:
-    def test_what_was_pending_comes_first_in_order(self, yard: Yard) -> None:
+    def test_pending_entries_are_read_first_and_in_order(self, yard: Yard) -> None:
         # Given what another had read, some of it gone since, and new entries behind it
         ids = yard.push(30)
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"}, count=20)
@@ -112,46 +112,46 @@ class TestAgain:
         # I expect pages of it, and what is new in its turn.
         assert first == [*ids[:3], *ids[6 : BATCH + 3]]
         yard.read_all()
-        assert yard.held() == ids[:3] + ids[6:]
-        assert yard.held("low") == low
+        assert yard.backlog() == ids[:3] + ids[6:]
+        assert yard.backlog("low") == low
 
-    def test_it_is_bounded_as_ever(self, yard: Yard) -> None:
+    def test_reading_pending_entries_is_bounded(self, yard: Yard) -> None:
         ids = yard.push(100)
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"})
 
         yard.intake.read_again()
         yard.read_all()
-        assert len(yard.held()) == 5 * BATCH
+        assert len(yard.backlog()) == 5 * BATCH
         assert yard.read() == [], "nothing more will be read before some leave"
 
         # If there is room again, I expect the next of them.
         for entry in ids[:BATCH]:
-            yard.intake.held.remove(QueuedRequest(intake="normal", entry=entry, id="r"))
+            yard.intake.backlog.remove(QueuedRequest(intake="normal", entry=entry, id="r"))
         yard.leave(ids[:BATCH])
         assert [one.id for one in yard.read()] == ids[5 * BATCH : 6 * BATCH]
 
-    def test_all_is_read_anew_without_being_held_twice(self, yard: Yard) -> None:
+    def test_reading_again_queues_no_entry_twice(self, yard: Yard) -> None:
         ids = yard.push(20)
         yard.read_all()
 
         yard.intake.read_again()
-        assert len(yard.intake.held) == 0
+        assert len(yard.intake.backlog) == 0
 
         assert yard.read_all() == ids
-        assert yard.held() == ids
+        assert yard.backlog() == ids
 
 
 class TestCompare:
-    def test_all_is_well(self, yard: Yard) -> None:
+    def test_equal_counts_change_nothing(self, yard: Yard) -> None:
         yard.push(20)
         yard.read_all()
 
         yard.intake.compare()
 
         assert not yard.intake.is_auditing
-        assert len(yard.held()) == 20
+        assert len(yard.backlog()) == 20
 
-    def test_nothing_is_compared_before_all_is_read(self, yard: Yard) -> None:
+    def test_nothing_is_compared_before_everything_is_read(self, yard: Yard) -> None:
         ids = yard.push(20)
         yard.read_all()
         yard.intake.read_again()
@@ -162,7 +162,7 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert yard.read_all() == ids[BATCH:]
 
-    def test_what_another_took_is_read(self, yard: Yard) -> None:
+    def test_entries_that_another_leader_took_are_read(self, yard: Yard) -> None:
         ids = yard.push(5)
         yard.read_all()
         ids += yard.push(2)
@@ -172,9 +172,9 @@ class TestCompare:
         yard.intake.compare()
 
         yard.read_all()
-        assert yard.held() == ids
+        assert yard.backlog() == ids
 
-    def test_what_waits_no_more_is_found_page_by_page(
+    def test_entries_that_are_gone_are_found_page_by_page(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given cancelled requests here and there, and whole pages of them
@@ -195,26 +195,26 @@ class TestCompare:
             assert len(page) < 15
             found += page
             for waiting in page:
-                yard.intake.held.remove(waiting)
+                yard.intake.backlog.remove(waiting)
 
         # I expect exactly these to be found, once, while more comes and goes.
         assert sorted(one.entry for one in found) == sorted(gone + low)
         assert not yard.intake.is_auditing
-        assert set(yard.held()) == set(ids) - set(gone)
+        assert set(yard.backlog()) == set(ids) - set(gone)
 
-    def test_what_leaves_meanwhile_is_not_named(self, yard: Yard) -> None:
+    def test_entries_that_leave_during_an_audit_are_not_reported(self, yard: Yard) -> None:
         ids = yard.push(6)
         yard.read_all()
         yard.leave(ids[:3])
         yard.intake.compare()
 
-        yard.intake.held.remove(QueuedRequest(intake="normal", entry=ids[0], id="r"))
+        yard.intake.backlog.remove(QueuedRequest(intake="normal", entry=ids[0], id="r"))
         yard.push(3)
         yard.read()
 
         assert [one.entry for one in yard.intake.gone()] == ids[1:3]
 
-    def test_audits_do_not_follow_each_other_at_once(
+    def test_audits_do_not_follow_each_other_immediately(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given one that has just ended
@@ -224,17 +224,17 @@ class TestCompare:
         yard.intake.compare()
         monkeypatch.setattr(coordinator.dispatch.audit, "REST", 1e9)
         for waiting in yard.intake.gone():
-            yard.intake.held.remove(waiting)
+            yard.intake.backlog.remove(waiting)
 
         # If more is cancelled, I expect it to be left for later.
         yard.leave(ids[1:2])
         yard.intake.compare()
 
         assert not yard.intake.is_auditing
-        assert yard.held() == ids[1:]
+        assert yard.backlog() == ids[1:]
 
 
-def test_wishers_wake_and_are_told_once(yard: Yard) -> None:
+def test_cancels_wake_the_leader_once(yard: Yard) -> None:
     # Given a client that cancel requests for something
     yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
@@ -261,7 +261,7 @@ class TestEvents:
     def unacknowledged(self, yard: Yard) -> int:
         return int(yard.connection.xpending(yard.keys.events, GROUP)["pending"])
 
-    def test_each_is_heard_once_and_acknowledged_with_the_next_read(self, yard: Yard) -> None:
+    def test_each_event_is_read_once_and_acknowledged_with_the_next_read(self, yard: Yard) -> None:
         first = self.add(yard, 3)
         assert self.hear(yard.intake) == first
 
@@ -273,7 +273,7 @@ class TestEvents:
         assert self.unacknowledged(yard) == 0
 
     @pytest.mark.parametrize("count", [1, LOOK_AHEAD, 3 * LOOK_AHEAD])
-    def test_a_new_leader_hears_what_the_one_before_has_heard_in_vain(
+    def test_a_new_leader_reads_events_that_its_predecessor_did_not_acknowledge(
         self, yard: Yard, count: int
     ) -> None:
         # Given a leader that has read events and dies before it reads again, and newer events
@@ -293,7 +293,7 @@ class TestEvents:
         assert self.hear(successor) == []
         assert self.unacknowledged(yard) == 0
 
-    def test_one_that_leads_again_hears_nothing_twice(self, yard: Yard) -> None:
+    def test_a_leader_that_leads_again_reads_no_event_twice(self, yard: Yard) -> None:
         # Given a leader with events that it has not acknowledged
         self.add(yard, 3)
         self.hear(yard.intake)
@@ -305,9 +305,7 @@ class TestEvents:
         assert self.hear(yard.intake) == []
         assert self.unacknowledged(yard) == 0
 
-    def test_what_was_trimmed_before_anybody_heard_it_twice_does_not_hold_it_up(
-        self, yard: Yard
-    ) -> None:
+    def test_trimmed_pending_events_do_not_block(self, yard: Yard) -> None:
         self.add(yard, 5)
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.events: ">"})
         yard.connection.xtrim(yard.keys.events, maxlen=0, approximate=False)

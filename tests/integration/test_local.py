@@ -30,7 +30,7 @@ from worker import AdapterSpec, EngineHandle, ModelSpec, ProcessStatus, WorkerCo
 from worker.engines import Unsupported
 from worker.engines.crash_points import POISON
 from worker.engines.simulated.backend import BROKEN, CLINGING, LEAKY
-from worker.host.leak import LOOKS
+from worker.host.leak import READINGS
 
 ROOT = Path(__file__).parents[2]
 SIM = ModelSpec("sim", "nowhere")
@@ -750,7 +750,7 @@ class TestSettings:
         with pytest.raises(SettingsError) as caught:
             WorkerController(slots=0, spares=-1, engine="simulated")
 
-        assert len(caught.value.faults) == 2
+        assert len(caught.value.errors) == 2
 
     def test_a_models_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot be read"):
@@ -787,14 +787,14 @@ def pids_of(controller: WorkerController, path: str, cycles: int) -> list[int]:
 
 class TestLeaks:
     def test_a_process_that_keeps_nothing_lives(self, start: Start) -> None:
-        assert len(set(pids_of(start(), "nowhere", 3 * LOOKS))) == 1
+        assert len(set(pids_of(start(), "nowhere", 3 * READINGS))) == 1
 
     def test_one_that_grows_with_each_model_is_replaced_after_a_few(self, start: Start) -> None:
-        pids = pids_of(start(), LEAKY, 2 * LOOKS)
+        pids = pids_of(start(), LEAKY, 2 * READINGS)
 
         # Whether it is gone by then, or just about to, is a matter of the moment.
-        assert len(set(pids[: LOOKS - 1])) == 1
-        assert pids[LOOKS] != pids[0]
+        assert len(set(pids[: READINGS - 1])) == 1
+        assert pids[READINGS] != pids[0]
         assert 2 <= len(set(pids)) <= 3
 
     def test_one_to_which_a_whole_model_clings_is_replaced_at_once(self, start: Start) -> None:
@@ -805,4 +805,4 @@ class TestLeaks:
     def test_operators_may_bear_more(self, start: Start) -> None:
         controller = start(leak_floor_mib=10_000.0)
 
-        assert len(set(pids_of(controller, LEAKY, 2 * LOOKS))) == 1
+        assert len(set(pids_of(controller, LEAKY, 2 * READINGS))) == 1

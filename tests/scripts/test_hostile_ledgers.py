@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.recovery.hearings import Hearings
+from coordinator.recovery.trial_monitor import TrialMonitor
 from coordinator.roster import Roster
-from coordinator.routing.suspicion import Patience
+from coordinator.routing.suspicion import TrialLimits
 from tests.support.builders import make_request
 from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.errors import Code
@@ -79,8 +79,8 @@ class TestCounts:
 def test_what_a_hearing_reads(yard: Yard, odd) -> None:
     # The leader died of it, and so did its successors.
     roster = Roster(yard.connection, yard.keys)
-    patience = Patience(tokens=1, ms=60_000)
-    hearings = Hearings(
+    patience = TrialLimits(tokens=1, ms=60_000)
+    hearings = TrialMonitor(
         yard.connection, yard.scripts, yard.keys, roster, patience, has_suspects=lambda _: False
     )
     mine, worker = yard.submit(), yard.worker()

@@ -17,12 +17,13 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
 from worker.engines import EngineInfo, Memory
 from worker.host.allocation import Goal
-from worker.host.diagnosis import Death
+from worker.host.diagnosis import FailedStart
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
-from worker.messages import Attach, Load, Ready, ToController, ToProcess, Warm
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
+from worker.messages import Attach, LoadModel, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
-from worker.process.main import Birth
+from worker.process.main import ProcessArguments
 
 MEMORY = Memory(host=1000)
 
@@ -35,7 +36,9 @@ def engine_info(spec: ModelSpec) -> EngineInfo:
 class PlayedProcess:
     """A process that does nothing by itself: the test says what it says and how it ends."""
 
-    def __init__(self, target: Any, args: tuple[Birth, Connection, Connection], name: str) -> None:
+    def __init__(
+        self, target: Any, args: tuple[ProcessArguments, Connection, Connection], name: str
+    ) -> None:
         self.name = name
         self.device = args[0].device
         self.pid = 2**31 - 1
@@ -81,7 +84,7 @@ class NotingOwner:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.deaths: list[tuple[str, Death]] = []
+        self.deaths: list[tuple[str, FailedStart]] = []
         self.goes_on_trying = False
 
     def changed(self, member: WorkerProcessHandle) -> None: ...
@@ -95,7 +98,7 @@ class NotingOwner:
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         self.told.append(("died", member.name, why, reason))
 
-    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         self.deaths.append((member.name, death))
 
     def failed(self, goal: Goal, reason: str) -> bool:
@@ -163,7 +166,7 @@ class Theatre:
         for device in devices:
             holder = self.pool.holder(device)
             assert holder
-            assert self.heard(holder.name)[-1].__class__ in (Load, Attach)
+            assert self.heard(holder.name)[-1].__class__ in (LoadModel, Attach)
         assert leader.state is State.READY
         return leader
 

@@ -11,7 +11,7 @@ from tokenyard.protocol.errors import PermanentError
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
 if TYPE_CHECKING:
-    from coordinator.placement.devices import Device
+    from coordinator.placement.devices import PlacementDevice
 
 
 class NoPlace(PermanentError):
@@ -49,10 +49,10 @@ def place_anywhere(view: YardView, model: str) -> LoadTarget:
     It prefers a free device with a sleeping engine of the model, then any free device, then one
     whose model is idle.
     """
-    from coordinator.placement.devices import Worker, survey
+    from coordinator.placement.devices import Worker, map_devices
 
     workers = [Worker(one.worker, one.info, one.lane) for one in view.living if one.info]
-    devices = survey(workers).devices
+    devices = map_devices(workers).devices
     found = [
         option
         for controller, (info, _) in sorted(_offers(view, model).items())
@@ -84,7 +84,7 @@ def _refuse_paused(worker: WorkerView) -> None:
 
 
 def _together(
-    devices: Sequence[Device], controller: str, ranks: int, model: str
+    devices: Sequence[PlacementDevice], controller: str, ranks: int, model: str
 ) -> tuple[int, LoadTarget] | None:
     """The cheapest devices of one host, and the highest cost among them."""
     options = sorted(_options(devices, controller, model), key=lambda option: option[:2])[:ranks]
@@ -97,7 +97,7 @@ def _together(
 
 
 def _options(
-    devices: Sequence[Device], controller: str, model: str
+    devices: Sequence[PlacementDevice], controller: str, model: str
 ) -> Iterator[tuple[int, int, str, bool]]:
     """Cost, index, worker, and whether that is a follower, for each available device."""
     for device in devices:

@@ -18,7 +18,7 @@ from tokenyard.batch.requests import LineRequest, line_request, output_for
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState, new_id
 from tokenyard.client.aio import AsyncClient
-from tokenyard.client.build import Item, SharedOptions
+from tokenyard.client.options import Item, SharedOptions
 from tokenyard.protocol.keys import PriorityClass
 
 #: Lines that are not in a file: each as JSON text or as the decoded object.

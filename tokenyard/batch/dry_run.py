@@ -118,7 +118,7 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
     """Read a whole file; raises `UnreadableFile`, or `InvalidRequest` for bad ``params``."""
     builder = RequestBuilder("dry-run", tokenizer)
     builder.max_request_bytes = fleet.max_request_bytes
-    builder.draft("?", {"params": spec.params})
+    builder.prepare("?", {"params": spec.params})
     found = scan_input(spec.input_path)
     report = Report(lines=found.lines, notes=list(fleet.notes))
     if tokenizer is not None:
@@ -128,7 +128,7 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
         for number, raw in read_lines(spec.input_path)
     )
     for group in _groups(asked):
-        prepared_group = builder.draft_many([each.item for each in group], {})
+        prepared_group = builder.prepare_many([each.item for each in group], {})
         for each, prepared in zip(group, prepared_group, strict=True):
             _add_line(report, fleet, each, prepared, tokenizer)
     if tokenizer is not None and report.forms.get("chat"):

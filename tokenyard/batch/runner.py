@@ -25,8 +25,9 @@ from tokenyard.batch.progress import LineCount, LineRate, Progress
 from tokenyard.batch.requests import LineRequest, line_request, output_for
 from tokenyard.batch.state import BatchSpec, BatchState, InputMark, Status
 from tokenyard.broker.connection import open_connection, translated
-from tokenyard.client.build import Item, RequestBuilder, SharedOptions
+from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo
+from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError, UnknownRequest
 from tokenyard.protocol.keys import Keys
@@ -97,7 +98,7 @@ class Runner:
         Raises the error that ends it early, such as `UnreadableFile`, `BatchBroken` or
         `NoCoordinator`. The next run continues from the files.
         """
-        RequestBuilder("anon", None).draft("?", {"params": self._spec.params})
+        RequestBuilder("anon", None).prepare("?", {"params": self._spec.params})
         self._check_model()
         with open_job(
             self._spec,

@@ -16,8 +16,8 @@ from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import named_values
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import named
-from tokenyard.client.build import Item, SharedOptions
 from tokenyard.client.durability import LEVELS, Durability
+from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
 from tokenyard.process.program import Exit, PlainCommand, YardChoice, words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout

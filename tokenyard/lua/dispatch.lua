@@ -36,8 +36,9 @@ local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, cr
   epoch = true, trial = true, relapsed = true, choices = true}
 -- And those of them that go on with a retry.
 local CARRIED = {published = true, epoch = true, choices = true}
--- What a request has been through, of which only a retry has anything.
-local HISTORY = {'crashes', 'faults'}
+-- What is looked at in a ledger: only a retry has been through anything.
+local KNOWN = {'state', 'sid', 'intake', 'entry', 'attempt'}
+local KNOWN_OF_RETRY = {'state', 'sid', 'intake', 'entry', 'attempt', 'crashes', 'faults'}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.
 local MOST_VALUES = 256
 
@@ -137,8 +138,7 @@ local function dispatch(route, ledger, entry, why, digest)
   end
   local is_retry = class == 'retry'
   local here = class .. '/' .. entry
-  local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'attempt',
-    unpack(is_retry and HISTORY or {}))
+  local known = redis.call('HMGET', ledger, unpack(is_retry and KNOWN_OF_RETRY or KNOWN))
   if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4]) ~= here) then
     if is_reused(redis.call('HGET', ledger, 'digest'), digest) then return REUSED end
     leave(intake, entry)

@@ -58,7 +58,7 @@ class Finished(Struct, frozen=True):
     cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not told
 
 
-class Faulted(Struct, frozen=True):
+class RequestFailed(Struct, frozen=True):
     """A request that the engine cannot serve; its neighbours go on."""
 
     key: str
@@ -66,7 +66,7 @@ class Faulted(Struct, frozen=True):
     message: str
 
 
-EngineEvent = TokenDelta | Finished | Faulted
+EngineEvent = TokenDelta | Finished | RequestFailed
 
 
 class Engine(Protocol):

@@ -68,8 +68,8 @@ def _shapes(folder: Path) -> Shapes:
     for path in _files(folder):
         try:
             found |= _header(path)
-        except (OSError, msgspec.MsgspecError, ValueError) as fault:
-            raise Unsupported(f"{path}: cannot be read: {fault}") from fault
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            raise Unsupported(f"{path}: cannot be read: {error}") from error
     return found
 
 
@@ -80,8 +80,8 @@ def _files(folder: Path) -> Sequence[Path]:
         return sorted(folder.glob("*.safetensors"))
     try:
         names = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
-    except (OSError, msgspec.MsgspecError) as fault:
-        raise Unsupported(f"{index}: cannot be read: {fault}") from fault
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Unsupported(f"{index}: cannot be read: {error}") from error
     return [folder / name for name in sorted(set(names))]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.checkpoints import check_fit
-from worker.engines.device_turns import turns_at
+from worker.engines.device_lock import lock_of_gpu
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.simulated.backend import check_weights as check_simulated
-from worker.engines.simulated.engine import SpeedModel
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.simulated.speed import SpeedModel
+from worker.engines.vllm.backend import Groups, VllmBackend
 from worker.engines.vllm.environment import (
     engine_environment,
     set_environment,
@@ -51,22 +51,28 @@ def prepare_environment(settings: WorkerSettings) -> None:
     set_environment(engine_environment(cpu=is_on_cpu(settings)))
 
 
-def make_backend(settings: WorkerSettings, device: int) -> Backend:
-    """The backend of a process that was born for this device; nothing heavy happens yet."""
+def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = None) -> Backend:
+    """The backend of a process for this device; nothing heavy happens yet.
+
+    Without ``groups`` it cannot be part of one.
+    """
     if settings.engine == "simulated":
         return _simulated(settings)
     has_readers = bool(settings.metrics_port)
     if is_on_cpu(settings):
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
-        return VllmBackend(cores=cores, threads=wished_threads(), log_stats=has_readers)
+        return VllmBackend(
+            cores=cores, threads=wished_threads(), groups=groups, log_stats=has_readers
+        )
     gpu = own_gpu(settings, device)
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # this process has not touched CUDA yet
     number = 0 if gpu else device
     return VllmBackend(
         device=number,
+        groups=groups,
         is_alone=bool(gpu),
-        turns=turns_at(number, settings.start_timeout_s),
+        lock=lock_of_gpu(number, settings.start_timeout_s),
         log_stats=has_readers,
     )
 

@@ -113,8 +113,8 @@ class TextStream:
     def _decode(self, token: int) -> str:
         try:
             return self._stream.step(self._tokenizer, token) or ""
-        except Exception as fault:  # tokenizers raises bare exceptions
-            if not str(fault).startswith(_RESET):
+        except Exception as error:  # tokenizers raises bare exceptions
+            if not str(error).startswith(_RESET):
                 raise
             self._stream = DecodeStream(skip_special_tokens=self._skip_special)
             return self._stream.step(self._tokenizer, token) or ""

@@ -34,7 +34,7 @@ def executor_for(group: Group) -> type[GroupExecutor]:
 def attend(group: Group) -> None:
     """Be a rank of ``group`` until its leader lets go; this process then is as warm as before.
 
-    Also where the group never forms, or its model cannot be loaded. Raises `GroupFault` where the
+    Also where the group never forms, or its model cannot be loaded. Raises `GroupError` where the
     leader dies or is not there, and what vLLM raises where letting go fails: the process must end.
     """
     from worker.executor.follower import follow

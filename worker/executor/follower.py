@@ -13,11 +13,20 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from worker.engines import Group
-from worker.executor.calls import SEND_S, Answer, Call, hang_up, make_queue, meet
 from worker.executor.follower_link import FollowerLink
+from worker.executor.messages import (
+    Build,
+    Built,
+    Dismissed,
+    Join,
+    Joined,
+    Left,
+    RankFailed,
+    describe,
+)
 from worker.executor.rank import Plan, Rank
+from worker.executor.rpc import SEND_S, RpcAnswer, RpcCall, hang_up, make_queue, meet
 from worker.executor.shared_memory import unname
-from worker.executor.words import Built, Dismissed, Fault, Go, Joined, Left, Orders, describe
 
 log = logging.getLogger("tokenyard.worker.group")
 
@@ -29,7 +38,7 @@ def follow(group: Group) -> None:
     link = FollowerLink(group)
     try:
         link.connect()
-        plan: Plan = pickle.loads(link.hear(Orders).packed)  # noqa: S301  # our leader's
+        plan: Plan = pickle.loads(link.hear(Build).packed)  # noqa: S301  # our leader's
         follower = _Follower(link, plan, group.rank)
         try:
             follower.serve()
@@ -59,14 +68,14 @@ class _Follower:
         try:
             self._rank.build()
             self._link.say(Built())
-        except Exception as fault:  # noqa: BLE001  # the leader raises it
-            self._report(fault)
-        self._link.hear(Go)
+        except Exception as error:  # noqa: BLE001  # the leader raises it
+            self._report(error)
+        self._link.hear(Join)
         self._link.watch(self._wake)
         try:
             self._join()
-        except Exception as fault:  # noqa: BLE001  # the leader raises it
-            self._report(fault)
+        except Exception as error:  # noqa: BLE001  # the leader raises it
+            self._report(error)
             self._link.await_end(DISMISS_S)
         while True:
             self._serve_call()
@@ -102,27 +111,27 @@ class _Follower:
     def _serve_call(self) -> None:
         self._link.check()
         try:
-            call: Call = self._calls.dequeue(indefinite=True)
+            call: RpcCall = self._calls.dequeue(indefinite=True)
         except RuntimeError:
             self._link.check()
             raise
         try:
             output = self._rank.run(call.method, call.args, call.kwargs)
             if call.wants_answer_of(self._number):
-                self._answer(Answer(call.number, _in_hand(output)))
-        except Exception as fault:
+                self._answer(RpcAnswer(call.number, _in_hand(output)))
+        except Exception as error:
             log.exception("rank %d of the group: %s", self._number, call.method)
             if call.wants_answer_of(self._number):
-                self._answer(Answer(call.number, fault=describe(fault)))
+                self._answer(RpcAnswer(call.number, fault=describe(error)))
             else:
-                self._link.say(Fault(describe(fault)))
+                self._link.say(RankFailed(describe(error)))
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: RpcAnswer) -> None:
         self._answers.enqueue(answer, timeout=SEND_S)
 
-    def _report(self, fault: Exception) -> None:
-        log.error("rank %d of the group cannot load", self._number, exc_info=fault)
-        self._link.say(Fault(describe(fault)))
+    def _report(self, error: Exception) -> None:
+        log.error("rank %d of the group cannot load", self._number, exc_info=error)
+        self._link.say(RankFailed(describe(error)))
 
 
 def _in_hand(output: Any) -> Any:

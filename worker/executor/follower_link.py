@@ -11,19 +11,19 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from typing import TypeVar
 
 from worker.engines import Group
-from worker.executor.words import (
+from worker.executor.messages import (
+    Build,
     Built,
+    ConnectionLost,
     Dismissed,
-    Fault,
     FromLeader,
-    Go,
-    Gone,
-    GroupFault,
+    GroupError,
     Hello,
+    Join,
     Joined,
+    Leave,
     Left,
-    LetGo,
-    Orders,
+    RankFailed,
 )
 
 CONNECT_S = 120.0  # until the leader's door is there
@@ -31,7 +31,7 @@ WORD_S = 1800.0  # until the leader speaks; that it dies is heard at once
 STUCK_S = 30.0  # inside vLLM after the group has ended
 _RETRY_S = 0.02
 
-Expected = TypeVar("Expected", Orders, Go)
+Expected = TypeVar("Expected", Build, Join)
 
 
 class FollowerLink:
@@ -40,7 +40,7 @@ class FollowerLink:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._line: Connection | None = None
-        self._end: FromLeader | Gone | None = None  # the leader's last word
+        self._end: FromLeader | ConnectionLost | None = None  # the leader's last word
         self._ended = threading.Event()
         self._finished = threading.Event()
         self._wake: Callable[[], None] | None = None
@@ -50,28 +50,28 @@ class FollowerLink:
     def connect(self) -> None:
         """Find the leader.
 
-        Raises `GroupFault` where nobody opens in time, `Dismissed` where the leader gives up.
+        Raises `GroupError` where nobody opens in time, `Dismissed` where the leader gives up.
         """
         line = self._line = self._find_door()
         key = multiprocessing.current_process().authkey
         try:
             if not line.poll(WORD_S):
-                raise GroupFault(f"the leader did not open within {WORD_S:g} s")
+                raise GroupError(f"the leader did not open within {WORD_S:g} s")
             answer_challenge(line, key)
             deliver_challenge(line, key)
             line.send(Hello(self._group.rank))
-        except (EOFError, ConnectionError) as fault:
-            raise Dismissed("the leader closed its door") from fault
+        except (EOFError, ConnectionError) as error:
+            raise Dismissed("the leader closed its door") from error
 
-    def say(self, word: Built | Joined | Left | Fault) -> None:
+    def say(self, word: Built | Joined | Left | RankFailed) -> None:
         """Say this to the leader, if it is still there."""
         with contextlib.suppress(OSError):
             self._opened.send(word)
 
     def hear(self, kind: type[Expected]) -> Expected:
-        """The leader's next word. Raises `Dismissed`, or `GroupFault` where it has died."""
+        """The leader's next word. Raises `Dismissed`, or `GroupError` where it has died."""
         if not self._opened.poll(WORD_S):
-            raise GroupFault(f"the leader said nothing for {WORD_S:g} s")
+            raise GroupError(f"the leader said nothing for {WORD_S:g} s")
         word = self._receive()
         if isinstance(word, kind):
             return word
@@ -90,10 +90,10 @@ class FollowerLink:
         """Wait until the group ends; raises as `check` does."""
         self._ended.wait(timeout_s)
         self.check()
-        raise GroupFault(f"the leader has not let go within {timeout_s:g} s")
+        raise GroupError(f"the leader has not let go within {timeout_s:g} s")
 
     def check(self) -> None:
-        """Raise `Dismissed`, or `GroupFault` where the leader has died."""
+        """Raise `Dismissed`, or `GroupError` where the leader has died."""
         if self._end is not None:
             raise _ending(self._end)
 
@@ -115,7 +115,7 @@ class FollowerLink:
     @property
     def _opened(self) -> Connection:
         if self._line is None:
-            raise GroupFault("no line to the leader")
+            raise GroupError("no line to the leader")
         return self._line
 
     def _find_door(self) -> Connection:
@@ -123,16 +123,16 @@ class FollowerLink:
         while True:
             try:
                 return Client(self._group.address, "AF_UNIX")
-            except (FileNotFoundError, ConnectionRefusedError) as fault:
+            except (FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() > until:
-                    raise GroupFault(f"nobody leads the group at {self._group.address}") from fault
+                    raise GroupError(f"nobody leads the group at {self._group.address}") from error
                 time.sleep(_RETRY_S)
 
-    def _receive(self) -> FromLeader | Gone:
+    def _receive(self) -> FromLeader | ConnectionLost:
         try:
             word: FromLeader = self._opened.recv()
         except (EOFError, OSError):
-            return Gone()
+            return ConnectionLost()
         return word
 
     def _listen(self, wakeup: Connection) -> None:
@@ -144,14 +144,14 @@ class FollowerLink:
             self._wake()
         # As in the leader: a collective may wait for a dead rank for ever.
         if not self._finished.wait(STUCK_S):
-            raise GroupFault(f"still inside vLLM {STUCK_S:g} s after the group has ended")
+            raise GroupError(f"still inside vLLM {STUCK_S:g} s after the group has ended")
 
 
-def _ending(word: FromLeader | Gone) -> Dismissed | GroupFault:
+def _ending(word: FromLeader | ConnectionLost) -> Dismissed | GroupError:
     match word:
-        case LetGo():
+        case Leave():
             return Dismissed("the leader has let go")
-        case Gone():
-            return GroupFault("the leader of the group has died")
+        case ConnectionLost():
+            return GroupError("the leader of the group has died")
         case _:
-            return GroupFault(f"the leader said {word}")
+            return GroupError(f"the leader said {word}")

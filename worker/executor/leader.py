@@ -22,11 +22,11 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from worker.engines import Group, Unsupported
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
-from worker.executor.calls import Calls, Pending
 from worker.executor.leader_link import GATHER_S, LeaderLink
+from worker.executor.messages import Build, Built, GroupError, Join, Joined
 from worker.executor.rank import Plan, Rank, shared_environment
+from worker.executor.rpc import PendingRpc, RpcChannel
 from worker.executor.shared_memory import Segments
-from worker.executor.words import Built, Go, GroupFault, Joined, Orders
 
 LOAD_S: Final = 7200.0  # until the slowest rank has loaded; it may have to download first
 HEALTH_S: Final = 10.0
@@ -69,7 +69,7 @@ class GroupExecutor(Executor):
         self._stopwatch = Stopwatch()
         self.phases_s = self._stopwatch.phases_s  # as `worker.engines.vllm.executor` has them
         self._rank: Rank | None = None
-        self._calls: Calls | None = None
+        self._calls: RpcChannel | None = None
         self._segments: Segments | None = None
         self._mark = uuid.uuid4().hex
         # vLLM names shared memory after the last part: the file (0.32), or what follows the last
@@ -105,7 +105,7 @@ class GroupExecutor(Executor):
     def _form(self) -> None:
         """Gather the followers and load the model with them."""
         link, stages = self._link, self.parallel_config.pipeline_parallel_size
-        self._calls = calls = Calls(self._group.size, stages)
+        self._calls = calls = RpcChannel(self._group.size, stages)
         plan = Plan(
             self.vllm_config,
             self._group.devices,
@@ -113,7 +113,7 @@ class GroupExecutor(Executor):
             shared_environment(),
             calls.handle,
         )
-        orders = Orders(_pack(plan))
+        orders = Build(_pack(plan))
         self._rank = rank = Rank(plan, 0)
         with self._stopwatch.phase("device"):
             rank.build()
@@ -121,7 +121,7 @@ class GroupExecutor(Executor):
             link.gather(GATHER_S)
             link.tell(orders)
             link.await_all(Built, GATHER_S)
-            link.tell(Go())
+            link.tell(Join())
         with self._watched():
             with self._stopwatch.phase("device"):
                 rank.meet()
@@ -167,10 +167,10 @@ class GroupExecutor(Executor):
         """Run a method on every rank: a list of what they gave, or what one of them gave.
 
         ``timeout`` (seconds) is for the followers' answers; rank 0's own part is not interrupted.
-        Raises what rank 0 raises, `GroupFault` where a follower fails or is gone, `TimeoutError`.
+        Raises what rank 0 raises, `GroupError` where a follower fails or is gone, `TimeoutError`.
         """
         if self._calls is None or self._rank is None:
-            raise GroupFault("the group has been released")
+            raise GroupError("the group has been released")
         self._link.check()
         until = None if timeout is None else time.monotonic() + timeout
         packed = method if isinstance(method, str) else cloudpickle.dumps(method)
@@ -178,7 +178,7 @@ class GroupExecutor(Executor):
         with self._watched():
             output = self._rank.run(packed, args, kwargs or {})
         fetch = partial(self._fetch, output, number, unique_reply_rank, until)
-        pending = Pending(self._calls, fetch)
+        pending = PendingRpc(self._calls, fetch)
         return pending if non_block else pending.result()
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
@@ -218,7 +218,7 @@ class GroupExecutor(Executor):
         self._meeting.unlink(missing_ok=True)
 
     def _step(self, method: str, argument: Any, non_block: bool) -> Any:
-        pending: Pending = self.collective_rpc(
+        pending: PendingRpc = self.collective_rpc(
             method,
             envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
             (argument,),
@@ -240,7 +240,7 @@ class GroupExecutor(Executor):
 
     def _fetch(self, own: Any, number: int, answers: int | None, until: float | None) -> Any:
         if self._calls is None:
-            raise GroupFault("the group has been released")
+            raise GroupError("the group has been released")
         self._link.check()
         with self._watched():
             if isinstance(own, AsyncModelRunnerOutput):
@@ -256,8 +256,8 @@ class GroupExecutor(Executor):
         try:
             with self._link.inside():
                 yield
-        except RuntimeError as fault:
-            self._link.check(fault)
+        except RuntimeError as error:
+            self._link.check(error)
             raise
 
 

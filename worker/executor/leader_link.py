@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker.engines import Group
-from worker.executor.words import (
+from worker.executor.messages import (
     Built,
-    Fault,
+    ConnectionLost,
     FromFollower,
     FromLeader,
-    Gone,
-    GroupFault,
+    GroupError,
     Hello,
     Joined,
+    Leave,
     Left,
-    LetGo,
+    RankFailed,
 )
 
 log = logging.getLogger("tokenyard.worker.group")
@@ -45,9 +45,9 @@ class LeaderLink:
         self._group = group
         self._door: socket.socket | None = None
         self._lines: dict[Connection, int] = {}
-        self._words: dict[int, FromFollower | Gone] = {}  # what each has said last
+        self._words: dict[int, FromFollower | ConnectionLost] = {}  # what each has said last
         self._heard = threading.Condition()
-        self._fault: GroupFault | None = None
+        self._fault: GroupError | None = None
         self._is_leaving = False
         self._outside = threading.Event()
         self._outside.set()
@@ -60,19 +60,19 @@ class LeaderLink:
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             door.bind(self._group.address)
-        except OSError as fault:
+        except OSError as error:
             door.close()
-            raise GroupFault(
-                f"cannot listen at {self._group.address}: {fault}; each group needs an address of"
+            raise GroupError(
+                f"cannot listen at {self._group.address}: {error}; each group needs an address of"
                 " its own, of at most 100 characters"
-            ) from fault
+            ) from error
         door.listen(self._group.size)
         self._door = door
 
     def gather(self, timeout_s: float) -> None:
         """Take in all followers, then close the door.
 
-        Raises `GroupFault` where one does not come in time.
+        Raises `GroupError` where one does not come in time.
         """
         until = time.monotonic() + timeout_s
         missing = set(range(1, self._group.size))
@@ -80,7 +80,7 @@ class LeaderLink:
             while missing:
                 line = self._accept(until)
                 if line is None:
-                    raise GroupFault(f"{_ranks(missing)} did not come within {timeout_s:g} s")
+                    raise GroupError(f"{_ranks(missing)} did not come within {timeout_s:g} s")
                 rank = _greet(line)
                 if rank in missing:
                     missing.discard(rank)
@@ -101,7 +101,7 @@ class LeaderLink:
     def await_all(self, kind: type[Expected], timeout_s: float) -> dict[int, Expected]:
         """The word of each follower, by rank, once all have said one of this kind.
 
-        Raises `GroupFault` where one fails, dies or says nothing in time.
+        Raises `GroupError` where one fails, dies or says nothing in time.
         """
 
         def said() -> dict[int, Expected]:
@@ -114,18 +114,18 @@ class LeaderLink:
             words = said()
         missing -= words.keys()
         if missing:
-            raise GroupFault(f"{_ranks(missing)} did not get ready within {timeout_s:g} s")
+            raise GroupError(f"{_ranks(missing)} did not get ready within {timeout_s:g} s")
         return words
 
     def check(self, cause: Exception | None = None) -> None:
         """Raise what has broken the group, if anything has."""
         if self._fault is not None:
-            raise GroupFault(*self._fault.args) from cause
+            raise GroupError(*self._fault.args) from cause
 
     def mark_broken(self, reason: str) -> None:
         """Break the group, for this reason where there is none yet."""
         with self._heard:
-            self._fault = self._fault or GroupFault(reason)
+            self._fault = self._fault or GroupError(reason)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -147,9 +147,9 @@ class LeaderLink:
         self._is_leaving = True
         if self._door is not None:
             # They may be on their way, and would look for the door when it is gone.
-            with contextlib.suppress(GroupFault):
+            with contextlib.suppress(GroupError):
                 self.gather(LATE_S)
-        self.tell(LetGo())
+        self.tell(Leave())
 
     def close(self) -> None:
         """Wait until all have left, and close; idempotent."""
@@ -166,7 +166,7 @@ class LeaderLink:
 
     def _accept(self, until: float) -> Connection | None:
         if self._door is None:
-            raise GroupFault("the door of the group is closed")
+            raise GroupError("the door of the group is closed")
         self._door.settimeout(max(0.001, until - time.monotonic()))
         try:
             accepted, _ = self._door.accept()
@@ -205,18 +205,20 @@ class LeaderLink:
     def _hear(self, line: Connection) -> None:
         rank = self._lines[line]
         try:
-            word: FromFollower | Gone = line.recv()
+            word: FromFollower | ConnectionLost = line.recv()
         except (EOFError, OSError):
-            word = Gone()
+            word = ConnectionLost()
         with self._heard:
             self._words[rank] = word
-            if isinstance(word, Left | Gone):
+            if isinstance(word, Left | ConnectionLost):
                 del self._lines[line]
                 line.close()
-            breaks = isinstance(word, Fault | Gone) and not (self._is_leaving or self._fault)
+            breaks = isinstance(word, RankFailed | ConnectionLost) and not (
+                self._is_leaving or self._fault
+            )
             if breaks:
-                text = f"failed: {word.text}" if isinstance(word, Fault) else "has died"
-                self._fault = GroupFault(f"{_ranks([rank])} {text}")
+                text = f"failed: {word.text}" if isinstance(word, RankFailed) else "has died"
+                self._fault = GroupError(f"{_ranks([rank])} {text}")
             self._heard.notify_all()
         if breaks:
             self._break()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from worker.host.allocation import Goal, fits
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
-from worker.messages import Profile, Reset
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
+from worker.messages import Profile, ResetPrefixCache
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.control")
@@ -23,12 +24,12 @@ _OF_MODELS: frozenset[Verb] = frozenset({"load", "unload", "sleep", "wake"})
 _ENDS: frozenset[Verb] = frozenset({"drain", "stop"})
 
 
-class Impossible(Exception):
+class CommandError(Exception):
     """A command that cannot be obeyed; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingCommand:
     """A command that has been begun."""
 
     entry: str
@@ -37,7 +38,7 @@ class Pending:
     whom: Goal | str  # the goal that it set, or the name of the process that has to do it
 
 
-class Orders:
+class CommandHandler:
     """Obeys commands, and says of each what came of it, by ``acknowledge(entry, what)``."""
 
     def __init__(
@@ -49,7 +50,7 @@ class Orders:
         self._pool = pool
         self._catalog = catalog
         self._acknowledge = acknowledge
-        self._pending: list[Pending] = []
+        self._pending: list[PendingCommand] = []
 
     def obey(self, entry: str, command: Command) -> None:
         """Begin what is commanded, if it is meant for a worker of this host.
@@ -66,19 +67,19 @@ class Orders:
     def _begin(self, entry: str, command: Command, member: WorkerProcessHandle) -> None:
         try:
             whom = self._do(command, member)
-        except Impossible as fault:
-            log.warning("%s: %s: %s", command.worker, command.verb, fault)
-            self._say(entry, command.worker, str(fault))
+        except CommandError as error:
+            log.warning("%s: %s: %s", command.worker, command.verb, error)
+            self._say(entry, command.worker, str(error))
             return
         if whom is None:
             self._say(entry, command.worker, "")
         else:
-            self._pending.append(Pending(entry, command.worker, command.verb, whom))
+            self._pending.append(PendingCommand(entry, command.worker, command.verb, whom))
 
     def _do(self, command: Command, member: WorkerProcessHandle) -> Goal | str | None:
         """Whom the command now waits for; None where it has been obeyed already."""
         if command.verb in _OF_MODELS and member.device in self._pool.suspended:
-            raise Impossible("it is suspended; RESUME it first")
+            raise CommandError("it is suspended; RESUME it first")
         match command.verb:
             case "load":
                 return self._load(command, member)
@@ -91,7 +92,7 @@ class Orders:
             case "reset" | "profile":
                 return self._tell(command, member)
             case "check":
-                raise Impossible("a check is answered elsewhere")
+                raise CommandError("a check is answered elsewhere")
             case "drain" | "stop":
                 self._pool.close(member, at_once=command.verb == "stop")
                 return member.name if member.process else None
@@ -99,7 +100,7 @@ class Orders:
     def _load(self, command: Command, member: WorkerProcessHandle) -> Goal | None:
         spec = self._catalog.get(command.model)
         if spec is None:
-            raise Impossible(f"{command.model!r} does not stand in the models file of this host")
+            raise CommandError(f"{command.model!r} does not stand in the models file of this host")
         devices = self._devices(spec, command, member)
         return self._aim(spec, devices)
 
@@ -110,9 +111,9 @@ class Orders:
         devices = command.devices or following
         different = set(devices) & self._pool.goals.keys()
         if not len(devices) == len(different) == spec.ranks:
-            raise Impossible(f"{spec.name} takes {spec.ranks} of this host's {count} devices")
+            raise CommandError(f"{spec.name} takes {spec.ranks} of this host's {count} devices")
         if different & self._pool.closed:
-            raise Impossible(f"of the devices {devices} some are closed for good")
+            raise CommandError(f"of the devices {devices} some are closed for good")
         return devices
 
     def _aim(self, spec: ModelSpec, devices: list[int]) -> Goal | None:
@@ -144,7 +145,7 @@ class Orders:
 
     def _wake(self, member: WorkerProcessHandle) -> Goal | None:
         if member.spec is None or member.state not in (State.ASLEEP, State.READY):
-            raise Impossible(f"it does not sleep, it is {member.state.value}")
+            raise CommandError(f"it does not sleep, it is {member.state.value}")
         return self._aim(member.spec, [member.device])
 
     def _unload(self, member: WorkerProcessHandle) -> str | None:
@@ -162,15 +163,15 @@ class Orders:
         if member.state is State.ASLEEP:
             return None
         if member.state is not State.READY or member.group:
-            raise Impossible(f"only a ready worker of one device can sleep, not {member!r}")
+            raise CommandError(f"only a ready worker of one device can sleep, not {member!r}")
         self._pool.put_to_sleep(member, command.level)
         self._forget_replaced()
         return member.name
 
     def _tell(self, command: Command, member: WorkerProcessHandle) -> str:
         if member.state is not State.READY:
-            raise Impossible(f"it is not ready, it is {member.state.value}")
-        member.send(Reset() if command.verb == "reset" else Profile(command.start))
+            raise CommandError(f"it is not ready, it is {member.state.value}")
+        member.send(ResetPrefixCache() if command.verb == "reset" else Profile(command.start))
         return member.name
 
     # What came of them
@@ -208,7 +209,7 @@ class Orders:
         oldest = next(told, None)
         self._settle(lambda one: one is oldest, reason)
 
-    def _settle(self, is_meant: Callable[[Pending], bool], reason: str = "") -> None:
+    def _settle(self, is_meant: Callable[[PendingCommand], bool], reason: str = "") -> None:
         settled = [one for one in self._pending if is_meant(one)]
         self._pending = [one for one in self._pending if one not in settled]
         for one in settled:

@@ -26,25 +26,35 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts, Why
+from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-from tokenyard.telemetry.metrics import Endpoint
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
 from worker.host.command_reader import CommandReader
-from worker.host.commands import Orders
-from worker.host.diagnosis import Death
+from worker.host.commands import CommandHandler
+from worker.host.diagnosis import FailedStart
 from worker.host.membership import Membership
 from worker.host.metrics import HostMetrics
 from worker.host.output import log_place
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.host.reconciler import StateReconciler
 from worker.host.roster_entry import roster_entry
 from worker.host.start_failures import StartFailures
 from worker.host.weights_check import WeightsCheck
-from worker.messages import Beat, Done, Fenced, Paused, Refusal, Serve, Surplus, ToController
+from worker.messages import (
+    CommandRefused,
+    Done,
+    Fenced,
+    Heartbeat,
+    LaneReleased,
+    Paused,
+    Serve,
+    ToController,
+)
 
 log = logging.getLogger("tokenyard.worker.controller")
 
@@ -70,7 +80,7 @@ class Controller:
             listening, keys, self._take_in, lambda: self._put(None), settings.block_ms
         )
         self._pool = Pool(settings, self)
-        self._orders = Orders(self._pool, self._catalog, self._acknowledge)
+        self._orders = CommandHandler(self._pool, self._catalog, self._acknowledge)
         self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
         self._reconciler = StateReconciler(self._pool, self._read_postures, self._acknowledge)
         Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
@@ -179,7 +189,7 @@ class Controller:
             self._leave_behind(self._lost.get())
         for member in self._pool.members:
             is_shown = member.process is not None or member.is_in_crash_loop
-            if (member.worker and not member.is_spent) or not is_shown:
+            if (member.worker and not member.has_released_lane) or not is_shown:
                 continue
             if not self._join(member, "it was paused"):
                 return
@@ -194,12 +204,12 @@ class Controller:
         try:
             self._reconciler.read()
             self._reconciler.lead(member)
-            member.become(self._membership.join(self._entry(member)))
-        except redis.RedisError as fault:
-            self._outage.note(fault)
+            member.set_worker(self._membership.join(self._entry(member)))
+        except redis.RedisError as error:
+            self._outage.note(error)
             return False
         self._outage.over()
-        member.is_spent = False
+        member.has_released_lane = False
         if before:
             self._leave_as(before, "left", why_anew)
         return True
@@ -230,7 +240,7 @@ class Controller:
             if member.worker == worker:
                 log.warning("%s was fenced; joins anew", worker)
                 self._membership.forget(worker)
-                member.become("")
+                member.set_worker("")
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
@@ -249,16 +259,16 @@ class Controller:
     def _leave(self, member: WorkerProcessHandle, why: Why, reason: str = "") -> None:
         if member.worker:
             self._leave_as(member.worker, why, reason)
-        member.become("")
-        member.is_spent = False
+        member.set_worker("")
+        member.has_released_lane = False
 
     def _leave_as(self, worker: str, why: Why, reason: str) -> None:
         try:
             self._membership.leave(worker, why, reason)
-        except redis.RedisError as fault:
-            log.warning("%s: its lease has to run out: %s", worker, fault)
+        except redis.RedisError as error:
+            log.warning("%s: its lease has to run out: %s", worker, error)
 
-    # What the pool tells (worker.host.pool.Owner)
+    # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""
@@ -317,7 +327,7 @@ class Controller:
         member.note_error("" if why == "left" else reason)
         self._orders.died(member, reason)
 
-    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         """Models of a file are placed elsewhere, or refused: they do not end this host."""
         if death.phase == "warming up" or not self._settings.models:
             self._start_failures.note(member.name, death)
@@ -337,17 +347,17 @@ class Controller:
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """News from a worker."""
         match message:
-            case Beat():
+            case Heartbeat():
                 self._metrics.heard(member, message)
             case Fenced(worker):
                 self._leave_behind(worker)
-            case Surplus(worker) if worker == member.worker:
-                member.is_spent = True
+            case LaneReleased(worker) if worker == member.worker:
+                member.has_released_lane = True
             case Paused(mode):
                 member.observed.rests(mode)
             case Done(errand) if not member.observed.has_done(errand):
                 self._orders.done(member)
-            case Refusal(reason, errand):
+            case CommandRefused(reason, errand):
                 log.error("%s: %s", member.name, reason)
                 if errand is None or not member.observed.cannot(errand, reason):
                     self._orders.refused(member, reason)
@@ -382,5 +392,5 @@ class Controller:
     def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
         try:
             self._scripts.acknowledge(entry, what)
-        except redis.RedisError as fault:
-            log.warning("command %s stays without an answer: %s", entry, fault)
+        except redis.RedisError as error:
+            log.warning("command %s stays without an answer: %s", entry, error)

@@ -16,7 +16,7 @@ MOST_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class FailedStart:
     """How a process ended, or failed to load a model, before it was of any use."""
 
     phase: Phase
@@ -240,7 +240,7 @@ _CAUSES: Final = (
 )
 
 
-def diagnose(death: Death) -> Diagnosis:
+def diagnose(death: FailedStart) -> Diagnosis:
     """What a death was caused by; for one that nobody has foreseen, its kind is how it ended."""
     for cause in _CAUSES:
         if cause.phase not in (None, death.phase):
@@ -254,7 +254,7 @@ def diagnose(death: Death) -> Diagnosis:
     return Diagnosis(kind, "Nothing more is known of this cause: the log has the rest.")
 
 
-def _found(cause: _Cause, death: Death) -> re.Match[str] | None:
+def _found(cause: _Cause, death: FailedStart) -> re.Match[str] | None:
     """What the pattern finds in the exception; in the output, with its warnings, only without one.
 
     Libraries warn of what they can do without in the same words as of what they cannot.
@@ -269,7 +269,7 @@ def _found(cause: _Cause, death: Death) -> re.Match[str] | None:
 # What is shown
 
 
-def describe(death: Death) -> str:
+def describe(death: FailedStart) -> str:
     """How it ended, in a few words."""
     if death.signal:
         names = signal.Signals.__members__  # those of real time have none
@@ -280,7 +280,7 @@ def describe(death: Death) -> str:
     return f"ended with exit status {death.status}"
 
 
-def paragraph(death: Death, diagnosis: Diagnosis, count: int, place: str) -> str:
+def paragraph(death: FailedStart, diagnosis: Diagnosis, count: int, place: str) -> str:
     """All that a user should know: how, the last lines that matter, what to do, where the log is.
 
     ``count`` is how often that happened, ``place`` where the log is.
@@ -296,7 +296,7 @@ def paragraph(death: Death, diagnosis: Diagnosis, count: int, place: str) -> str
     )
 
 
-def last_lines(death: Death) -> list[str]:
+def last_lines(death: FailedStart) -> list[str]:
     """What it said last, without warnings, tracebacks and what is no news."""
     if death.said:  # an exception says first what matters
         return [_short(line) for line in [*_plain(death.said.splitlines())][:MOST_LINES]]

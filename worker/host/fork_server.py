@@ -72,7 +72,7 @@ class Process(ForkServerProcess):
         _proven[0] = True
 
 
-class Server:
+class ForkServer:
     """What a pool needs of it."""
 
     Pipe = staticmethod(_context.Pipe)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from tokenyard.scripts import Why
 from tokenyard.telemetry.metrics import Histogram, Metric, histograms, numbers
-from worker.counts import Counts
-from worker.host.process_handle import State, WorkerProcessHandle
-from worker.messages import Beat, EngineStats
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
+from worker.messages import EngineStats, Heartbeat
+from worker.published_counts import PublishedCounts
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -93,9 +94,9 @@ class HostMetrics:
     def __init__(self, workers: Collection[str], models: Collection[str]) -> None:
         self._lock = threading.Lock()  # scrapes come in threads of their own
         self._models = models
-        self._ended = Counts()  # of processes that are gone
+        self._ended = PublishedCounts()  # of processes that are gone
         self._ended.know(models)
-        self._running: dict[str, Counts] = {}  # by worker
+        self._running: dict[str, PublishedCounts] = {}  # by worker
         self._inflight: dict[str, tuple[str, int]] = {}  # by worker
         self._workers = workers
         self._restarts = Counter(dict.fromkeys(product(workers, _WHYS), 0))
@@ -103,7 +104,7 @@ class HostMetrics:
         self._phases: dict[str, Mapping[str, float]] = {}  # those noted last, by worker
         self._engines = EngineMetrics()
 
-    def heard(self, member: WorkerProcessHandle, beat: Beat) -> None:
+    def heard(self, member: WorkerProcessHandle, beat: Heartbeat) -> None:
         """A process has told its counts."""
         model = member.spec.name if member.spec else ""
         with self._lock:

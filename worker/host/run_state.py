@@ -9,9 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tokenyard.protocol.control import DesiredState, PauseMode, RunState
-from worker.messages import Errand, Pause, Profile, Reload, SetEpoch, Unpause
+from worker.messages import (
+    EngineCommand,
+    PauseEngine,
+    Profile,
+    ReloadWeights,
+    SetEpoch,
+    UnpauseEngine,
+)
 
-Ask = Pause | Errand
+Ask = PauseEngine | EngineCommand
 
 
 @dataclass(slots=True)
@@ -23,7 +30,7 @@ class ObservedState:
     profiling: bool = False
     weights: str = ""
     asked: Ask | None = None  # what it has been told and has not answered yet
-    refused: dict[Errand, str] = field(default_factory=dict)  # what it cannot do, and why
+    refused: dict[EngineCommand, str] = field(default_factory=dict)  # what it cannot do, and why
     judged: str = ""  # id of the signal since which it has refused that
     run_state: RunState = "RUNNING"  # that the yard is shown
     obeyed: str = ""  # id of the newest signal that it is in accord with
@@ -37,26 +44,26 @@ class ObservedState:
 
     def rests(self, mode: PauseMode) -> None:
         """It has said that nothing runs."""
-        if self.asked == Pause(mode):
+        if self.asked == PauseEngine(mode):
             self.asked, self.paused = None, mode
 
-    def has_done(self, errand: Errand) -> bool:
+    def has_done(self, errand: EngineCommand) -> bool:
         """It has said that it has done something; whether it was asked for that here."""
         if self.asked != errand:
             return False
         self.asked = None
         match errand:
-            case Unpause():
+            case UnpauseEngine():
                 self.paused = None
             case SetEpoch(epoch):
                 self.epoch = epoch
             case Profile(start):
                 self.profiling = start
-            case Reload(path):
+            case ReloadWeights(path):
                 self.weights = path
         return True
 
-    def cannot(self, errand: Errand, reason: str) -> bool:
+    def cannot(self, errand: EngineCommand, reason: str) -> bool:
         """It has said that it cannot do something; whether it was asked for that here."""
         if self.asked != errand:
             return False
@@ -77,7 +84,7 @@ def next_step(wanted: DesiredState, observed: ObservedState) -> Ask | None:
     One that cannot have the weights that it should have rests until they are others: no request
     is answered by a model that nobody meant.
     """
-    if isinstance(observed.asked, Pause):  # may take as long as the longest request
+    if isinstance(observed.asked, PauseEngine):  # may take as long as the longest request
         return _instead(observed.asked, _rest(wanted, observed))
     if observed.asked is not None:
         return None
@@ -96,8 +103,12 @@ def why_not(wanted: DesiredState, observed: ObservedState) -> str:
     return "; ".join(reasons)
 
 
-def _is_wanted(errand: Errand, wanted: DesiredState) -> bool:
-    return errand in (Reload(wanted.weights), Profile(wanted.profiling), SetEpoch(wanted.epoch))
+def _is_wanted(errand: EngineCommand, wanted: DesiredState) -> bool:
+    return errand in (
+        ReloadWeights(wanted.weights),
+        Profile(wanted.profiling),
+        SetEpoch(wanted.epoch),
+    )
 
 
 def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
@@ -107,22 +118,22 @@ def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
     return "abort" if observed.weights != wanted.weights else None
 
 
-def _instead(asked: Pause, rest: PauseMode | None) -> Ask | None:
+def _instead(asked: PauseEngine, rest: PauseMode | None) -> Ask | None:
     if rest is None:
-        return Unpause()
-    return Pause(rest) if rest != asked.mode else None
+        return UnpauseEngine()
+    return PauseEngine(rest) if rest != asked.mode else None
 
 
 def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[Ask]:
     """All that has to change, in this order: results must tell their epoch and weights truly."""
     rest = _rest(wanted, observed)
     if rest is not None and observed.paused != rest:
-        yield Pause(rest)
+        yield PauseEngine(rest)
     if observed.weights != wanted.weights:
-        yield Reload(wanted.weights)
+        yield ReloadWeights(wanted.weights)
     if observed.epoch != wanted.epoch:
         yield SetEpoch(wanted.epoch)
     if observed.profiling != wanted.profiling:
         yield Profile(wanted.profiling)
     if rest is None and observed.paused is not None:
-        yield Unpause()
+        yield UnpauseEngine()

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from worker.host.diagnosis import Death, Diagnosis, Phase, diagnose, paragraph
+from worker.host.diagnosis import Diagnosis, FailedStart, Phase, diagnose, paragraph
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
     """Something that has failed often enough to be told."""
 
-    death: Death
+    death: FailedStart
     diagnosis: Diagnosis
     count: int
     is_hopeless: bool  # nothing on this host works, and nothing is still in its first try
@@ -34,12 +34,12 @@ class StartFailures:
         """``limit`` failures of the same kind are enough; one where trying again cannot help."""
         self._limit = limit
         self._counts: Counter[tuple[Phase, str]] = Counter()
-        self._last: dict[tuple[Phase, str], tuple[Death, Diagnosis]] = {}
+        self._last: dict[tuple[Phase, str], tuple[FailedStart, Diagnosis]] = {}
         self._worked: set[Phase] = set()
         self._told: set[tuple[Phase, str]] = set()
         self.failed: set[str] = set()  # processes that have had their first try
 
-    def note(self, name: str, death: Death) -> None:
+    def note(self, name: str, death: FailedStart) -> None:
         """The process ``name`` has died, or has refused its model."""
         diagnosis = diagnose(death)
         kind = death.phase, diagnosis.cause

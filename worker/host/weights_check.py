@@ -47,10 +47,10 @@ class WeightsCheck:
             return f"{command.model!r} does not stand in the models file of this host"
         try:
             check_weights(self._settings, spec, command.weights)
-        except Unsupported as fault:
-            return str(fault)
-        except OSError as fault:
-            return f"{command.weights}: {fault.strerror or fault}"
-        except Exception as fault:  # noqa: BLE001  # of a hostile file; somebody waits for a word
-            return f"{command.weights}: {type(fault).__name__}: {fault}"
+        except Unsupported as error:
+            return str(error)
+        except OSError as error:
+            return f"{command.weights}: {error.strerror or error}"
+        except Exception as error:  # noqa: BLE001  # of a hostile file; somebody waits for a word
+            return f"{command.weights}: {type(error).__name__}: {error}"
         return ""

@@ -15,8 +15,8 @@ from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineInfo
 from worker.host.process_handle import WorkerProcessHandle
-from worker.local.call import Call
-from worker.messages import Abort, Give, Serve
+from worker.local.request_batch import RequestBatch
+from worker.messages import AbortRequests, Serve, SubmitRequests
 from worker.models import ModelSpec
 from worker.process.pipe_session import LOCAL
 
@@ -50,7 +50,7 @@ class Booking:
         self.gone: Future[None] = Future()
         self.resized: Future[None] = Future()
         self._finishing: set[str] = set()  # entries that the engine of the size before still has
-        self._asked: dict[str, Call] = {}  # by entry, what is unanswered
+        self._asked: dict[str, RequestBatch] = {}  # by entry, what is unanswered
 
     def book(self, devices: Sequence[int]) -> None:
         """It is to come up on these devices."""
@@ -95,7 +95,7 @@ class Booking:
                 self._asked.pop(entry, None)
             call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
-    def ask(self, call: Call) -> None:
+    def ask(self, call: RequestBatch) -> None:
         """Take requests in; while the engine is loaded again they wait for it."""
         if self.is_closed or self.is_asleep:
             state = "was deleted" if self.is_closed else "sleeps; wake it first"
@@ -109,7 +109,7 @@ class Booking:
         """Nobody waits for these any more."""
         known = [entry for entry in entries if self._asked.pop(entry, None)]
         if known and self.leader and (self.is_serving or self._finishing):
-            self.leader.send(Abort(known))
+            self.leader.send(AbortRequests(known))
 
     def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
         """Hand replies to those who asked."""
@@ -162,4 +162,4 @@ class Booking:
 
 def _give(leader: WorkerProcessHandle, assignments: Sequence[Assignment]) -> None:
     for at in range(0, len(assignments), _AT_ONCE):
-        leader.send(Give(assignments[at : at + _AT_ONCE]))
+        leader.send(SubmitRequests(assignments[at : at + _AT_ONCE]))

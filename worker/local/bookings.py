@@ -14,12 +14,13 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
 from worker.engines import Unsupported
 from worker.host.allocation import Goal
-from worker.host.diagnosis import Death
+from worker.host.diagnosis import FailedStart
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.local.booking import Booking
 from worker.local.status import ProcessStatus, process_status
-from worker.messages import Made, ToController
+from worker.messages import Replies, ToController
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.local")
@@ -159,7 +160,7 @@ class Bookings:
     def _of(self, spec: ModelSpec | None) -> Booking | None:
         return next((one for one in self._all if one.spec is spec or _was(one, spec)), None)
 
-    # What the pool tells (worker.host.pool.Owner)
+    # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""
@@ -198,7 +199,7 @@ class Bookings:
         elif booking:
             booking.lose(f"{member.name}: {reason}")
 
-    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None:
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         """Whoever waits is told when it is enough (`_despair`)."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
@@ -216,7 +217,7 @@ class Bookings:
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """Replies."""
         booking = self._of(member.spec)
-        if booking and isinstance(message, Made):
+        if booking and isinstance(message, Replies):
             booking.take(message.replies)
 
     def _despair(self, device: int) -> None:

@@ -10,8 +10,8 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Delta, Result
 from worker.engines import EngineInfo
 from worker.local.booking import Booking
-from worker.local.call import Call
 from worker.local.pool import LocalPool
+from worker.local.request_batch import RequestBatch
 from worker.local.requests import Prompt, as_prompts, make_requests, own_spec
 
 #: As deep as engines sleep.
@@ -80,7 +80,7 @@ class EngineHandle:
         anything is run, `EngineLost`, and `WaitTimeout` where no result comes for ``timeout_s``.
         """
         requests = make_requests(self._booking.spec, as_prompts(prompts), sampling, model=model)
-        call = Call(requests)
+        call = RequestBatch(requests)
         try:
             self._pool.ask(self._booking, call)
             return call.results(self._patience(timeout_s))
@@ -95,11 +95,13 @@ class EngineHandle:
         The pieces are the whole answer. To close the iterator early ends the request.
         """
         spec = self._booking.spec
-        call = Call(make_requests(spec, [prompt], sampling, model=model, stream=True))
+        call = RequestBatch(make_requests(spec, [prompt], sampling, model=model, stream=True))
         self._pool.ask(self._booking, call)
         return self._pieces(call, self._patience(timeout_s))
 
-    def _pieces(self, call: Call, timeout_s: float) -> Generator[Delta | Result, None, None]:
+    def _pieces(
+        self, call: RequestBatch, timeout_s: float
+    ) -> Generator[Delta | Result, None, None]:
         try:
             yield from call.stream(timeout_s)
         finally:

@@ -19,7 +19,7 @@ from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Unsupported
 from worker.local.booking import Booking
 from worker.local.bookings import Bookings
-from worker.local.call import Call
+from worker.local.request_batch import RequestBatch
 from worker.local.status import ProcessStatus
 from worker.models import ModelSpec
 
@@ -125,8 +125,8 @@ class LocalPool:
         def begin() -> None:
             try:
                 begun.set_result(order())
-            except (TokenyardError, Unsupported, RuntimeError) as fault:
-                begun.set_exception(fault)
+            except (TokenyardError, Unsupported, RuntimeError) as error:
+                begun.set_exception(error)
 
         self._give(begin)
         try:
@@ -138,11 +138,11 @@ class LocalPool:
 
     # Requests
 
-    def ask(self, booking: Booking, call: Call) -> None:
+    def ask(self, booking: Booking, call: RequestBatch) -> None:
         """Give an engine requests; the replies go to the call."""
         self._give(partial(booking.ask, call))
 
-    def forget(self, booking: Booking, call: Call) -> None:
+    def forget(self, booking: Booking, call: RequestBatch) -> None:
         """Nobody waits any more for what is unanswered."""
         entries = list(call.unanswered)
         if entries:

@@ -39,8 +39,8 @@ def own_spec(spec: ModelSpec) -> ModelSpec:
     """
     try:
         own = msgspec.convert(msgspec.to_builtins(spec), ModelSpec)
-    except (msgspec.ValidationError, TypeError) as fault:
-        raise InvalidRequest("model", str(fault)) from fault
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequest("model", str(error)) from error
     if not own.name:
         raise InvalidRequest("model", "give it a name")
     own = replace(
@@ -109,16 +109,16 @@ def _params(sampling: Mapping[str, Any]) -> bytes:
             raise InvalidRequest(f"params.{name}", why_unknown(name))
     try:
         return msgspec.json.encode(sampling)
-    except (TypeError, ValueError) as fault:
-        raise InvalidRequest("params", str(fault)) from fault
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("params", str(error)) from error
 
 
 def _request(spec: ModelSpec, shared: Mapping[bytes, bytes], at: int, prompt: Prompt) -> Request:
     try:
         own = {b"id": b"%d" % next(_ids), **_content(prompt)}
         return _read({**shared, **own}, spec)
-    except InvalidRequest as fault:
-        raise InvalidRequest(f"prompts[{at}]", str(fault)) from fault
+    except InvalidRequest as error:
+        raise InvalidRequest(f"prompts[{at}]", str(error)) from error
 
 
 def _content(prompt: Prompt) -> dict[bytes, bytes]:
@@ -130,8 +130,8 @@ def _content(prompt: Prompt) -> dict[bytes, bytes]:
         if len(prompt) and isinstance(prompt[0], Mapping):
             return {b"messages": msgspec.json.encode(prompt)}
         return {b"tokens": pack_tokens(cast(Sequence[int], prompt))}
-    except (OverflowError, TypeError, ValueError) as fault:
-        raise InvalidRequest("tokens", str(fault)) from fault
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidRequest("tokens", str(error)) from error
 
 
 def _read(fields: Mapping[bytes, bytes], spec: ModelSpec) -> Request:

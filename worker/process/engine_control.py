@@ -1,4 +1,4 @@
-"""What is done to an engine beside giving it requests: sleep, wake, reset, profile, reload."""
+"""Commands that change the engine itself: sleep, wake, reset, profile, reload."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 from worker.engines import Backend, Engine, Unsupported
 from worker.messages import (
     Asleep,
+    CommandRefused,
     Done,
     Profile,
     Ready,
-    Refusal,
-    Reload,
-    Reset,
+    ReloadWeights,
+    ResetPrefixCache,
     Sleep,
     ToController,
     Wake,
@@ -22,42 +22,42 @@ from worker.messages import (
 
 
 class EngineControl:
-    """Tends one engine, in the thread that owns it."""
+    """Runs the control commands of one engine, in the thread that owns it."""
 
     def __init__(
-        self, engine: Engine, backend: Backend, tell: Callable[[ToController], None]
+        self, engine: Engine, backend: Backend, send: Callable[[ToController], None]
     ) -> None:
         self._engine = engine
         self._backend = backend
-        self._tell = tell
+        self._send = send
 
-    def __call__(self, command: Sleep | Wake | Reset | Profile | Reload) -> None:
-        """Do it and tell the controller; what the engine cannot do leaves all as it was."""
+    def __call__(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
+        """Run a command and report; a command that the engine does not support changes nothing."""
         began = time.perf_counter()
         try:
             self._do(command)
-        except Unsupported as fault:
-            errand = None if isinstance(command, Sleep | Wake) else command
-            self._tell(Refusal(str(fault), errand))
+        except Unsupported as error:
+            refused = None if isinstance(command, Sleep | Wake) else command
+            self._send(CommandRefused(str(error), refused))
             return
         seconds = time.perf_counter() - began
         if isinstance(command, Sleep):
-            self._tell(Asleep(seconds, self._backend.memory()))
+            self._send(Asleep(seconds, self._backend.memory()))
         elif isinstance(command, Wake):
             info = replace(self._engine.info, phases_s={"wake": seconds})
-            self._tell(Ready(info, self._backend.memory()))
+            self._send(Ready(info, self._backend.memory()))
         else:
-            self._tell(Done(command))
+            self._send(Done(command))
 
-    def _do(self, command: Sleep | Wake | Reset | Profile | Reload) -> None:
+    def _do(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
         match command:
             case Sleep(level):
                 self._engine.sleep(level)
             case Wake():
                 self._engine.wake()
-            case Reset():
+            case ResetPrefixCache():
                 self._engine.reset()
             case Profile(start):
                 self._engine.profile(start=start)
-            case Reload(path):
+            case ReloadWeights(path):
                 self._engine.reload(path)

@@ -1,4 +1,4 @@
-"""The time in which a worker process holds a model: assignments in, engine steps, events out."""
+"""The engine loop, while a worker process holds a model: assignments in, steps, events out."""
 
 from __future__ import annotations
 
@@ -7,118 +7,56 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
-
-from msgspec import Struct
 
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment
-from worker.engines import Engine, Faulted
+from worker.engines import Engine, RequestFailed
 from worker.messages import (
     Done,
     Drain,
     Drained,
     Fenced,
-    Pause,
+    LaneReleased,
     Paused,
+    PauseEngine,
     Profile,
-    Reload,
-    Reset,
+    ReloadWeights,
+    ResetPrefixCache,
     Serve,
     SetEpoch,
     Sleep,
     Stop,
-    Surplus,
     ToController,
-    ToProcess,
     Unload,
-    Unpause,
+    UnpauseEngine,
     Wake,
 )
-from worker.process.ended import Ended
+from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
+from worker.process.lane_session import LaneSession
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
+from worker.process.recent_results import RecentResults
 
 log = logging.getLogger("tokenyard.worker.loop")
 
 IDLE_WAIT_S = 0.5
-#: The same while it drains: the last results are being published, and somebody waits for that.
+#: The same while it drains: the last results are being published and the controller waits.
 DRAINING_WAIT_S = 0.005
-#: Deadlines of requests that have ended are kept up to so many.
+#: Deadlines of ended requests are cleared once there are more than this.
 LEAST_CLEARED = 1000
 
 
-class Delivery(Struct, frozen=True):
-    """Assignments that came in on the lane of ``worker``."""
-
-    worker: str
-    assignments: Sequence[Assignment]
+ControlCommand = Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights
+#: Opens the lane session of a worker, which is not started yet.
+OpenSession = Callable[[str], LaneSession]
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
-    """A request that ``worker`` may publish no more, by lane entry."""
+class ControlHandler(Protocol):
+    """Runs the commands that change the engine itself."""
 
-    worker: str
-    entry: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
-    """``worker`` may publish nothing any more."""
-
-    worker: str
-
-
-Item = Delivery | Stale | LeaseLost | ToProcess
-EngineControl = Sleep | Wake | Reset | Profile | Reload
-
-
-class Term(Protocol):
-    """One incarnation's time in office: where its work comes from, and its right to publish."""
-
-    #: The generation epoch in which the events are made that come now.
-    epoch: int | None
-
-    @property
-    def worker(self) -> str:
-        """The incarnation."""
-
-    @property
-    def clock_ms(self) -> float:
-        """By how much the clock that deadlines go by is ahead of ours."""
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """What has been taken and is not answered yet, by lane entry."""
-
-    @property
-    def attempts(self) -> int:
-        """Tries to publish: a sign of life while nobody can be reached."""
-
-    def start(self) -> None:
-        """Begin reading and publishing."""
-
-    def put(self, events: Sequence[Outcome]) -> None:
-        """Publish the events of one step; waits while too many wait already."""
-
-    def end(self) -> None:
-        """Let go of the lane; idempotent."""
-
-
-class Terms(Protocol):
-    """Makes the term of a worker: its threads and their connections."""
-
-    def __call__(self, worker: str, loop: EngineLoop) -> Term:
-        """The term of ``worker``, not started; what it hears goes into the loop's inbox."""
-
-
-class Caretaker(Protocol):
-    """What is done to an engine beside giving it requests."""
-
-    def __call__(self, command: EngineControl) -> None:
-        """Do it and tell the controller."""
+    def __call__(self, command: ControlCommand) -> None:
+        """Run the command and report to the controller."""
 
 
 class EngineLoop:
@@ -127,59 +65,59 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
-        inbox: queue.SimpleQueue[Item],
-        terms: Terms,
-        care: Caretaker,
-        tell: Callable[[ToController], None],
-        ended: Ended | None = None,
+        inbox: queue.SimpleQueue[InboxItem],
+        open_session: OpenSession,
+        control: ControlHandler,
+        send: Callable[[ToController], None],
+        results: RecentResults | None = None,
     ) -> None:
-        """``ended`` knows what was answered in all terms of the engine."""
+        """``results`` holds what was answered in all sessions of the engine."""
         self.inbox = inbox
         self.steps = 0
-        self.is_stopped = False  # told to end the process, not only the engine
-        self.epoch: int | None = None  # generation epoch, stamped on results from now on
+        self.is_stopped = False  # the process shall end, not only the engine
+        self.epoch: int | None = None  # generation epoch of results from now on
         self._engine = engine
-        self._terms = terms
-        self._care = care
-        self._tell = tell
-        self._ended = ended or Ended()
+        self._open_session = open_session
+        self._control = control
+        self._send = send
+        self._results = results or RecentResults()
         self._names = {"", engine.info.model, *engine.info.adapters}
-        self._term: Term | None = None
+        self._session: LaneSession | None = None
         self._deadlines: list[tuple[float, str]] = []  # heap of unix ms by our clock, lane entry
         self._draining = False
         self._pause: PauseMode | None = None
-        self._is_at_rest = False  # paused, and nothing runs
-        self._held: dict[str, Assignment] = {}  # what came in since it was paused, by lane entry
+        self._is_at_rest = False  # paused, nothing runs
+        self._held: dict[str, Assignment] = {}  # arrived while paused, by lane entry
         self._is_over = False
 
     @property
     def progress(self) -> int:
-        """Grows while the worker is alive: engine steps, and tries to reach Redis."""
-        term = self._term
-        return self.steps + (term.attempts if term else 0)
+        """Grows while the worker is alive: engine steps and tries to reach Redis."""
+        session = self._session
+        return self.steps + (session.attempts if session else 0)
 
     @property
     def unfinished(self) -> int:
-        """Requests that have been taken, not yet been answered, and are not to wait."""
-        term = self._term
-        return len(term.runs) if term and not self._is_at_rest else 0
+        """Requests that were taken and are unanswered; 0 while paused at rest."""
+        session = self._session
+        return len(session.runs) if session and not self._is_at_rest else 0
 
     def run(self) -> None:
-        """Work until the model has to go."""
+        """Run until the model is unloaded or the process stops."""
         while not self._is_over:
             self.run_once()
-        self._end_term()
+        self._end_session()
 
     def run_once(self) -> None:
-        """One turn: take what came in, step the engine, give the events away."""
+        """One turn: take what arrived, step the engine, publish the events."""
         self._take_all()
         self._expire()
         if self._may_step:
-            self._give(self._engine.step())
+            self._put(self._engine.step())
             self.steps += 1
         elif self._draining and not self.unfinished and self.inbox.empty():
             self._draining = False
-            self._tell(Drained())
+            self._send(Drained())
         elif self._pause == "wait" and not self._is_at_rest and self.unfinished <= len(self._held):
             self._rest()
 
@@ -188,7 +126,7 @@ class EngineLoop:
         return self._engine.has_unfinished and self._pause != "keep"
 
     def _take_all(self) -> None:
-        """Everything in the inbox; waits for it only where the engine has nothing to do."""
+        """Take everything in the inbox; wait for it only while the engine has nothing to do."""
         is_ending = self._draining or (self._pause == "wait" and not self._is_at_rest)
         wait_s = DRAINING_WAIT_S if is_ending else IDLE_WAIT_S
         try:
@@ -198,109 +136,109 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _take(self, item: Item) -> None:
+    def _take(self, item: InboxItem) -> None:
         match item:
             case Delivery(worker, assignments):
                 for assignment in assignments:
                     self._admit(worker, assignment)
             case Stale(worker, entry):
-                if self._term and self._is_current(worker):
-                    self._term.runs.pop(entry, None)
+                if self._session and self._is_current(worker):
+                    self._session.runs.pop(entry, None)
                     self._held.pop(entry, None)
                     self._engine.abort([entry])
             case LeaseLost(worker):
                 if self._is_current(worker):
-                    self._end_term()
-                    self._tell(Fenced(worker))
+                    self._end_session()
+                    self._send(Fenced(worker))
             case Serve(worker):
-                self._end_term()
-                self._term = self._terms(worker, self)
-                self._term.epoch = self.epoch
-                self._term.start()
+                self._end_session()
+                self._session = self._open_session(worker)
+                self._session.epoch = self.epoch
+                self._session.start()
             case Drain():
                 self._draining = True
-            case SetEpoch() | Pause() | Unpause():
-                self._run_state(item)
-            case Sleep() | Wake() | Reset() | Profile() | Reload():
-                self._tend(item)
+            case SetEpoch() | PauseEngine() | UnpauseEngine():
+                self._set_run_state(item)
+            case Sleep() | Wake() | ResetPrefixCache() | Profile() | ReloadWeights():
+                self._run_control(item)
             case Unload() | Stop():
                 self._is_over = True
                 self.is_stopped = isinstance(item, Stop)
             case _:
-                log.error("%s makes no sense while a model is held", item)
+                log.error("unexpected while a model is loaded: %s", item)
 
-    def _tend(self, command: EngineControl) -> None:
+    def _run_control(self, command: ControlCommand) -> None:
         if isinstance(command, Sleep):
             self._draining = False
-            self._end_term()
-        self._care(command)
-        if isinstance(command, Reload):
-            self._ended.forget()
+            self._end_session()
+        self._control(command)
+        if isinstance(command, ReloadWeights):
+            self._results.forget()
 
     # Run state
 
-    def _run_state(self, command: SetEpoch | Pause | Unpause) -> None:
+    def _set_run_state(self, command: SetEpoch | PauseEngine | UnpauseEngine) -> None:
         match command:
-            case Pause(mode):
-                self._begin_pause(mode)
+            case PauseEngine(mode):
+                self._pause_engine(mode)
                 return
-            case Unpause():
-                self._go_on()
+            case UnpauseEngine():
+                self._resume()
             case SetEpoch(epoch):
                 self.epoch = epoch
-                if self._term:
-                    self._term.epoch = epoch
-        self._tell(Done(command))
+                if self._session:
+                    self._session.epoch = epoch
+        self._send(Done(command))
 
-    def _begin_pause(self, mode: PauseMode) -> None:
-        """What has not been begun will not be; what runs is dropped, finished or kept."""
+    def _pause_engine(self, mode: PauseMode) -> None:
+        """Begin no request; drop, finish or keep the running ones, by ``mode``."""
         self._pause, self._is_at_rest = mode, False
-        if mode == "abort" and self._term and self._term.runs:
-            self._give_up_lane()
+        if mode == "abort" and self._session and self._session.runs:
+            self._release_lane()
         if mode != "wait":
             self._rest()
 
     def _rest(self) -> None:
-        """Nothing runs, and nothing will before it is told to go on."""
+        """Nothing runs until the engine is unpaused."""
         self._is_at_rest = True
         if self._pause:
-            self._tell(Paused(self._pause))
+            self._send(Paused(self._pause))
         if self._held:
             self._release_held()
 
     def _release_held(self) -> None:
-        """What cannot be kept must be another worker's, or another incarnation's."""
+        """Give requests back that must not wait here: another worker may run them."""
         if self._is_at_rest and self._pause != "keep":
-            self._give_up_lane()
+            self._release_lane()
 
-    def _give_up_lane(self) -> None:
-        if self._term:
-            worker = self._term.worker
-            self._end_term()
-            self._tell(Surplus(worker))
+    def _release_lane(self) -> None:
+        if self._session:
+            worker = self._session.worker
+            self._end_session()
+            self._send(LaneReleased(worker))
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._pause, self._is_at_rest = None, False
         held, self._held = self._held, {}
         for entry, assignment in held.items():
-            if self._term:
-                self._term.runs[entry] = Run(assignment, time.monotonic(), self.epoch)
+            if self._session:
+                self._session.runs[entry] = Run(assignment, time.monotonic(), self.epoch)
                 self._begin(assignment)
 
     # Requests
 
     def _is_current(self, worker: str) -> bool:
-        return self._term is not None and self._term.worker == worker
+        return self._session is not None and self._session.worker == worker
 
     def _admit(self, worker: str, assignment: Assignment) -> None:
-        term = self._term
-        if term is None or term.worker != worker:
+        session = self._session
+        if session is None or session.worker != worker:
             return
-        if assignment.entry in term.runs:  # the lane is read anew after an outage
+        if assignment.entry in session.runs:  # the lane is read again after an outage
             return
-        term.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
+        session.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
         if assignment.request.deadline_ms is not None:
-            self._note_deadline(term, assignment.entry, assignment.request.deadline_ms)
+            self._note_deadline(session, assignment.entry, assignment.request.deadline_ms)
         if self._pause:
             self._held[assignment.entry] = assignment
             self._release_held()
@@ -312,46 +250,46 @@ class EngineLoop:
             if assignment.fault:
                 raise InvalidRequest("request", assignment.fault)
             if assignment.request.model not in self._names:
-                fault = f"{assignment.request.model} is not served here"  # goes back to the yard
-                self._give([Faulted(assignment.entry, Code.INFERENCE_ERROR, fault)])
+                reason = f"{assignment.request.model} is not served here"  # goes back to the yard
+                self._put([RequestFailed(assignment.entry, Code.INFERENCE_ERROR, reason)])
                 return
-            known = self._ended.find(assignment)
+            known = self._results.find(assignment)
             if known is None:
                 self._engine.add(assignment)
             else:
-                log.info("%s has ended here before", assignment.request.id)
-                self._give([Remembered(assignment.entry, known)])
+                log.info("%s was answered here before", assignment.request.id)
+                self._put([Remembered(assignment.entry, known)])
         except InvalidRequest as refused:
-            self._give([Faulted(assignment.entry, Code.INVALID_REQUEST, str(refused))])
+            self._put([RequestFailed(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
-    def _note_deadline(self, term: Term, entry: str, deadline_ms: int) -> None:
-        runs = term.runs
-        if len(self._deadlines) > LEAST_CLEARED + 2 * len(runs):  # of most that have ended since
+    def _note_deadline(self, session: LaneSession, entry: str, deadline_ms: int) -> None:
+        runs = session.runs
+        if len(self._deadlines) > LEAST_CLEARED + 2 * len(runs):  # most have ended since
             self._deadlines = [item for item in self._deadlines if item[1] in runs]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline_ms - term.clock_ms, entry))
+        heapq.heappush(self._deadlines, (deadline_ms - session.clock_ms, entry))
 
     def _expire(self) -> None:
-        """End the requests whose deadlines have passed, with what has been made of them."""
+        """End the requests whose deadlines have passed, with the tokens made so far."""
         while self._deadlines and self._deadlines[0][0] <= time.time() * 1000:
             _, entry = heapq.heappop(self._deadlines)
-            if self._term and entry in self._term.runs:
+            if self._session and entry in self._session.runs:
                 self._held.pop(entry, None)
                 made = self._engine.take_out(entry)
                 has_begun = made is not None and any(one.tokens for one in made.choices)
                 where = "running" if has_begun else "on the worker's lane"
-                self._give([Expired(entry, made, where)])
+                self._put([Expired(entry, made, where)])
 
-    def _give(self, events: Sequence[Outcome]) -> None:
-        if self._term and events:
-            self._term.put(events)
+    def _put(self, events: Sequence[Outcome]) -> None:
+        if self._session and events:
+            self._session.put(events)
 
-    def _end_term(self) -> None:
-        """Drop what the current incarnation holds: it is another's to finish."""
-        term, self._term = self._term, None
+    def _end_session(self) -> None:
+        """Drop the requests of the current incarnation: another one will finish them."""
+        session, self._session = self._session, None
         self._deadlines.clear()
         self._held.clear()
-        if term is None:
+        if session is None:
             return
-        term.end()
-        self._engine.abort(list(term.runs))
+        session.end()
+        self._engine.abort(list(session.runs))

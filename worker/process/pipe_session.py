@@ -1,4 +1,4 @@
-"""A term without a yard: requests come over the controller's pipe, and replies go back on it."""
+"""A lane session without Redis: requests and replies travel over the controller's pipe."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from worker.engines import EngineInfo, TokenDelta
-from worker.messages import Made
+from worker.messages import Replies
 from worker.process.outcomes import Outcome, Run, delta_reply, merge, result_reply
 
-#: The incarnation of a worker that has no yard.
+#: The incarnation of a worker that belongs to no yard.
 LOCAL: Final = "local"
 
 
-class PipeTerm:
-    """Publishes to the controller alone."""
+class PipeLaneSession:
+    """See `worker.process.lane_session.LaneSession`; the main loop feeds it from the pipe."""
 
     worker = LOCAL
     clock_ms = 0.0
     attempts = 0
     epoch: int | None = None
 
-    def __init__(self, info: EngineInfo, tell: Callable[[Made], None]) -> None:
+    def __init__(self, info: EngineInfo, send: Callable[[Replies], None]) -> None:
         self.runs: dict[str, Run] = {}
         self._info = info
-        self._tell = tell
+        self._send = send
 
     def start(self) -> None:
-        """Nothing has to begin."""
+        """There is no thread to start."""
 
     def put(self, events: Sequence[Outcome]) -> None:
         """Send the replies of one step."""
@@ -45,8 +45,8 @@ class PipeTerm:
                 del self.runs[event.key]
                 replies.append((event.key, result_reply(run, event, self._info, LOCAL, now)))
         if replies:
-            self._tell(Made(replies))
+            self._send(Replies(replies))
 
     def end(self) -> None:
-        """What is not answered is dropped."""
+        """Drop unanswered requests."""
         self.runs.clear()

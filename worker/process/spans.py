@@ -1,4 +1,4 @@
-"""The span of each attempt that a worker has made at a request, in OpenTelemetry's GenAI terms."""
+"""The span of each attempt at a request, by OpenTelemetry's GenAI conventions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 
 from tokenyard.telemetry.tracing import Attributes, Tracer, carrier_of
-from worker.engines import EngineInfo, Faulted, Finished
+from worker.engines import EngineInfo, Finished, RequestFailed
 from worker.process.outcomes import Expired, Remembered, Run
 
-End = Finished | Faulted | Expired | Remembered | None
+End = Finished | RequestFailed | Expired | Remembered | None
 
 
 class EngineSpans:
-    """Tells a tracer of what has ended; where that is off, nothing happens."""
+    """Records ended attempts; does nothing while tracing is off."""
 
     def __init__(self, tracer: Tracer, info: EngineInfo, worker: str) -> None:
         self._tracer = tracer
@@ -21,7 +21,7 @@ class EngineSpans:
         self._worker = worker
 
     def ended(self, run: Run, end: End) -> None:
-        """An attempt is over; without ``end``, since the request is another attempt's now."""
+        """Record an attempt; ``end`` is None if the request now belongs to another attempt."""
         if not self._tracer.is_on:
             return
         carrier = carrier_of(run.assignment.request.metadata)
@@ -53,7 +53,7 @@ class EngineSpans:
             "gen_ai.request.choice.count": params.n,
             "tokenyard.worker": self._worker,
             "tokenyard.attempt": run.assignment.attempt,
-            "tokenyard.queue_seconds": run.assignment.waited_ms / 1000,
+            "tokenyard.queue_seconds": run.waited_ms / 1000,
         }
         if params.max_tokens is not None:
             found["gen_ai.request.max_tokens"] = params.max_tokens
@@ -77,7 +77,7 @@ def _error(end: End) -> str:
     match end:
         case Finished() | Remembered():
             return ""
-        case Faulted(_, code, message):
+        case RequestFailed(_, code, message):
             return f"{code}: {message}"
         case Expired(_, _, where):
             return f"DEADLINE_EXCEEDED: the deadline passed while the request was {where}"

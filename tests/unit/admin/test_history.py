@@ -10,16 +10,18 @@ from tokenyard.admin.history import (
     Throughput,
     rates_between,
 )
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 
 
 def test_rates_are_what_was_done_since() -> None:
-    before = make_snapshot(0, [make_view_worker("a.1", Tally(finished=10, tokens=100))])
+    before = make_snapshot(0, [make_view_worker("a.1", WorkerTotals(finished=10, tokens=100))])
     now = make_snapshot(
         2000,
         [
-            make_view_worker("a.1", Tally(finished=14, tokens=300, ttft_ms=20.0)),
-            make_view_worker("b.2", Tally(finished=1, tokens=50, ttft_ms=40.0), model="other"),
+            make_view_worker("a.1", WorkerTotals(finished=14, tokens=300, ttft_ms=20.0)),
+            make_view_worker(
+                "b.2", WorkerTotals(finished=1, tokens=50, ttft_ms=40.0), model="other"
+            ),
         ],
     )
 
@@ -34,14 +36,14 @@ def test_rates_are_what_was_done_since() -> None:
 
 
 def test_a_count_that_went_down_has_begun_anew() -> None:
-    before = make_snapshot(0, [make_view_worker("a.1", Tally(finished=10, tokens=100))])
-    now = make_snapshot(1000, [make_view_worker("a.1", Tally(finished=3, tokens=40))])
+    before = make_snapshot(0, [make_view_worker("a.1", WorkerTotals(finished=10, tokens=100))])
+    now = make_snapshot(1000, [make_view_worker("a.1", WorkerTotals(finished=3, tokens=40))])
 
     assert rates_between(before, now).yard == Throughput(3.0, 40.0)
 
 
 def test_two_looks_at_the_same_moment_divide_by_no_zero() -> None:
-    snapshot = make_snapshot(0, [make_view_worker("a.1", Tally())])
+    snapshot = make_snapshot(0, [make_view_worker("a.1", WorkerTotals())])
 
     assert rates_between(snapshot, snapshot).yard == Throughput()
 
@@ -59,7 +61,9 @@ def test_rates_are_taken_over_some_seconds() -> None:
     history = SnapshotHistory()
     for second in range(10):
         history.add(
-            make_snapshot(1000 * second, [make_view_worker("a.1", Tally(tokens=second // 2))])
+            make_snapshot(
+                1000 * second, [make_view_worker("a.1", WorkerTotals(tokens=second // 2))]
+            )
         )
 
     rates = history.rates()

@@ -12,7 +12,7 @@ from benchmarks.cycles_child import Cycle
 from benchmarks.sums import ADDER, SUBTRACTOR, questions
 from tokenyard.protocol.commands import Command, Verb
 from worker.engines import Memory
-from worker.host.leak import LOOKS
+from worker.host.leak import READINGS
 from worker.models import ModelSpec
 
 
@@ -120,7 +120,7 @@ def test_memory_that_grows_and_grows_is_a_leak_of_the_benchmark_too(
 ) -> None:
     # Given a process that nobody replaces, whatever it keeps
     mib = 1024**2
-    memory = [Memory(host=(620 + at * step) * mib) for at in range(2 * LOOKS)]
+    memory = [Memory(host=(620 + at * step) * mib) for at in range(2 * READINGS)]
     cycles = [Cycle(1.0, 0, Memory(host=590 * mib), memory[0], one) for one in memory]
 
     assert cycles_summary(cycles)["leaks"] == expected

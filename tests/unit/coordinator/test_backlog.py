@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.demand import Demand
-from coordinator.history import FRESH, History
+from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
@@ -17,7 +16,7 @@ from tokenyard.protocol.wire import Request
 NOW_MS = 1_000_000.0
 
 
-def waiting(
+def queued(
     name: str,
     intake: IntakeClass = "normal",
     *,
@@ -36,146 +35,152 @@ def waiting(
         model=model,
         tokens=tokens,
         since_ms=since_ms,
-        history=History(not_before_ms=not_before_ms) if not_before_ms else FRESH,
+        not_before_ms=not_before_ms,
         trial=1 if suspect else None,
     )
 
 
 def holding(*all_of: QueuedRequest) -> Backlog:
-    held = Backlog()
+    backlog = Backlog()
     for one in all_of:
-        held.add(one)
-    return held
+        backlog.add(one)
+    return backlog
 
 
-def names(held: Backlog, model: str = "m") -> list[str]:
-    queue = held.queue(model)
+def names(backlog: Backlog, model: str = "m") -> list[str]:
+    queue = backlog.queue(model)
     return [] if queue is None else [one.entry for one in queue.others]
 
 
-def late(held: Backlog) -> list[str]:
-    return [one.entry for one in held.late(99)]
+def late(backlog: Backlog) -> list[str]:
+    return [one.entry for one in backlog.late(99)]
 
 
 class TestOrder:
     def test_classes_in_order_and_first_come_first_served(self) -> None:
-        held = holding(*(waiting(f"{c}{n}", c) for n in (1, 2) for c in reversed(INTAKE_CLASSES)))
+        backlog = holding(*(queued(f"{c}{n}", c) for n in (1, 2) for c in reversed(INTAKE_CLASSES)))
 
-        assert names(held) == [f"{name}{number}" for name in INTAKE_CLASSES for number in (1, 2)]
+        assert names(backlog) == [f"{name}{number}" for name in INTAKE_CLASSES for number in (1, 2)]
 
-    def test_suspects_stand_by_themselves(self) -> None:
-        held = holding(waiting("r", "retry"), waiting("s", "retry", suspect=True))
+    def test_suspects_have_a_queue_of_their_own(self) -> None:
+        backlog = holding(queued("r", "retry"), queued("s", "retry", suspect=True))
 
-        queue = held.queue("m")
+        queue = backlog.queue("m")
         assert queue is not None
         assert [one.entry for one in queue.suspects] == ["s"]
-        assert names(held) == ["r"]
+        assert names(backlog) == ["r"]
         assert [one.entry for one in queue] == ["s", "r"]
 
     def test_each_model_has_a_queue(self) -> None:
-        one, two = waiting("a1", model="a"), waiting("b1", model="b")
-        held = holding(one, two, waiting("a2", model="a"))
+        one, two = queued("a1", model="a"), queued("b1", model="b")
+        backlog = holding(one, two, queued("a2", model="a"))
 
-        assert (names(held, "a"), names(held, "b"), names(held, "c")) == (["a1", "a2"], ["b1"], [])
-        assert set(held.models) == {"a", "b"}
-        held.remove(two)
-        assert set(held.models) == {"a"}
-        assert held.queue("b") is None
+        assert (names(backlog, "a"), names(backlog, "b"), names(backlog, "c")) == (
+            ["a1", "a2"],
+            ["b1"],
+            [],
+        )
+        assert set(backlog.models) == {"a", "b"}
+        backlog.remove(two)
+        assert set(backlog.models) == {"a"}
+        assert backlog.queue("b") is None
 
-    def test_what_is_read_twice_is_held_once(self) -> None:
-        held = holding(waiting("r1"), waiting("r2", deadline_ms=7), waiting("r1"))
-        held.add(waiting("r2"))
+    def test_an_entry_that_is_read_twice_is_queued_once(self) -> None:
+        backlog = holding(queued("r1"), queued("r2", deadline_ms=7), queued("r1"))
+        backlog.add(queued("r2"))
 
-        assert names(held) == ["r1", "r2"]
-        assert (len(held), held.demands(NOW_MS)[0].tokens) == (2, 6)
+        assert names(backlog) == ["r1", "r2"]
+        assert (len(backlog), backlog.demands(NOW_MS)[0].tokens) == (2, 6)
 
 
 class TestTime:
-    def test_late_ones_leave_their_queue(self) -> None:
-        held = holding(
-            waiting("late", deadline_ms=int(NOW_MS)),
-            waiting("earlier", "low", deadline_ms=int(NOW_MS) - 1),
-            waiting("suspect", "retry", suspect=True, deadline_ms=int(NOW_MS) - 2),
-            waiting("soon", deadline_ms=int(NOW_MS) + 1),
+    def test_late_requests_leave_their_queue(self) -> None:
+        backlog = holding(
+            queued("late", deadline_ms=int(NOW_MS)),
+            queued("earlier", "low", deadline_ms=int(NOW_MS) - 1),
+            queued("suspect", "retry", suspect=True, deadline_ms=int(NOW_MS) - 2),
+            queued("soon", deadline_ms=int(NOW_MS) + 1),
         )
 
-        held.advance(NOW_MS)
+        backlog.advance(NOW_MS)
 
-        assert late(held) == ["suspect", "earlier", "late"]
-        assert names(held) == ["soon"]
-        assert len(held) == 4, "they are held until they are answered"
-        assert held.next_ms == NOW_MS + 1
-        assert [one.entry for one in held.late(2)] == ["suspect", "earlier"]
+        assert late(backlog) == ["suspect", "earlier", "late"]
+        assert names(backlog) == ["soon"]
+        assert len(backlog) == 4, "they are held until they are answered"
+        assert backlog.next_ms == NOW_MS + 1
+        assert [one.entry for one in backlog.late(2)] == ["suspect", "earlier"]
 
-    def test_pauses_are_kept(self) -> None:
+    def test_back_off_is_kept(self) -> None:
         pauses = (300, 1, 0, 20)
-        held = holding(*(waiting(f"r{n}", "retry", not_before_ms=int(NOW_MS) + n) for n in pauses))
+        backlog = holding(
+            *(queued(f"r{n}", "retry", not_before_ms=int(NOW_MS) + n) for n in pauses)
+        )
 
-        held.advance(NOW_MS)
-        assert names(held) == ["r0"]
-        assert held.next_ms == NOW_MS + 1
-        held.advance(NOW_MS + 20)
-        assert names(held) == ["r0", "r1", "r20"]
+        backlog.advance(NOW_MS)
+        assert names(backlog) == ["r0"]
+        assert backlog.next_ms == NOW_MS + 1
+        backlog.advance(NOW_MS + 20)
+        assert names(backlog) == ["r0", "r1", "r20"]
 
-    def test_a_deadline_ends_a_pause(self) -> None:
+    def test_a_deadline_ends_a_back_off(self) -> None:
         now = int(NOW_MS)
-        held = holding(waiting("r", "retry", deadline_ms=now, not_before_ms=now + 90))
+        backlog = holding(queued("r", "retry", deadline_ms=now, not_before_ms=now + 90))
 
-        held.advance(NOW_MS)
-        held.advance(NOW_MS + 90)
+        backlog.advance(NOW_MS)
+        backlog.advance(NOW_MS + 90)
 
-        assert (late(held), names(held), held.next_ms) == (["r"], [], None)
+        assert (late(backlog), names(backlog), backlog.next_ms) == (["r"], [], None)
 
-    def test_otherwise_there_is_no_such_time(self) -> None:
-        assert holding(waiting("r")).next_ms is None
+    def test_without_deadlines_and_back_off_there_is_no_next_time(self) -> None:
+        assert holding(queued("r")).next_ms is None
 
-    def test_what_is_removed_is_never_due(self) -> None:
+    def test_removed_requests_are_never_due(self) -> None:
         now = int(NOW_MS)
-        gone = [waiting("a", deadline_ms=now), waiting("b", "retry", not_before_ms=now)]
-        overdue = waiting("c", deadline_ms=now - 1)
-        held = holding(*gone, overdue)
-        held.advance(NOW_MS - 1)
+        gone = [queued("a", deadline_ms=now), queued("b", "retry", not_before_ms=now)]
+        overdue = queued("c", deadline_ms=now - 1)
+        backlog = holding(*gone, overdue)
+        backlog.advance(NOW_MS - 1)
 
         for one in [*gone, overdue, *gone]:
-            held.remove(one)
-        held.advance(NOW_MS)
+            backlog.remove(one)
+        backlog.advance(NOW_MS)
 
-        assert (len(held), late(held), names(held), held.next_ms) == (0, [], [], None)
+        assert (len(backlog), late(backlog), names(backlog), backlog.next_ms) == (0, [], [], None)
 
 
 class TestDemand:
-    def test_requests_tokens_and_the_oldest_of_each_model(self) -> None:
-        held = holding(
-            waiting("a1", model="a", tokens=10, since_ms=NOW_MS - 500),
-            waiting("a2", "high", model="a", tokens=5, since_ms=NOW_MS - 3000),
-            waiting("a3", "retry", model="a", tokens=1, since_ms=NOW_MS - 1000, suspect=True),
-            waiting("b1", model="b", tokens=7, since_ms=NOW_MS + 10),
+    def test_demand_is_requests_tokens_and_the_oldest_wait_of_each_model(self) -> None:
+        backlog = holding(
+            queued("a1", model="a", tokens=10, since_ms=NOW_MS - 500),
+            queued("a2", "high", model="a", tokens=5, since_ms=NOW_MS - 3000),
+            queued("a3", "retry", model="a", tokens=1, since_ms=NOW_MS - 1000, suspect=True),
+            queued("b1", model="b", tokens=7, since_ms=NOW_MS + 10),
         )
 
-        assert held.demands(NOW_MS) == [Demand("a", 3, 16, 3.0), Demand("b", 1, 7, 0.0)]
+        assert backlog.demands(NOW_MS) == [Demand("a", 3, 16, 3.0), Demand("b", 1, 7, 0.0)]
 
-    def test_neither_what_pauses_nor_what_is_late_nor_what_has_left_counts(self) -> None:
+    def test_demand_excludes_back_off_late_and_removed_requests(self) -> None:
         now = int(NOW_MS)
-        left = waiting("left", tokens=100)
-        held = holding(
+        left = queued("left", tokens=100)
+        backlog = holding(
             left,
-            waiting("stays", tokens=2),
-            waiting("pauses", "retry", tokens=4, not_before_ms=now + 1000),
-            waiting("late", tokens=8, deadline_ms=now),
+            queued("stays", tokens=2),
+            queued("pauses", "retry", tokens=4, not_before_ms=now + 1000),
+            queued("late", tokens=8, deadline_ms=now),
         )
-        held.remove(left)
+        backlog.remove(left)
 
-        assert held.demands(NOW_MS) == [Demand("m", 1, 2, 0.0)]
-        assert held.demands(NOW_MS + 1000) == [Demand("m", 2, 6, 1.0)]
+        assert backlog.demands(NOW_MS) == [Demand("m", 1, 2, 0.0)]
+        assert backlog.demands(NOW_MS + 1000) == [Demand("m", 2, 6, 1.0)]
 
-    def test_a_model_that_nobody_knows_yet_is_none(self) -> None:
-        assert holding(waiting("r", model="")).demands(NOW_MS) == []
+    def test_demand_excludes_unknown_models(self) -> None:
+        assert holding(queued("r", model="")).demands(NOW_MS) == []
 
-    def test_nothing_waits(self) -> None:
-        held = holding(waiting("r"))
-        held.clear()
+    def test_a_cleared_backlog_is_empty(self) -> None:
+        backlog = holding(queued("r"))
+        backlog.clear()
 
-        assert (held.demands(NOW_MS), len(held), held.count("normal")) == ([], 0, 0)
+        assert (backlog.demands(NOW_MS), len(backlog), backlog.count("normal")) == ([], 0, 0)
 
 
 @given(
@@ -190,10 +195,10 @@ class TestDemand:
     ),
     st.data(),
 )
-def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
+def test_any_sequence_of_adds_and_removes(items: list, data: st.DataObject) -> None:
     # Given requests of all kinds, of which some leave at some time
     everything = [
-        waiting(
+        queued(
             f"{at}",
             intake,
             model=model,
@@ -203,25 +208,25 @@ def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
         )
         for at, (intake, model, pause, deadline, suspect) in enumerate(items)
     ]
-    held = holding(*everything)
+    backlog = holding(*everything)
     stay = {one.entry: one for one in everything}
     for now in range(0, 31, 5):
         if stay:
-            held.remove(stay.pop(data.draw(st.sampled_from(list(stay)))))
-        held.advance(now)
+            backlog.remove(stay.pop(data.draw(st.sampled_from(list(stay)))))
+        backlog.advance(now)
 
         # I expect each of the others to be where its time puts it, once.
         deadlines = {name: one.deadline_ms for name, one in stay.items()}
         overdue = {name for name, at in deadlines.items() if at is not None and at <= now}
-        pausing = {name for name, one in stay.items() if one.history.not_before_ms > now}
-        queued = [one.entry for model in held.models for one in held.queue(model) or ()]
-        assert set(late(held)) == overdue
-        assert sorted(queued) == sorted(stay.keys() - overdue - pausing)
-        assert len(held) == len(stay)
-        assert sum(one.requests for one in held.demands(now)) == len(queued)
+        pausing = {name for name, one in stay.items() if one.not_before_ms > now}
+        ready = [one.entry for model in backlog.models for one in backlog.queue(model) or ()]
+        assert set(late(backlog)) == overdue
+        assert sorted(ready) == sorted(stay.keys() - overdue - pausing)
+        assert len(backlog) == len(stay)
+        assert sum(one.requests for one in backlog.demands(now)) == len(ready)
 
 
-def test_what_it_takes_to_answer_one() -> None:
+def test_a_queued_request_has_all_that_a_refusal_needs() -> None:
     light = QueuedRequest(
         intake="low",
         entry="1-0",

@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 
 from coordinator.routing.affinity import Match
-from coordinator.routing.features import MOST_BLOCKS, NO_HINTS, RoutingFeatures, look_closely, weigh
+from coordinator.routing.features import (
+    MOST_BLOCKS,
+    NO_FEATURES,
+    RoutingFeatures,
+    all_features,
+    work_only,
+)
 from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from tests.support.builders import make_request
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams, request_fields
 
 
-def hints(
+def features(
     prompt: Any = None, *, session: str = "", client: str = "anon", model: str = ""
 ) -> RoutingFeatures:
     """What is seen of a request with so many tokens, with this text, or with these messages."""
@@ -28,7 +34,7 @@ def hints(
     }
     parsed = parse_request(sent)
     assert isinstance(parsed, Request)
-    return look_closely(parsed, sent)
+    return all_features(parsed, sent)
 
 
 def known(*workers: str, tokens: int = 0) -> Prefixes:
@@ -43,18 +49,18 @@ class TestHints:
         messages = [{"role": "user", "content": "x" * 256}]
         chats = [ChatOptions(), ChatOptions(tools=[{"a": 1}]), ChatOptions(documents=[{"a": 1}])]
 
-        seen = [look_closely(make_request(messages=messages, chat=chat), {}) for chat in chats]
+        seen = [all_features(make_request(messages=messages, chat=chat), {}) for chat in chats]
 
-        assert len({hints.blocks[0] for hints in seen}) == 3
-        assert list(seen[0].blocks) == list(hints(messages).blocks)
+        assert len({features.blocks[0] for features in seen}) == 3
+        assert list(seen[0].blocks) == list(features(messages).blocks)
 
     @pytest.mark.parametrize("prompt", ["a" * 999, [{"role": "user", "content": "x" * 256}]])
-    def test_a_prompt_that_is_shared_has_the_same_blocks(self, prompt: Any) -> None:
+    def test_a_prompt_in_a_common_field_has_the_same_blocks(self, prompt: Any) -> None:
         kind = "prompt" if isinstance(prompt, str) else "messages"
-        found = look_closely(make_request(**{kind: prompt}), {b"common": b"{}"})
+        found = all_features(make_request(**{kind: prompt}), {b"common": b"{}"})
 
         assert len(found.blocks) > 2
-        assert found == hints(prompt)
+        assert found == features(prompt)
 
     @pytest.mark.parametrize(
         ("short", "long"),
@@ -67,103 +73,105 @@ class TestHints:
             ),
         ],
     )
-    def test_a_prompt_that_goes_on_behind_another_begins_with_its_blocks(
+    def test_a_longer_prompt_begins_with_the_blocks_of_its_prefix(
         self, short: Any, long: Any
     ) -> None:
-        before, after = list(hints(short).blocks), list(hints(long).blocks)
+        before, after = list(features(short).blocks), list(features(long).blocks)
 
         assert len(before) >= 4
         assert after[: len(before)] == before
 
-    def test_a_block_is_known_by_all_that_is_before_it(self) -> None:
-        one, other = hints("a" * 64 + "b" * 64), hints("c" * 64 + "b" * 64)
+    def test_the_hash_of_a_block_includes_all_blocks_before_it(self) -> None:
+        one, other = features("a" * 64 + "b" * 64), features("c" * 64 + "b" * 64)
 
         assert set(one.blocks).isdisjoint(other.blocks)
 
     def test_adapters_have_prefixes_of_their_own(self) -> None:
-        assert set(hints(64).blocks).isdisjoint(hints(64, model="adapter").blocks)
+        assert set(features(64).blocks).isdisjoint(features(64, model="adapter").blocks)
 
-    def test_what_is_shorter_than_a_block_has_none(self) -> None:
-        assert not hints(BLOCK_TOKENS - 1).blocks
-        assert len(hints(BLOCK_TOKENS).blocks) == 1
+    def test_a_prompt_shorter_than_a_block_has_no_blocks(self) -> None:
+        assert not features(BLOCK_TOKENS - 1).blocks
+        assert len(features(BLOCK_TOKENS).blocks) == 1
 
-    def test_no_more_than_so_much_is_looked_at(self) -> None:
-        assert len(hints(100_000).blocks) == MOST_BLOCKS
+    def test_the_number_of_blocks_is_bounded(self) -> None:
+        assert len(features(100_000).blocks) == MOST_BLOCKS
 
-    def test_sessions_of_two_clients_are_two(self) -> None:
-        assert hints("x", session="s").session != hints("x", session="s", client="c").session
-        assert hints("x").session == 0
+    def test_sessions_of_two_clients_differ(self) -> None:
+        assert features("x", session="s").session != features("x", session="s", client="c").session
+        assert features("x").session == 0
 
-    def test_work_is_what_goes_in_and_may_come_out(self) -> None:
+    def test_work_is_the_prompt_and_the_longest_answer(self) -> None:
         request = make_request(tokens=[1] * 100, params=SamplingParams(max_tokens=20, n=3))
 
-        assert weigh(request).work == 160
-        assert weigh(make_request(prompt="12345678")).work == 2 + 16
+        assert work_only(request).work == 160
+        assert work_only(make_request(prompt="12345678")).work == 2 + 16
 
 
 class TestPrefixes:
-    def test_who_was_given_a_prompt_has_what_goes_on_behind_it(self) -> None:
+    def test_a_worker_matches_longer_prompts_of_its_prefix(self) -> None:
         prefixes = known("a", "b")
-        prefixes.note("a", hints(64))
+        prefixes.note("a", features(64))
 
-        found = prefixes.matches(["a", "b"], hints(160))
+        found = prefixes.matches(["a", "b"], features(160))
 
         assert found == {"a": Match(4, 10, 1)}
-        assert prefixes.matches(["b"], hints(160)) == {}
+        assert prefixes.matches(["b"], features(160)) == {}
 
-    def test_a_session_is_at_one_worker(self) -> None:
+    def test_a_session_belongs_to_its_last_worker(self) -> None:
         prefixes = known("a", "b")
         for worker in ("a", "b"):
-            prefixes.note(worker, hints("short", session="s"))
+            prefixes.note(worker, features("short", session="s"))
 
-        assert prefixes.matches("ab", hints("other", session="s")) == {"b": Match(has_session=True)}
-        assert prefixes.matches("ab", hints("other", session="t")) == {}
-        assert prefixes.matches("ab", NO_HINTS) == {}
+        assert prefixes.matches("ab", features("other", session="s")) == {
+            "b": Match(has_session=True)
+        }
+        assert prefixes.matches("ab", features("other", session="t")) == {}
+        assert prefixes.matches("ab", NO_FEATURES) == {}
 
-    def test_a_worker_that_left_is_forgotten(self) -> None:
+    def test_prefixes_of_a_worker_that_left_are_forgotten(self) -> None:
         prefixes = known("a", "b")
-        prefixes.note("a", hints(64, session="s"))
+        prefixes.note("a", features(64, session="s"))
 
         prefixes.follow({"b": Cache()})
         prefixes.follow({"a": Cache(), "b": Cache()})
 
         assert len(prefixes) == 0
-        assert prefixes.matches("b", hints(64, session="s")) == {}
+        assert prefixes.matches("b", features(64, session="s")) == {}
 
-    def test_with_other_weights_the_cache_is_another(self) -> None:
+    def test_prefixes_are_forgotten_with_new_weights(self) -> None:
         prefixes = known("a")
-        prefixes.note("a", hints(64))
+        prefixes.note("a", features(64))
 
         prefixes.follow({"a": Cache(weights="/step-2")})
 
-        assert prefixes.matches("a", hints(64)) == {}
+        assert prefixes.matches("a", features(64)) == {}
 
-    def test_no_more_is_remembered_than_the_cache_holds(self) -> None:
+    def test_no_more_blocks_are_remembered_than_the_cache_holds(self) -> None:
         # Given a cache of ten blocks, and a prompt of eight
         prefixes = known("a", tokens=10 * BLOCK_TOKENS)
-        prefixes.note("a", hints("x" * 8 * 64))
+        prefixes.note("a", features("x" * 8 * 64))
 
         # If another of eight comes
-        prefixes.note("a", hints("y" * 8 * 64))
+        prefixes.note("a", features("y" * 8 * 64))
 
         # I expect the older one to have lost its end, and the newer one nothing.
         assert len(prefixes) == 10
-        assert prefixes.matches("a", hints("x" * 8 * 64))["a"].blocks == 2
-        assert prefixes.matches("a", hints("y" * 8 * 64))["a"].blocks == 8
+        assert prefixes.matches("a", features("x" * 8 * 64))["a"].blocks == 2
+        assert prefixes.matches("a", features("y" * 8 * 64))["a"].blocks == 8
 
-    def test_what_is_wanted_again_stays(self) -> None:
+    def test_blocks_that_are_used_again_stay(self) -> None:
         prefixes = known("a", tokens=4 * BLOCK_TOKENS)
         for text in "xyxz":
-            prefixes.note("a", hints(text * 2 * 64))
+            prefixes.note("a", features(text * 2 * 64))
 
-        assert set(prefixes.matches("a", hints("x" * 128))) == {"a"}
-        assert prefixes.matches("a", hints("y" * 128)) == {}
+        assert set(prefixes.matches("a", features("x" * 128))) == {"a"}
+        assert prefixes.matches("a", features("y" * 128)) == {}
 
-    def test_all_workers_together_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_blocks_of_all_workers_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("coordinator.routing.prefixes.MOST_OF_ALL", 20)
         prefixes = known(*"abcd")
         for worker in "abcd":
-            prefixes.note(worker, hints("x" * 64 * 50))
+            prefixes.note(worker, features("x" * 64 * 50))
 
         assert len(prefixes) == 20
 
@@ -172,14 +180,14 @@ class TestPrefixes:
         monkeypatch.setattr("coordinator.routing.prefixes.MOST_SESSIONS", 2)
         prefixes = known("a")
         for name in ("one", "two", "three"):
-            prefixes.note("a", hints("x", session=name))
+            prefixes.note("a", features("x", session=name))
 
-        assert prefixes.matches("a", hints("x", session="one")) == {}
-        assert prefixes.matches("a", hints("x", session="two"))
+        assert prefixes.matches("a", features("x", session="one")) == {}
+        assert prefixes.matches("a", features("x", session="two"))
 
-    def test_a_worker_that_the_roster_does_not_know_yet_is_nothing_to_remember(self) -> None:
+    def test_an_unknown_worker_is_not_remembered(self) -> None:
         prefixes = known()
-        prefixes.note("a", hints(64, session="s"))
+        prefixes.note("a", features(64, session="s"))
 
         assert len(prefixes) == 0
-        assert prefixes.matches("a", hints(64, session="s")) == {}
+        assert prefixes.matches("a", features(64, session="s")) == {}

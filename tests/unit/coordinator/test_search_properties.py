@@ -1,9 +1,9 @@
 """The search for a request that kills engines, under any schedule of poison and chance.
 
-A yard of one model in miniature: the decisions are the coordinator's own (`make_plan`, `Inquest`,
-`History`), the engines are played. What is promised: whoever is given up has been alone with two
-crashes; whoever is innocent and met no two chance crashes while alone completes; every poison that
-kills by itself is found; and all of it comes to an end.
+A yard of one model in miniature: the decisions are the coordinator's own (`make_plan`,
+`CrashAnalysis`, `History`), the engines are simulated. A request is given up only after two crashes
+while it ran alone; an innocent one completes unless two chance crashes met it alone; every poison
+that kills by itself is found; and the search ends.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from hypothesis.stateful import (
     rule,
 )
 
+from coordinator.dispatch.admission import History, RetryLimits
 from coordinator.dispatch.plan import make_plan
-from coordinator.history import History, Limits
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
-from coordinator.routing.suspicion import KEPT, UNMARKED, Inquest, Mark, read_mark
+from coordinator.routing.suspicion import KEPT, UNMARKED, CrashAnalysis, QuarantineMark, read_mark
+from tests.support.effort import examples
 
-LIMITS = Limits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
+LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 SLOTS = 8
 STEPS = 12  # of a whole answer
 PAST = 2  # steps after which a member of a group on trial has survived
@@ -70,7 +71,7 @@ class Worker:
     """A lane and its mark."""
 
     lane: list[tuple[str, Job]] = field(default_factory=list)
-    mark: Mark = UNMARKED
+    mark: QuarantineMark = UNMARKED
 
 
 class Search(RuleBasedStateMachine):
@@ -89,24 +90,24 @@ class Search(RuleBasedStateMachine):
             job = self.jobs[at % count]
             job.kills_at, job.needs_company = step, needs_company
         self.workers = {f"w{n}": Worker() for n in range(workers)}
-        self.waiting = list(self.jobs)
+        self.queued = list(self.jobs)
         self.entries = itertools.count(1)
         self.crashes = 0
 
     @rule()
     def turn(self) -> None:
         """The coordinator: give up, acquit, place."""
-        for job in list(self.waiting):
-            if job.history.verdict(LIMITS, 1):
+        for job in list(self.queued):
+            if job.history.failure(LIMITS, 1):
                 job.ended = "POISONED"
-                self.waiting.remove(job)
+                self.queued.remove(job)
         self._acquit()
-        known = {job.name: job for job in self.waiting}
+        known = {job.name: job for job in self.queued}
         asked = [
             QueuedRequest(
                 intake="retry", entry=j.name, id=j.name, trial=j.history.trial_size(LIMITS)
             )
-            for j in self.waiting
+            for j in self.queued
         ]
         plan = make_plan(
             [one for one in asked if one.is_suspect],
@@ -117,12 +118,12 @@ class Search(RuleBasedStateMachine):
         )
         groups: dict[str, list[str]] = {}
         for placed in plan:
-            worker, job = self.workers[placed.lane.name], known[placed.waiting.id]
+            worker, job = self.workers[placed.lane.name], known[placed.queued.id]
             entry = f"{next(self.entries)}-0"
             assert not placed.alone or not worker.lane, "alone is alone"
             assert worker.mark.is_open or placed.lane.name in groups
             worker.lane.append((entry, job))
-            self.waiting.remove(job)
+            self.queued.remove(job)
             job.begun = 0
             if placed.alone:
                 worker.mark = read_mark(entry.encode())
@@ -145,7 +146,7 @@ class Search(RuleBasedStateMachine):
         )
 
     def _acquit(self) -> None:
-        """As `Hearings` does it."""
+        """As `TrialMonitor` does it."""
         for worker in self.workers.values():
             if not worker.lane and not worker.mark.is_group:
                 worker.mark = UNMARKED
@@ -158,7 +159,7 @@ class Search(RuleBasedStateMachine):
                     suspected=job.history.suspected,
                     crashed_alone=job.history.crashed_alone,
                 )
-            is_needed = any(job.history.trial is not None for job in self.waiting)
+            is_needed = any(job.history.trial is not None for job in self.queued)
             worker.mark = read_mark(KEPT.encode()) if is_needed else UNMARKED
 
     @rule(at=st.integers(0, 3))
@@ -192,7 +193,7 @@ class Search(RuleBasedStateMachine):
         assert [job.history.trial for job in jobs] == sizes
 
     def _crash(self, worker: Worker) -> None:
-        inquest = Inquest(worker.mark, length=len(worker.lane), slots=SLOTS)
+        inquest = CrashAnalysis(worker.mark, length=len(worker.lane), slots=SLOTS)
         trials = inquest.trials([entry for entry, _ in worker.lane])
         for (entry, job), trial in zip(worker.lane, trials, strict=True):
             if trial is not None:
@@ -202,7 +203,7 @@ class Search(RuleBasedStateMachine):
         self._give_back(worker)
 
     def _give_back(self, worker: Worker) -> None:
-        self.waiting += [job for _, job in worker.lane]
+        self.queued += [job for _, job in worker.lane]
         worker.lane, worker.mark = [], UNMARKED
 
     @invariant()
@@ -210,7 +211,7 @@ class Search(RuleBasedStateMachine):
     def nobody_is_lost_or_convicted_by_chance(self) -> None:
         on_lanes = [job for worker in self.workers.values() for _, job in worker.lane]
         open_jobs = [job for job in self.jobs if not job.ended]
-        assert sorted(j.name for j in on_lanes + self.waiting) == sorted(j.name for j in open_jobs)
+        assert sorted(j.name for j in on_lanes + self.queued) == sorted(j.name for j in open_jobs)
         for job in self.jobs:
             kills_alone = job.kills_at >= 0 and not job.needs_company
             if job.ended == "POISONED" and not kills_alone:
@@ -236,4 +237,6 @@ class Search(RuleBasedStateMachine):
 
 
 TestSearch = Search.TestCase
-TestSearch.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSearch.settings = settings(
+    max_examples=examples(50, deep=600), stateful_step_count=40, deadline=None
+)

@@ -24,7 +24,7 @@ def lanes(names: str = "abc", model: str = "sim", load: int = 0) -> Lanes:
     return Lanes(Lane(f"{name}.1", name, model, load, 4) for name in names)
 
 
-def waiting(at: int, intake: IntakeClass = "normal") -> QueuedRequest:
+def queued(at: int, intake: IntakeClass = "normal") -> QueuedRequest:
     return QueuedRequest(intake=intake, entry=f"{at}-0", id=f"{intake}{at}")
 
 
@@ -50,8 +50,8 @@ def give(chosen: Selection, requests: Sequence[QueuedRequest], open_lanes: Lanes
 def test_round_robin_has_a_turn_for_each_model() -> None:
     chosen = selection()
 
-    assert give(chosen, [waiting(n) for n in range(4)], lanes("abc", "adder")) == "abca"
-    assert give(chosen, [waiting(n) for n in range(2)], lanes("abc", "subtractor")) == "ab"
+    assert give(chosen, [queued(n) for n in range(4)], lanes("abc", "adder")) == "abca"
+    assert give(chosen, [queued(n) for n in range(2)], lanes("abc", "subtractor")) == "ab"
 
 
 class TestDeterministic:
@@ -62,24 +62,24 @@ class TestDeterministic:
         full = Lanes(replace(lane, load=4) if lane.name == "b" else lane for lane in lanes())
 
         # I expect its request to wait, the others to have theirs, and the turn to be kept.
-        assert give(chosen, [waiting(n) for n in range(3)], full) == "a-c"
-        assert give(chosen, [waiting(1)], lanes()) == "b"
+        assert give(chosen, [queued(n) for n in range(3)], full) == "a-c"
+        assert give(chosen, [queued(1)], lanes()) == "b"
 
     def test_workers_that_come_and_go_change_no_turn(self) -> None:
         chosen = selection(deterministic=True)
         chosen.start_when_complete(lanes("abc"))
 
-        assert give(chosen, [waiting(n) for n in range(3)], lanes("ac")) == "a-c"
-        assert give(chosen, [waiting(n) for n in range(3, 6)], lanes("abcd")) == "abc"
+        assert give(chosen, [queued(n) for n in range(3)], lanes("ac")) == "a-c"
+        assert give(chosen, [queued(n) for n in range(3, 6)], lanes("abcd")) == "abc"
 
-    def test_classes_and_models_are_dealt_by_themselves(self) -> None:
+    def test_classes_and_models_have_turns_of_their_own(self) -> None:
         chosen = selection(deterministic=True)
         chosen.start_when_complete([*lanes("abc"), *lanes("de", "other")])
 
-        assert give(chosen, [waiting(0), waiting(1)], lanes()) == "ab"
-        assert give(chosen, [waiting(0, "high")], lanes()) == "a"
-        assert give(chosen, [waiting(9)], lanes("de", "other")) == "d"
-        assert give(chosen, [waiting(2)], lanes()) == "c"
+        assert give(chosen, [queued(0), queued(1)], lanes()) == "ab"
+        assert give(chosen, [queued(0, "high")], lanes()) == "a"
+        assert give(chosen, [queued(9)], lanes("de", "other")) == "d"
+        assert give(chosen, [queued(2)], lanes()) == "c"
 
     def test_a_duplicate_takes_a_turn(self) -> None:
         chosen = selection(deterministic=True)
@@ -89,19 +89,19 @@ class TestDeterministic:
         assert give(chosen, [first], lanes()) == "a"
         assert chosen.choose(second, lanes())
         chosen.settle(second, None)
-        assert give(chosen, [waiting(3)], lanes()) == "c"
+        assert give(chosen, [queued(3)], lanes()) == "c"
 
 
-def test_replay(tmp_path: Path) -> None:
+def test_a_replay_follows_the_schedule(tmp_path: Path) -> None:
     writer = ScheduleWriter(tmp_path / "record")
     for at, worker in enumerate("cca"):
         writer.write("anon", f"normal{at}", worker)
     writer.close()
     chosen = selection(replay=tmp_path / "record")
 
-    assert give(chosen, [waiting(n) for n in range(3)], lanes()) == "cca"
-    assert give(chosen, [waiting(0)], lanes("ab")) == "-", "its worker is absent"
-    assert give(chosen, [waiting(n) for n in (7, 8)], lanes()) == "ab", "not in the record"
+    assert give(chosen, [queued(n) for n in range(3)], lanes()) == "cca"
+    assert give(chosen, [queued(0)], lanes("ab")) == "-", "its worker is absent"
+    assert give(chosen, [queued(n) for n in (7, 8)], lanes()) == "ab", "not in the record"
 
 
 class TestAbsentWorkers:
@@ -124,25 +124,25 @@ class TestAbsentWorkers:
         chosen._replay_absences = clock
         return chosen
 
-    def test_a_replay_waits_and_says_so_once(self, tmp_path: Path) -> None:
+    def test_a_replay_waits_and_logs_it_once(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
 
-        assert give(chosen, [waiting(0), waiting(0), waiting(1)], lanes("ab")) == "---"
+        assert give(chosen, [queued(0), queued(0), queued(1)], lanes("ab")) == "---"
 
         (said,) = self.log.messages
         assert said.startswith("no worker c serves sim: its requests, and those behind them, wait")
         assert said.endswith("for at most 5 s")
 
-    def test_a_replay_goes_on_and_says_and_records_it(self, tmp_path: Path) -> None:
+    def test_a_replay_continues_elsewhere_and_logs_and_records_it(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
-        assert give(chosen, [waiting(0)], lanes("ab")) == "-"
+        assert give(chosen, [queued(0)], lanes("ab")) == "-"
         self.now += 5.0
 
-        pick = chosen.choose(waiting(0), lanes("ab"))
+        pick = chosen.choose(queued(0), lanes("ab"))
         assert pick
         assert pick.why == "replay: c is absent; round_robin, load 0 of 4"
-        chosen.settle(waiting(0), pick.lane)
-        assert give(chosen, [waiting(1), waiting(2)], lanes("ab")) == "ba"
+        chosen.settle(queued(0), pick.lane)
+        assert give(chosen, [queued(1), queued(2)], lanes("ab")) == "ba"
         chosen.close()
 
         assert [line for line in self.log.messages if "elsewhere" in line] == [
@@ -151,12 +151,12 @@ class TestAbsentWorkers:
         recorded = [(one.worker, one.instead_of) for one in read_schedule(tmp_path / "new")]
         assert recorded == [("a", "c"), ("b", "c"), ("a", "")]
 
-    def test_a_replay_goes_back_to_a_worker_that_comes(self, tmp_path: Path) -> None:
+    def test_a_replay_returns_to_a_worker_that_comes_back(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
-        chosen.choose(waiting(0), lanes("ab"))
+        chosen.choose(queued(0), lanes("ab"))
         self.now += 5.0
 
-        assert give(chosen, [waiting(0), waiting(1)], lanes("abc")) == "cc"
+        assert give(chosen, [queued(0), queued(1)], lanes("abc")) == "cc"
         assert self.log.messages[-1] == "worker c serves sim again"
         chosen.close()
 
@@ -164,27 +164,27 @@ class TestAbsentWorkers:
         chosen = self.replaying(tmp_path)
         full = Lanes(replace(lane, load=4) if lane.name == "c" else lane for lane in lanes())
 
-        assert give(chosen, [waiting(0)], full) == "-"
+        assert give(chosen, [queued(0)], full) == "-"
         self.now += 50.0
-        assert give(chosen, [waiting(0)], full) == "-"
+        assert give(chosen, [queued(0)], full) == "-"
         assert not self.log.messages
 
-    def test_the_deterministic_mode_waits_for_ever_and_says_so(self) -> None:
+    def test_the_deterministic_mode_waits_forever_and_logs_it(self) -> None:
         chosen = selection(deterministic=True)
         chosen.start_when_complete(lanes("abc"))
 
-        assert give(chosen, [waiting(n) for n in range(3)], lanes("ac")) == "a-c"
+        assert give(chosen, [queued(n) for n in range(3)], lanes("ac")) == "a-c"
         self.now += 1e6
-        assert give(chosen, [waiting(1)], lanes("ac")) == "-"
+        assert give(chosen, [queued(1)], lanes("ac")) == "-"
 
         assert self.log.messages == [
             "no worker b serves sim: its requests, and those behind them, wait for it"
         ]
 
 
-def test_only_what_was_carried_out_is_recorded(tmp_path: Path) -> None:
+def test_only_carried_out_decisions_are_recorded(tmp_path: Path) -> None:
     chosen = selection(record=tmp_path / "record")
-    one, two = waiting(1), waiting(2)
+    one, two = queued(1), queued(2)
     pick = chosen.choose(one, lanes())
     assert pick
     chosen.choose(two, lanes())

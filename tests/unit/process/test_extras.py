@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tokenyard.process.extras import EXTRAS, how_to_install, refuse
-from worker.host.diagnosis import Death, diagnose
+from worker.host.diagnosis import FailedStart, diagnose
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Not named in an extra, but brought by what is: RQ's.
@@ -42,20 +42,20 @@ def test_each_extra_is_told() -> None:
         for name in names - OF_WORKERS:
             assert any(name.startswith(one) for one in told), (extra, name)
     for name in ("vllm", "torch"):
-        death = Death("warming up", said=f"ModuleNotFoundError: No module named {name!r}")
+        death = FailedStart("warming up", said=f"ModuleNotFoundError: No module named {name!r}")
         assert "pip install 'tokenyard[cli,worker]'" in diagnose(death).remedy
 
 
 def test_a_package_below_counts_as_its_own() -> None:
-    fault = ModuleNotFoundError("no", name="opentelemetry.sdk.trace")
-    assert how_to_install(fault).endswith("pip install 'tokenyard[tracing]'")
+    error = ModuleNotFoundError("no", name="opentelemetry.sdk.trace")
+    assert how_to_install(error).endswith("pip install 'tokenyard[tracing]'")
 
 
 def test_any_other_fault_is_raised() -> None:
-    fault = ModuleNotFoundError("no", name="nobody")
+    error = ModuleNotFoundError("no", name="nobody")
     with pytest.raises(ModuleNotFoundError) as raised:
-        refuse(fault)
-    assert raised.value is fault
+        refuse(error)
+    assert raised.value is error
 
 
 @pytest.mark.parametrize(

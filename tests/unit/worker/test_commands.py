@@ -11,19 +11,20 @@ from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from tokenyard.scripts import Why
 from worker.host.allocation import Goal, fits
-from worker.host.commands import Orders
-from worker.host.diagnosis import Death
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.commands import CommandHandler
+from worker.host.diagnosis import FailedStart
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.messages import (
     Asleep,
+    CommandRefused,
     Done,
     Drain,
     Drained,
-    Load,
+    LoadModel,
     Profile,
     Ready,
-    Refusal,
-    Reset,
+    ResetPrefixCache,
     Sleep,
     ToController,
     ToProcess,
@@ -46,10 +47,10 @@ class Commander:
         self.played = played
         self.acks: dict[str, Acknowledgement] = {}
         catalog = {spec.name: spec for spec in (A, B, PAIR)}
-        self.orders = Orders(played.pool, catalog, self._acknowledge)
+        self.orders = CommandHandler(played.pool, catalog, self._acknowledge)
         self._given = 0
         played.warm_up()
-        played.pool._owner = self
+        played.pool._listener = self
         for member in played.pool.members:
             member.worker = f"{member.name}.1"
 
@@ -107,7 +108,7 @@ class Commander:
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         self.orders.died(member, reason)
 
-    def start_failed(self, member: WorkerProcessHandle, death: Death) -> None: ...
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None: ...
 
     def failed(self, goal: Goal, reason: str) -> bool:
         self.orders.missed(goal, reason)
@@ -147,7 +148,7 @@ class TestWhom:
 class TestLoad:
     def test_it_is_done_when_the_engine_is_up(self, host: Commander) -> None:
         entry = host.command("load", model="a")
-        assert host.told("w-0") == [Load(A)]
+        assert host.told("w-0") == [LoadModel(A)]
         assert entry not in host.acks
 
         host.say("w-0", Ready(engine_info(A), MEMORY))
@@ -162,7 +163,7 @@ class TestLoad:
 
     def test_while_it_loads_another_order_for_it_waits_too(self, host: Commander) -> None:
         entries = [host.command("load", model="a") for _ in range(2)]
-        assert host.told("w-0") == [Load(A)]
+        assert host.told("w-0") == [LoadModel(A)]
         assert not host.acks
 
         host.say("w-0", Ready(engine_info(A), MEMORY))
@@ -183,7 +184,7 @@ class TestLoad:
 
         host.say("w-0", Ready(engine_info(B), MEMORY))
 
-        assert host.told("w-0") == [Drain(), Unload(), Load(B)]
+        assert host.told("w-0") == [Drain(), Unload(), LoadModel(B)]
         assert host.done(entry)
 
     def test_the_last_order_for_a_device_counts(self, host: Commander) -> None:
@@ -203,7 +204,7 @@ class TestLoad:
     def test_a_model_that_cannot_be_loaded(self, host: Commander) -> None:
         entry = host.command("load", model="a")
 
-        host.say("w-0", Refusal("a: no such file"))
+        host.say("w-0", CommandRefused("a: no such file"))
 
         assert host.reason(entry) == "a: no such file"
 
@@ -301,7 +302,7 @@ class TestUnload:
         assert host.reason(load) == SUPERSEDED
         host.say("w-0", Ready(engine_info(A), MEMORY), Drained(), Warm(MEMORY, {}))
         assert host.done(unload)
-        assert host.told("w-0") == [Load(A), Drain(), Unload()]
+        assert host.told("w-0") == [LoadModel(A), Drain(), Unload()]
 
     def test_a_sleeper(self, host: Commander) -> None:
         host.load(A)
@@ -363,7 +364,7 @@ class TestSleepAndWake:
     def test_a_model_that_cannot_sleep_is_unloaded(self, host: Commander) -> None:
         host.load(A)
         entry = host.command("sleep")
-        host.say("w-0", Drained(), Refusal("no GPU, no sleep"))
+        host.say("w-0", Drained(), CommandRefused("no GPU, no sleep"))
 
         assert host.reason(entry) == "no GPU, no sleep"
         assert host.told("w-0") == [Drain(), Sleep(1), Unload()]
@@ -373,13 +374,13 @@ class TestResetAndProfile:
     @pytest.mark.parametrize(
         ("verb", "fields", "told"),
         [
-            ("reset", {}, Reset()),
+            ("reset", {}, ResetPrefixCache()),
             ("profile", {"start": True}, Profile(True)),
             ("profile", {"start": False}, Profile(False)),
         ],
     )
     def test_it_is_done_when_the_process_says_so(
-        self, host: Commander, verb: Verb, fields: dict[str, bool], told: Reset | Profile
+        self, host: Commander, verb: Verb, fields: dict[str, bool], told: ResetPrefixCache | Profile
     ) -> None:
         host.load(A)
         entry = host.command(verb, **fields)
@@ -398,7 +399,7 @@ class TestResetAndProfile:
         host.load(A)
         entry = host.command("profile")
 
-        host.say("w-0", Refusal("no profiler"))
+        host.say("w-0", CommandRefused("no profiler"))
 
         assert host.reason(entry) == "no profiler"
 
@@ -407,18 +408,18 @@ class TestResetAndProfile:
         host.load(A)
         reset, profile = host.command("reset"), host.command("profile")
 
-        host.say("w-0", Done(Reset()))
+        host.say("w-0", Done(ResetPrefixCache()))
         assert host.done(reset)
         assert profile not in host.acks
 
-        host.say("w-0", Refusal("no profiler"))
+        host.say("w-0", CommandRefused("no profiler"))
         assert host.reason(profile) == "no profiler"
 
     def test_a_refusal_is_not_of_a_sleep_that_comes_later(self, host: Commander) -> None:
         host.load(A)
         profile, sleep = host.command("profile"), host.command("sleep")
 
-        host.say("w-0", Refusal("no profiler"), Drained(), Asleep(0.1, MEMORY))
+        host.say("w-0", CommandRefused("no profiler"), Drained(), Asleep(0.1, MEMORY))
 
         assert host.reason(profile) == "no profiler"
         assert host.done(sleep)
@@ -459,7 +460,7 @@ class TestEnd:
     ) -> None:
         # Given a process that leaves and joins anew while a command for it is on its way
         host.load(A)
-        host.played.member("w-0").become("w-0.7")
+        host.played.member("w-0").set_worker("w-0.7")
 
         # If it is to end, I expect that it does;
         drain = host.command("drain")
@@ -470,7 +471,7 @@ class TestEnd:
 
     def test_nothing_else_reaches_another_incarnation(self, host: Commander) -> None:
         host.load(A)
-        host.played.member("w-0").become("w-0.7")
+        host.played.member("w-0").set_worker("w-0.7")
 
         for verb in ("load", "unload", "sleep", "reset"):
             assert host.command(verb, model="b") not in host.acks
@@ -519,7 +520,7 @@ def test_another_process_answers_nothing(host: Commander) -> None:
     host.load(A)
     entry = host.command("unload")
 
-    host.say("w-1", Warm(MEMORY, {}), Done(Reset()))
+    host.say("w-1", Warm(MEMORY, {}), Done(ResetPrefixCache()))
     host.played.process("w-1").kill()
     host.played.turn()
 

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from worker.host.diagnosis import MOST_CHARACTERS, Death, Phase, diagnose, last_lines, paragraph
+from worker.host.diagnosis import (
+    MOST_CHARACTERS,
+    FailedStart,
+    Phase,
+    diagnose,
+    last_lines,
+    paragraph,
+)
 
 WARMING: Phase = "warming up"
 LOADING: Phase = "loading the model"
 
 
-def said(text: str, phase: Phase = WARMING) -> Death:
-    return Death(phase, status=1, said=text, model="org/adder")
+def said(text: str, phase: Phase = WARMING) -> FailedStart:
+    return FailedStart(phase, status=1, said=text, model="org/adder")
 
 
 #: A death, what its cause is called, whether trying again is useless, a word of what to do.
 CAUSES = {
-    "SIGILL": (Death(WARMING, "SIGILL"), "illegal instruction", False, "avx512f"),
+    "SIGILL": (FailedStart(WARMING, "SIGILL"), "illegal instruction", False, "avx512f"),
     "no AVX2": (
         said("DeviceUnusable: this CPU does not have avx2, which vLLM's CPU build needs"),
         "this CPU or GPU cannot be used",
         True,
         "--device cpu does not help",
     ),
-    "SIGBUS": (Death(WARMING, "SIGBUS"), "shared memory is full", False, "/dev/shm"),
-    "SIGKILL": (Death(WARMING, "SIGKILL"), "killed", False, "dmesg"),
-    "SIGKILL in a load": (Death(LOADING, "SIGKILL"), "killed", False, "kv_cache_gib"),
+    "SIGBUS": (FailedStart(WARMING, "SIGBUS"), "shared memory is full", False, "/dev/shm"),
+    "SIGKILL": (FailedStart(WARMING, "SIGKILL"), "killed", False, "dmesg"),
+    "SIGKILL in a load": (FailedStart(LOADING, "SIGKILL"), "killed", False, "kv_cache_gib"),
     "no vLLM": (
         said("ModuleNotFoundError: No module named 'vllm'"),
         "vLLM is not installed",
@@ -111,7 +118,7 @@ CAUSES = {
         "VLLM_CPU_KVCACHE_SPACE",
     ),
     "C++ without memory": (
-        Death(LOADING, "SIGABRT", output=["terminate called after 'std::bad_alloc'"]),
+        FailedStart(LOADING, "SIGABRT", output=["terminate called after 'std::bad_alloc'"]),
         "memory",
         False,
         "--slots",
@@ -159,7 +166,7 @@ CAUSES = {
         "option",
     ),
     "a time-out": (
-        Death(WARMING, said="still warming after 601 s"),
+        FailedStart(WARMING, said="still warming after 601 s"),
         "too slow",
         False,
         "--start-timeout-s",
@@ -177,14 +184,14 @@ CAUSES = {
         "nvidia-smi",
     ),
     "another exception": (said("ZeroDivisionError: by zero"), "ZeroDivisionError", False, "log"),
-    "another signal": (Death(WARMING, "SIGSEGV"), "SIGSEGV", False, "log"),
-    "another status": (Death(WARMING, status=7), "exit status 7", False, "log"),
+    "another signal": (FailedStart(WARMING, "SIGSEGV"), "SIGSEGV", False, "log"),
+    "another status": (FailedStart(WARMING, status=7), "exit status 7", False, "log"),
 }
 
 
 @pytest.mark.parametrize(("death", "cause", "is_final", "todo"), CAUSES.values(), ids=CAUSES.keys())
 def test_each_cause_has_its_name_and_remedy(
-    death: Death, cause: str, is_final: bool, todo: str
+    death: FailedStart, cause: str, is_final: bool, todo: str
 ) -> None:
     found = diagnose(death)
     assert (found.cause, found.is_final) == (cause, is_final)
@@ -215,7 +222,7 @@ terminate called after throwing an instance of 'std::runtime_error'
 
 
 def test_of_what_it_wrote_the_lines_that_matter_are_shown() -> None:
-    death = Death(WARMING, "SIGABRT", output=OUTPUT.splitlines())
+    death = FailedStart(WARMING, "SIGABRT", output=OUTPUT.splitlines())
     assert last_lines(death) == [
         "RuntimeError: the first reason",
         "terminate called after throwing an instance of 'std::runtime_error'",
@@ -231,7 +238,7 @@ def test_of_a_crash_the_innermost_place_is_shown() -> None:
         '  File "/v/lib/python3.11/site-packages/vllm/attention.py", line 612 in forward',
         '  File "/v/lib/python3.11/site-packages/torch/nn/module.py", line 5 in __call__',
     ]
-    lines = last_lines(Death(WARMING, "SIGILL", crash=crash))
+    lines = last_lines(FailedStart(WARMING, "SIGILL", crash=crash))
     assert lines == ["It was in forward (vllm/attention.py, line 612)."]
 
 
@@ -249,7 +256,7 @@ def test_of_an_exception_the_beginning_is_shown_and_not_the_input() -> None:
 
 
 def test_the_paragraph_says_how_what_to_do_and_where_the_log_is() -> None:
-    death = Death(WARMING, "SIGILL")
+    death = FailedStart(WARMING, "SIGILL")
     told = paragraph(death, diagnose(death), 3, "/logs/worker.log").splitlines()
     assert "SIGILL (Illegal instruction) 3 times while warming up" in told[0]
     assert "--device cpu does not help" in told[1]
@@ -275,11 +282,13 @@ def test_a_model_is_named() -> None:
 )
 def test_what_is_only_warned_of_ends_no_host(text: str, output: str) -> None:
     # Given an exception that says nothing of it, or none, beside a library's warning
-    death = Death(LOADING, status=1, said=text, output=(f"WARNING {output}",), model="org/adder")
+    death = FailedStart(
+        LOADING, status=1, said=text, output=(f"WARNING {output}",), model="org/adder"
+    )
     # I expect that it is tried again.
     assert not diagnose(death).is_final
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    death = Death(WARMING, "signal 40", status=-40)
+    death = FailedStart(WARMING, "signal 40", status=-40)
     assert "ended by signal 40" in paragraph(death, diagnose(death), 3, "above")

@@ -6,7 +6,17 @@ import pytest
 
 from worker.engines import Engine
 from worker.engines.simulated.backend import SimulatedBackend
-from worker.messages import Asleep, Done, Profile, Ready, Refusal, Reset, Sleep, ToController, Wake
+from worker.messages import (
+    Asleep,
+    CommandRefused,
+    Done,
+    Profile,
+    Ready,
+    ResetPrefixCache,
+    Sleep,
+    ToController,
+    Wake,
+)
 from worker.models import ModelSpec
 from worker.process.engine_control import EngineControl
 
@@ -44,18 +54,18 @@ def test_what_the_engine_cannot_do_is_refused(ward: Ward) -> None:
     ward.care(Profile(True))
 
     sleep, profile = ward.told
-    assert isinstance(sleep, Refusal)
+    assert isinstance(sleep, CommandRefused)
     assert "no sleep level 7" in sleep.reason
-    assert isinstance(profile, Refusal)
+    assert isinstance(profile, CommandRefused)
     assert "no profiler" in profile.reason
 
 
-@pytest.mark.parametrize("command", [Reset(), Profile(True), Profile(False)])
+@pytest.mark.parametrize("command", [ResetPrefixCache(), Profile(True), Profile(False)])
 def test_what_changes_no_state(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch, command: Reset | Profile
+    ward: Ward, monkeypatch: pytest.MonkeyPatch, command: ResetPrefixCache | Profile
 ) -> None:
     done: list[object] = []
-    monkeypatch.setattr(ward.engine, "reset", lambda: done.append(Reset()))
+    monkeypatch.setattr(ward.engine, "reset", lambda: done.append(ResetPrefixCache()))
     monkeypatch.setattr(ward.engine, "profile", lambda *, start: done.append(Profile(start)))
 
     ward.care(command)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from worker.host.leak import LOOKS, LeakRule, Look, Verdict, growth
+from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict, growth
 
 MIB = 1024**2
 WARM = 590
@@ -17,14 +17,14 @@ PLATEAU = (604, 617, 609, 621, 613, 632, 618, 626, 611, 629, 620, 615, 628, 607,
 
 def verdicts(values_mib: Sequence[float], warm_mib: float = WARM, took_mib: float = 0) -> set[str]:
     """Those after each of the unloads."""
-    looks = [Look(round(value * MIB), round(took_mib * MIB)) for value in values_mib]
+    looks = [MemoryReading(round(value * MIB), round(took_mib * MIB)) for value in values_mib]
     rule, warm = LeakRule(), round(warm_mib * MIB)
     return {rule.judge(warm, looks[: at + 1]).value for at in range(len(looks))}
 
 
 def first(verdict: Verdict, values_mib: Sequence[float], took_mib: float = 0) -> int:
     """After how many unloads it came to that."""
-    looks = [Look(round(value * MIB), round(took_mib * MIB)) for value in values_mib]
+    looks = [MemoryReading(round(value * MIB), round(took_mib * MIB)) for value in values_mib]
     judged = [LeakRule().judge(WARM * MIB, looks[: at + 1]) for at in range(len(looks))]
     return judged.index(verdict) + 1
 
@@ -59,18 +59,18 @@ def test_a_tiny_baseline_makes_no_leak_of_a_workspace() -> None:
 @pytest.mark.parametrize("step", [16, 50, 200])
 def test_steady_growth_is_found_after_a_few(step: int, noise: int) -> None:
     draw = random.Random(step)
-    values = [WARM + at * step + draw.uniform(-noise, noise) for at in range(1, 3 * LOOKS)]
+    values = [WARM + at * step + draw.uniform(-noise, noise) for at in range(1, 3 * READINGS)]
 
     found = first(Verdict.GROWING, values)
 
-    assert found == LOOKS or (noise and found <= 2 * LOOKS)
+    assert found == READINGS or (noise and found <= 2 * READINGS)
 
 
 def test_slow_growth_is_found_once_it_is_much() -> None:
     """Given 5 MiB with each model, which six of them do not show: a GiB in the end."""
     values = [WARM + 5 * at for at in range(1, 300)]
 
-    assert 1024 / 5 <= first(Verdict.GROWING, values) <= 1024 / 5 + LOOKS
+    assert 1024 / 5 <= first(Verdict.GROWING, values) <= 1024 / 5 + READINGS
 
 
 def test_what_thousands_of_requests_leave_in_the_heap_is_no_leak() -> None:
@@ -83,7 +83,7 @@ def test_what_thousands_of_requests_leave_in_the_heap_is_no_leak() -> None:
 def test_growth_behind_a_plateau_is_found() -> None:
     values = [*PLATEAU, *(PLATEAU[-1] + 20 * at for at in range(1, 10))]
 
-    assert len(PLATEAU) < first(Verdict.GROWING, values) <= len(PLATEAU) + LOOKS
+    assert len(PLATEAU) < first(Verdict.GROWING, values) <= len(PLATEAU) + READINGS
 
 
 def test_one_look_that_stands_out_is_no_growth() -> None:
@@ -103,7 +103,7 @@ def test_little_is_not_gross_whatever_the_model_took() -> None:
 
 
 def test_what_is_allowed_is_the_larger_of_share_and_floor() -> None:
-    looks = [Look((WARM + 10 * at) * MIB) for at in range(1, LOOKS + 1)]
+    looks = [MemoryReading((WARM + 10 * at) * MIB) for at in range(1, READINGS + 1)]
     assert growth(looks) == pytest.approx(50 * MIB)
 
     for tolerance, floor_mib, verdict in (
@@ -116,4 +116,4 @@ def test_what_is_allowed_is_the_larger_of_share_and_floor() -> None:
 
 
 def test_too_few_looks_tell_nothing() -> None:
-    assert growth([Look(at * 1000 * MIB) for at in range(LOOKS - 1)]) == 0
+    assert growth([MemoryReading(at * 1000 * MIB) for at in range(READINGS - 1)]) == 0

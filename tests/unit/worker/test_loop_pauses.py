@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.builders import make_request
-from tests.support.office import Office, finished
+from tests.support.loop_rig import LoopRig, finished
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import PauseMode
 from worker.engines import TokenDelta
@@ -15,173 +15,175 @@ from worker.messages import (
     Done,
     Drain,
     Drained,
-    Pause,
+    LaneReleased,
     Paused,
+    PauseEngine,
     Serve,
     SetEpoch,
-    Surplus,
-    Unpause,
+    UnpauseEngine,
 )
-from worker.process.loop import Stale
+from worker.process.inbox import Stale
 from worker.process.outcomes import Expired
 
 
 @pytest.fixture
-def office() -> Office:
+def rig() -> LoopRig:
     """With one request that runs."""
-    made = Office()
+    made = LoopRig()
     made.deliver("1-0")
     made.engine.steps = [[TokenDelta("1-0", 0, [5])]]
     made.turn()
     return made
 
 
-def say(office: Office, *messages: Pause | Unpause | SetEpoch | Drain | Serve | Stale) -> None:
+def say(
+    rig: LoopRig, *messages: PauseEngine | UnpauseEngine | SetEpoch | Drain | Serve | Stale
+) -> None:
     for message in messages:
-        office.loop.inbox.put(message)
-    office.turn()
+        rig.loop.inbox.put(message)
+    rig.turn()
 
 
 class TestKeep:
-    def test_the_engine_stands_still(self, office: Office) -> None:
-        say(office, Pause("keep"))
-        steps = office.loop.steps
-        office.deliver("2-0")
-        office.turn()
+    def test_the_engine_stands_still(self, rig: LoopRig) -> None:
+        say(rig, PauseEngine("keep"))
+        steps = rig.loop.steps
+        rig.deliver("2-0")
+        rig.turn()
 
-        assert office.told == [Paused("keep")]
-        assert office.loop.steps == steps
-        assert office.engine.has == ["1-0"], "nothing new is begun"
-        assert office.loop.unfinished == 0, "nobody may think that it hangs"
-        assert list(office.terms[0].runs) == ["1-0", "2-0"]
+        assert rig.told == [Paused("keep")]
+        assert rig.loop.steps == steps
+        assert rig.engine.has == ["1-0"], "nothing new is begun"
+        assert rig.loop.unfinished == 0, "nobody may think that it hangs"
+        assert list(rig.sessions[0].runs) == ["1-0", "2-0"]
 
-        say(office, Unpause())
-        assert office.told[-1] == Done(Unpause())
-        assert office.engine.has == ["1-0", "2-0"]
-        assert office.loop.steps == steps + 1
-        assert office.loop.unfinished == 2
+        say(rig, UnpauseEngine())
+        assert rig.told[-1] == Done(UnpauseEngine())
+        assert rig.engine.has == ["1-0", "2-0"]
+        assert rig.loop.steps == steps + 1
+        assert rig.loop.unfinished == 2
 
-    def test_what_waits_may_be_cancelled(self, office: Office) -> None:
-        say(office, Pause("keep"))
-        office.deliver("2-0")
-        office.turn()
+    def test_what_waits_may_be_cancelled(self, rig: LoopRig) -> None:
+        say(rig, PauseEngine("keep"))
+        rig.deliver("2-0")
+        rig.turn()
 
-        say(office, Stale("w.1", "2-0"))
-        say(office, Unpause())
+        say(rig, Stale("w.1", "2-0"))
+        say(rig, UnpauseEngine())
 
-        assert office.engine.has == ["1-0"]
+        assert rig.engine.has == ["1-0"]
 
-    def test_a_drain_waits_for_nothing_that_may_not_run(self, office: Office) -> None:
-        say(office, Pause("keep"), Drain())
+    def test_a_drain_waits_for_nothing_that_may_not_run(self, rig: LoopRig) -> None:
+        say(rig, PauseEngine("keep"), Drain())
 
-        assert office.told == [Paused("keep"), Drained()]
+        assert rig.told == [Paused("keep"), Drained()]
 
-    def test_what_has_not_begun_begins_in_the_epoch_in_which_it_does(self, office: Office) -> None:
-        say(office, Pause("keep"))
-        office.deliver("2-0")
-        office.turn()
-        say(office, SetEpoch(4), Unpause())
+    def test_what_has_not_begun_begins_in_the_epoch_in_which_it_does(self, rig: LoopRig) -> None:
+        say(rig, PauseEngine("keep"))
+        rig.deliver("2-0")
+        rig.turn()
+        say(rig, SetEpoch(4), UnpauseEngine())
 
-        assert [run.epoch for run in office.terms[0].runs.values()] == [None, 4]
+        assert [run.epoch for run in rig.sessions[0].runs.values()] == [None, 4]
 
 
 class TestWait:
-    def test_what_has_begun_is_finished(self, office: Office) -> None:
-        office.engine.steps = [[TokenDelta("1-0", 0, [6])], [finished("1-0", [5, 6, 7])]]
-        say(office, Pause("wait"))
-        assert office.told == []
+    def test_what_has_begun_is_finished(self, rig: LoopRig) -> None:
+        rig.engine.steps = [[TokenDelta("1-0", 0, [6])], [finished("1-0", [5, 6, 7])]]
+        say(rig, PauseEngine("wait"))
+        assert rig.told == []
 
-        office.turn()
-        office.turn()
+        rig.turn()
+        rig.turn()
 
-        assert office.terms[0].given[-1] == finished("1-0", [5, 6, 7])
-        assert office.told == [Paused("wait")]
-        assert office.terms[0].running, "it keeps its lane"
+        assert rig.sessions[0].given[-1] == finished("1-0", [5, 6, 7])
+        assert rig.told == [Paused("wait")]
+        assert rig.sessions[0].running, "it keeps its lane"
 
-    def test_what_comes_meanwhile_is_given_up_at_the_end(self, office: Office) -> None:
-        office.engine.steps = [[], [finished("1-0", [5])]]
-        say(office, Pause("wait"))
-        office.deliver("2-0")
-        office.turn()
-        office.turn()
+    def test_what_comes_meanwhile_is_given_up_at_the_end(self, rig: LoopRig) -> None:
+        rig.engine.steps = [[], [finished("1-0", [5])]]
+        say(rig, PauseEngine("wait"))
+        rig.deliver("2-0")
+        rig.turn()
+        rig.turn()
 
-        assert office.told == [Paused("wait"), Surplus("w.1")]
-        assert not office.terms[0].running
+        assert rig.told == [Paused("wait"), LaneReleased("w.1")]
+        assert not rig.sessions[0].running
 
-    def test_or_begun_when_it_is_taken_back(self, office: Office) -> None:
-        say(office, Pause("wait"))
-        office.deliver("2-0")
-        office.turn()
-        say(office, Unpause())
+    def test_or_begun_when_it_is_taken_back(self, rig: LoopRig) -> None:
+        say(rig, PauseEngine("wait"))
+        rig.deliver("2-0")
+        rig.turn()
+        say(rig, UnpauseEngine())
 
-        assert office.told == [Done(Unpause())]
-        assert office.engine.has == ["1-0", "2-0"]
+        assert rig.told == [Done(UnpauseEngine())]
+        assert rig.engine.has == ["1-0", "2-0"]
 
 
 class TestAbort:
-    def test_what_runs_is_given_up(self, office: Office) -> None:
-        say(office, Pause("abort"))
+    def test_what_runs_is_given_up(self, rig: LoopRig) -> None:
+        say(rig, PauseEngine("abort"))
 
-        assert office.told == [Surplus("w.1"), Paused("abort")]
-        assert office.engine.aborted == ["1-0"]
-        assert not office.terms[0].running
+        assert rig.told == [LaneReleased("w.1"), Paused("abort")]
+        assert rig.engine.aborted == ["1-0"]
+        assert not rig.sessions[0].running
 
     def test_who_has_nothing_keeps_its_lane(self) -> None:
-        office = Office()
-        say(office, Pause("abort"))
+        rig = LoopRig()
+        say(rig, PauseEngine("abort"))
 
-        assert office.told == [Paused("abort")]
-        assert office.terms[0].running
+        assert rig.told == [Paused("abort")]
+        assert rig.sessions[0].running
 
     @pytest.mark.parametrize("mode", ["abort", "wait"])
     def test_what_slips_through_is_given_up(self, mode: PauseMode) -> None:
-        office = Office()
-        say(office, Pause(mode))
-        office.turn()
-        office.deliver("2-0")
-        office.deliver("3-0")
-        office.turn()
+        rig = LoopRig()
+        say(rig, PauseEngine(mode))
+        rig.turn()
+        rig.deliver("2-0")
+        rig.deliver("3-0")
+        rig.turn()
 
-        assert office.told == [Paused(mode), Surplus("w.1")]
-        assert office.engine.has == []
+        assert rig.told == [Paused(mode), LaneReleased("w.1")]
+        assert rig.engine.has == []
 
         # Under another name it is as paused as before, and goes on when it may.
-        say(office, Serve("w.2"))
-        office.deliver("2-0", "w.2")
-        office.turn()
-        assert office.told[-1] == Surplus("w.2")
-        say(office, Serve("w.3"), Unpause())
-        office.deliver("4-0", "w.3")
-        office.turn()
-        assert office.engine.has == ["4-0"]
+        say(rig, Serve("w.2"))
+        rig.deliver("2-0", "w.2")
+        rig.turn()
+        assert rig.told[-1] == LaneReleased("w.2")
+        say(rig, Serve("w.3"), UnpauseEngine())
+        rig.deliver("4-0", "w.3")
+        rig.turn()
+        assert rig.engine.has == ["4-0"]
 
-    def test_what_was_kept_may_be_given_up_later(self, office: Office) -> None:
-        say(office, Pause("keep"))
-        say(office, Pause("abort"))
+    def test_what_was_kept_may_be_given_up_later(self, rig: LoopRig) -> None:
+        say(rig, PauseEngine("keep"))
+        say(rig, PauseEngine("abort"))
 
-        assert office.told == [Paused("keep"), Surplus("w.1"), Paused("abort")]
-
-
-def test_each_term_knows_the_epoch(office: Office) -> None:
-    say(office, SetEpoch(3))
-    say(office, Serve("w.2"))
-
-    assert office.told == [Done(SetEpoch(3))]
-    assert [term.epoch for term in office.terms] == [3, 3]
+        assert rig.told == [Paused("keep"), LaneReleased("w.1"), Paused("abort")]
 
 
-def test_deadlines_act_all_the_same(office: Office) -> None:
+def test_each_term_knows_the_epoch(rig: LoopRig) -> None:
+    say(rig, SetEpoch(3))
+    say(rig, Serve("w.2"))
+
+    assert rig.told == [Done(SetEpoch(3))]
+    assert [term.epoch for term in rig.sessions] == [3, 3]
+
+
+def test_deadlines_act_all_the_same(rig: LoopRig) -> None:
     # Given a kept request and one that waits behind it, both too late by now
     late_ms = int(time.time() * 1000) + 50
-    office.deliver("2-0", request=make_request(deadline_ms=late_ms))
-    office.turn()
-    say(office, Pause("keep"))
-    office.deliver("3-0", request=make_request(deadline_ms=late_ms))
-    office.turn()
+    rig.deliver("2-0", request=make_request(deadline_ms=late_ms))
+    rig.turn()
+    say(rig, PauseEngine("keep"))
+    rig.deliver("3-0", request=make_request(deadline_ms=late_ms))
+    rig.turn()
 
-    eventually(lambda: (office.turn(), len(office.terms[0].given) == 3)[1])
+    eventually(lambda: (rig.turn(), len(rig.sessions[0].given) == 3)[1])
 
-    given = office.terms[0].given
+    given = rig.sessions[0].given
     assert {one.key for one in given if isinstance(one, Expired)} == {"2-0", "3-0"}
-    say(office, Unpause())
-    assert office.engine.has == ["1-0"]
+    say(rig, UnpauseEngine())
+    assert rig.engine.has == ["1-0"]

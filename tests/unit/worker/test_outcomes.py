@@ -13,13 +13,13 @@ from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice, Reply, to_delta, to_result
 from tokenyard.protocol.wire import Assignment, SamplingParams, pack_tokens
-from worker.engines import EngineInfo, Faulted, Finished, TokenDelta
+from worker.engines import EngineInfo, Finished, RequestFailed, TokenDelta
 from worker.process.outcomes import (
     Expired,
     Outcome,
     Run,
     delta_reply,
-    epoch_to_tell,
+    epoch_to_store,
     merge,
     result_reply,
 )
@@ -160,7 +160,7 @@ class TestReplies:
     def test_fault_keeps_what_was_published(self) -> None:
         running = run(published=(1, 2))
 
-        reply = result(running, Faulted("1500-0", Code.INFERENCE_ERROR, "no"))
+        reply = result(running, RequestFailed("1500-0", Code.INFERENCE_ERROR, "no"))
 
         ended = to_result(reply)
         assert (ended.status, ended.seq, ended.tokens) == ("failed", 2, [1, 2])
@@ -172,7 +172,7 @@ class TestReplies:
         running = run(published=(1, 2))
         delta_reply(running, delta("1500-0", 3, 4))
 
-        ended = to_result(result(running, Faulted("1500-0", Code.INFERENCE_ERROR, "no")))
+        ended = to_result(result(running, RequestFailed("1500-0", Code.INFERENCE_ERROR, "no")))
 
         # I expect a result that agrees with the deltas.
         assert (ended.seq, ended.tokens) == (4, [1, 2, 3, 4])
@@ -240,7 +240,7 @@ class TestEpochs:
         running = Run(make_assignment(), 10.0, epoch=3)
 
         said = [
-            epoch_to_tell(running, delta_reply(running, one), epoch=4)
+            epoch_to_store(running, delta_reply(running, one), epoch=4)
             for one in (delta("1-0"), delta("1-0", 1), delta("1-0", 2))
         ]
 
@@ -250,11 +250,11 @@ class TestEpochs:
         running = Run(make_assignment(), 10.0)
         first, second = (delta_reply(running, delta("1-0", token)) for token in (1, 2))
 
-        assert epoch_to_tell(running, first, None) is None
-        assert epoch_to_tell(running, second, 5) == 5
+        assert epoch_to_store(running, first, None) is None
+        assert epoch_to_store(running, second, 5) == 5
 
     def test_what_an_attempt_before_has_told_is_not_told_again(self) -> None:
         assignment = msgspec.structs.replace(make_assignment(published=[1]), first_epoch=2)
         running = Run(assignment, 10.0, epoch=3)
 
-        assert epoch_to_tell(running, delta_reply(running, delta("1-0", 2)), 3) is None
+        assert epoch_to_store(running, delta_reply(running, delta("1-0", 2)), 3) is None

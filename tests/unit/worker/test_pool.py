@@ -10,17 +10,17 @@ import pytest
 
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from worker.host.pool import TICK_S
-from worker.host.process_handle import State
+from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     Attach,
+    CommandRefused,
     Done,
     Drain,
     Drained,
-    Load,
+    LoadModel,
     Ready,
-    Refusal,
-    Reset,
+    ResetPrefixCache,
     Sleep,
     Stop,
     Unload,
@@ -93,7 +93,7 @@ class TestWaits:
         assert two.pool._until_due() == 0.0
 
     def test_the_next_try_ends_the_wait_too(self, two: Theatre) -> None:
-        two.pool._retry_at[0] = time.monotonic() + TICK_S / 2
+        two.pool._retries._retry_at[0] = time.monotonic() + TICK_S / 2
 
         assert 0 < two.pool._until_due() <= TICK_S / 2
 
@@ -102,7 +102,7 @@ class TestGoals:
     def test_a_device_gets_its_model(self, one: Theatre) -> None:
         one.pool.aim(A, [0])
         one.turn()
-        assert one.heard("w-0") == [Load(A)]
+        assert one.heard("w-0") == [LoadModel(A)]
 
         assert one.say("w-0", Ready(engine_info(A), MEMORY)) == [("serves", "w-0")]
         assert one.heard("w-1") == []
@@ -120,7 +120,7 @@ class TestGoals:
 
         # and the other to come.
         two.say("w-0", Warm(MEMORY, {"unload": 0.1}))
-        assert two.heard("w-0") == [Load(B)]
+        assert two.heard("w-0") == [LoadModel(B)]
         assert two.say("w-0", Ready(engine_info(B), MEMORY)) == [("serves", "w-0")]
 
     def test_what_is_not_wanted_any_more_is_unloaded(self, one: Theatre) -> None:
@@ -148,13 +148,13 @@ class TestGoals:
         one.owner.goes_on_trying = True
         one.pool.aim(A, [0])
         one.turn()
-        one.say("w-0", Refusal("no such file"))
+        one.say("w-0", CommandRefused("no such file"))
         one.heard("w-0")
 
         one.pool.aim(B, [0])
         one.turn()
 
-        assert one.heard("w-0") == [Load(B)]
+        assert one.heard("w-0") == [LoadModel(B)]
 
 
 class TestSleep:
@@ -172,7 +172,7 @@ class TestSleep:
         sleepy.say("w-0", Drained())
         assert sleepy.heard("w-0") == [Drain(), Sleep(1)]
         sleepy.say("w-0", Asleep(0.1, MEMORY))
-        assert sleepy.heard("w-1") == [Load(B)]
+        assert sleepy.heard("w-1") == [LoadModel(B)]
         sleepy.say("w-1", Ready(engine_info(B), MEMORY))
 
         # If it is to hold the first again
@@ -212,7 +212,7 @@ class TestSleep:
         sleepy.say("w-0", Drained())
         sleepy.heard("w-0")
 
-        told = sleepy.say("w-0", Refusal("no GPU, no sleep"))
+        told = sleepy.say("w-0", CommandRefused("no GPU, no sleep"))
 
         assert told == [("refused", "w-0", "no GPU, no sleep")]
         assert sleepy.heard("w-0") == [Unload()]
@@ -224,7 +224,7 @@ class TestGroups:
         two.turn()
 
         (load,), (attach,) = two.heard("w-1"), two.heard("w-0")
-        assert isinstance(load, Load)
+        assert isinstance(load, LoadModel)
         assert isinstance(attach, Attach)
         assert load.spec == PAIR
         assert load.group
@@ -280,7 +280,7 @@ class TestGroups:
         two.pool.aim(PAIR, [0, 1])
         two.turn()
 
-        told = two.say("w-0", Refusal("pair: no such file"))
+        told = two.say("w-0", CommandRefused("pair: no such file"))
 
         assert told == [
             ("failed", "pair", "pair: no such file"),
@@ -302,18 +302,20 @@ class TestNews:
     def test_what_is_not_the_pools_business_is_passed_on(self, one: Theatre) -> None:
         one.hold(A, 0)
 
-        assert one.say("w-0", Done(Reset())) == [("heard", "w-0", Done(Reset()))]
+        assert one.say("w-0", Done(ResetPrefixCache())) == [
+            ("heard", "w-0", Done(ResetPrefixCache()))
+        ]
 
     def test_a_refusal_that_changes_nothing(self, one: Theatre) -> None:
         one.hold(A, 0)
 
-        assert one.say("w-0", Refusal("no profiler")) == [("refused", "w-0", "no profiler")]
+        assert one.say("w-0", CommandRefused("no profiler")) == [("refused", "w-0", "no profiler")]
         assert one.member("w-0").state is State.READY
 
     def test_the_same_from_the_leader_of_a_group(self, two: Theatre) -> None:
         two.hold(PAIR, 0, 1)
 
-        assert two.say("w-0", Refusal("no profiler")) == [("refused", "w-0", "no profiler")]
+        assert two.say("w-0", CommandRefused("no profiler")) == [("refused", "w-0", "no profiler")]
         assert two.member("w-1").state is State.ATTACHED
 
 

@@ -11,16 +11,16 @@ import pytest
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from worker.engines import Memory
 from worker.host.allocation import Replace
-from worker.host.leak import LOOKS
-from worker.host.process_handle import State
+from worker.host.leak import READINGS
+from worker.host.process_state import State
 from worker.messages import (
-    Beat,
+    CommandRefused,
     Drain,
     Drained,
-    Failed,
-    Load,
+    Heartbeat,
+    LoadModel,
+    ProcessFailed,
     Ready,
-    Refusal,
     Warm,
 )
 from worker.models import ModelSpec
@@ -43,13 +43,13 @@ class TestFailedLoads:
         goal = one.pool.aim(A, [0])
         one.turn()
 
-        told = one.say("w-0", Refusal("a: no such file"))
+        told = one.say("w-0", CommandRefused("a: no such file"))
 
         assert told == [("failed", "a", "a: no such file")]
         assert goal
         assert one.pool.goals == {0: None}
         assert one.member("w-0").state is State.WARM
-        assert one.heard("w-0") == [Load(A)], "once"
+        assert one.heard("w-0") == [LoadModel(A)], "once"
 
     def test_it_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
         # Given an owner that has only this model
@@ -58,8 +58,8 @@ class TestFailedLoads:
         one.turn()
         pauses = []
         for _ in range(3):
-            one.say("w-0", Refusal("no such file"))
-            assert one.heard("w-0") == [Load(A)]
+            one.say("w-0", CommandRefused("no such file"))
+            assert one.heard("w-0") == [LoadModel(A)]
             one.turn()
             assert one.heard("w-0") == [], "not at once"
             pauses.append(one.pool._retry_at[0] - time.monotonic())
@@ -75,13 +75,13 @@ class TestFailedLoads:
         one.pool.aim(A, [0])
         one.turn()
         for _ in range(3):
-            one.say("w-0", Refusal("no such file"))
+            one.say("w-0", CommandRefused("no such file"))
             one.pool._retry_at[0] = 0.0
             one.turn()
         one.say("w-0", Ready(engine_info(A), MEMORY))
         one.process("w-0").end(1)
         one.turn()
-        one.say("w-1", Refusal("no such file"))
+        one.say("w-1", CommandRefused("no such file"))
 
         assert one.pool._retry_at[0] - time.monotonic() < 2 * one.settings.backoff_s + 1
 
@@ -104,7 +104,7 @@ class TestFailedLoads:
         one.process("w-0").kill()
 
         assert one.turn() == [("died", "w-0", "lost", "ended by SIGKILL")]
-        assert one.heard("w-1") == [Load(A)], "the spare does it instead"
+        assert one.heard("w-1") == [LoadModel(A)], "the spare does it instead"
 
     @pytest.mark.parametrize("how", ["refuses", "crashes"])
     def test_a_model_pays_for_no_other(self, one: Theatre, how: str) -> None:
@@ -116,7 +116,7 @@ class TestFailedLoads:
 
         # If what it loads still cannot be loaded
         if how == "refuses":
-            told = one.say("w-0", Refusal("a: no such file"))
+            told = one.say("w-0", CommandRefused("a: no such file"))
         else:
             one.process("w-0").end(-signal.SIGSEGV)
             told = one.turn()
@@ -126,7 +126,7 @@ class TestFailedLoads:
         assert one.pool.goals == {0: goal}
         holder = one.pool.holder(0)
         assert holder
-        assert one.heard(holder.name)[-1] == Load(B)
+        assert one.heard(holder.name)[-1] == LoadModel(B)
 
 
 class TestDeath:
@@ -136,7 +136,7 @@ class TestDeath:
         one.process("w-0").kill()
 
         assert one.turn() == [("died", "w-0", "lost", "ended by SIGKILL")]
-        assert one.heard("w-1") == [Load(A)]
+        assert one.heard("w-1") == [LoadModel(A)]
         assert one.member("w-0").state is State.DOWN
         assert one.member("w-0").start_at > time.monotonic()
 
@@ -152,14 +152,14 @@ class TestDeath:
         assert one.heard("w-0") == []
 
     def test_what_it_said_of_its_end(self, one: Theatre) -> None:
-        one.process("w-0").say(Failed("RuntimeError: CUDA"))
+        one.process("w-0").say(ProcessFailed("RuntimeError: CUDA"))
         one.process("w-0").end(1)
 
         assert one.turn() == [("died", "w-0", "crashed", "exit status 1: RuntimeError: CUDA")]
 
     def test_one_that_hangs_is_killed(self, one: Theatre) -> None:
         one.hold(A, 0)
-        one.say("w-0", Beat(1, 2))
+        one.say("w-0", Heartbeat(1, 2))
         one.member("w-0")._moved -= 61.0
 
         ((_, name, why, reason),) = one.turn()
@@ -168,7 +168,7 @@ class TestDeath:
 
     def test_a_host_that_was_suspended_finds_nobody_hanging(self, one: Theatre) -> None:
         one.hold(A, 0)
-        one.say("w-0", Beat(1, 2))
+        one.say("w-0", Heartbeat(1, 2))
         for member in one.pool.members:
             member._moved -= 1000.0
         one.pool._looked_at -= 1000.0
@@ -181,7 +181,7 @@ class TestDeath:
 class TestReplacing:
     def test_a_leak_costs_a_process_its_place(self, one: Theatre) -> None:
         told = []
-        for at in range(1, LOOKS + 1):
+        for at in range(1, READINGS + 1):
             told += one.say("w-1", Warm(Memory(host=1000 + at * 16 * MIB), {"unload": 0.1}))
         told += one.turn()
 
@@ -208,4 +208,4 @@ class TestReplacing:
         told = one.say("w-0", Drained()) + one.turn()
 
         assert told == [("died", "w-0", "left", "ended by SIGKILL: replaced")]
-        assert one.heard("w-1") == [Load(A)], "the spare goes on with it"
+        assert one.heard("w-1") == [LoadModel(A)], "the spare goes on with it"

@@ -9,21 +9,21 @@ import pytest
 
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend, DeviceLost
-from worker.messages import Load, Refusal
+from worker.messages import CommandRefused, LoadModel
 from worker.models import ModelSpec
 from worker.process.main import WorkerProcess
 
-LOAD = Load(ModelSpec(name="a", path="models/a"), None, "")
+LOAD = LoadModel(ModelSpec(name="a", path="models/a"), None, "")
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_process_warm() -> None:
     ours, theirs = multiprocessing.Pipe()
     process = WorkerProcess(WorkerSettings(redis_url="redis://nowhere", model="any"), 0, theirs)
 
-    goes_on = process._obey(_failing(ValueError("no such file")), LOAD)
+    continues = process._run_command(_failing(ValueError("no such file")), LOAD)
 
-    assert goes_on
-    assert ours.recv() == Refusal("a: ValueError: no such file")
+    assert continues
+    assert ours.recv() == CommandRefused("a: ValueError: no such file")
 
 
 def test_after_an_error_of_cuda_it_serves_no_other() -> None:
@@ -31,7 +31,7 @@ def test_after_an_error_of_cuda_it_serves_no_other() -> None:
     process = WorkerProcess(WorkerSettings(redis_url="redis://nowhere", model="any"), 0, theirs)
 
     with pytest.raises(DeviceLost, match="illegal memory access"):
-        process._obey(_failing(DeviceLost("CUDA error: an illegal memory access")), LOAD)
+        process._run_command(_failing(DeviceLost("CUDA error: an illegal memory access")), LOAD)
 
     assert not ours.poll()
 

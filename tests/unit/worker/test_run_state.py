@@ -8,7 +8,14 @@ import pytest
 
 from tokenyard.protocol.control import PAUSE_MODES, DesiredState, PauseMode
 from worker.host.run_state import Ask, ObservedState, is_fit, next_step, why_not
-from worker.messages import Errand, Pause, Profile, Reload, SetEpoch, Unpause
+from worker.messages import (
+    EngineCommand,
+    PauseEngine,
+    Profile,
+    ReloadWeights,
+    SetEpoch,
+    UnpauseEngine,
+)
 
 
 def wanted(**values: Any) -> DesiredState:
@@ -25,7 +32,7 @@ def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
     while (step := next_step(desired_state, observed)) is not None:
         observed.asked = step
         told.append(step)
-        if isinstance(step, Pause):
+        if isinstance(step, PauseEngine):
             observed.rests(step.mode)
         else:
             assert observed.has_done(step)
@@ -38,24 +45,32 @@ def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
     ("desired_state", "observed", "told"),
     [
         (wanted(), ObservedState(), []),
-        (paused("keep"), ObservedState(), [Pause("keep")]),
+        (paused("keep"), ObservedState(), [PauseEngine("keep")]),
         (paused("keep"), ObservedState(paused="keep"), []),
-        (paused("abort"), ObservedState(paused="keep"), [Pause("abort")]),
-        (DesiredState(run_state="SUSPENDED", mode="wait"), ObservedState(), [Pause("wait")]),
-        (wanted(), ObservedState(paused="wait"), [Unpause()]),
+        (paused("abort"), ObservedState(paused="keep"), [PauseEngine("abort")]),
+        (DesiredState(run_state="SUSPENDED", mode="wait"), ObservedState(), [PauseEngine("wait")]),
+        (wanted(), ObservedState(paused="wait"), [UnpauseEngine()]),
         (wanted(epoch=4), ObservedState(epoch=3), [SetEpoch(4)]),
         (wanted(), ObservedState(epoch=3), [SetEpoch(None)]),
         (wanted(profiling=True), ObservedState(), [Profile(True)]),
         (wanted(), ObservedState(profiling=True), [Profile(False)]),
-        (paused(weights="/w"), ObservedState(paused="abort"), [Reload("/w")]),
+        (paused(weights="/w"), ObservedState(paused="abort"), [ReloadWeights("/w")]),
         # Results must tell their epoch and weights truly.
         (
             wanted(weights="/w", epoch=4),
             ObservedState(paused="keep"),
-            [Pause("abort"), Reload("/w"), SetEpoch(4), Unpause()],
+            [PauseEngine("abort"), ReloadWeights("/w"), SetEpoch(4), UnpauseEngine()],
         ),
-        (wanted(weights="/w"), ObservedState(), [Pause("abort"), Reload("/w"), Unpause()]),
-        (wanted(), ObservedState(weights="/w"), [Pause("abort"), Reload(""), Unpause()]),
+        (
+            wanted(weights="/w"),
+            ObservedState(),
+            [PauseEngine("abort"), ReloadWeights("/w"), UnpauseEngine()],
+        ),
+        (
+            wanted(),
+            ObservedState(weights="/w"),
+            [PauseEngine("abort"), ReloadWeights(""), UnpauseEngine()],
+        ),
     ],
 )
 def test_what_it_is_told(
@@ -64,8 +79,10 @@ def test_what_it_is_told(
     assert walk(desired_state, observed) == told
 
 
-@pytest.mark.parametrize("errand", [SetEpoch(3), Profile(True), Reload("/w"), Unpause()])
-def test_one_thing_at_a_time(errand: Errand) -> None:
+@pytest.mark.parametrize(
+    "errand", [SetEpoch(3), Profile(True), ReloadWeights("/w"), UnpauseEngine()]
+)
+def test_one_thing_at_a_time(errand: EngineCommand) -> None:
     observed = ObservedState(asked=errand)
 
     assert next_step(paused(), observed) is None
@@ -74,21 +91,23 @@ def test_one_thing_at_a_time(errand: Errand) -> None:
 
 class TestAPauseThatTakesLong:
     def test_it_is_waited_for(self) -> None:
-        assert next_step(paused("wait"), ObservedState(asked=Pause("wait"))) is None
+        assert next_step(paused("wait"), ObservedState(asked=PauseEngine("wait"))) is None
 
     @pytest.mark.parametrize("mode", ["abort", "keep"])
     def test_another_mode_comes_in_its_place(self, mode: PauseMode) -> None:
-        assert next_step(paused(mode), ObservedState(asked=Pause("wait"))) == Pause(mode)
+        assert next_step(paused(mode), ObservedState(asked=PauseEngine("wait"))) == PauseEngine(
+            mode
+        )
 
     def test_it_may_be_taken_back(self) -> None:
-        observed = ObservedState(asked=Pause("wait"))
-        assert next_step(wanted(epoch=3), observed) == Unpause()
+        observed = ObservedState(asked=PauseEngine("wait"))
+        assert next_step(wanted(epoch=3), observed) == UnpauseEngine()
 
         # What it says of the pause, because it did not know yet, is void.
-        observed.asked = Unpause()
+        observed.asked = UnpauseEngine()
         observed.rests("wait")
-        assert observed.asked == Unpause()
-        assert observed.has_done(Unpause())
+        assert observed.asked == UnpauseEngine()
+        assert observed.has_done(UnpauseEngine())
         assert observed.paused is None
 
 
@@ -98,20 +117,20 @@ class TestWhatItCannotDo:
         assert observed.cannot(Profile(True), "no profiler")
 
         assert walk(wanted(profiling=True), observed) == []
-        assert walk(paused("keep", profiling=True), observed) == [Pause("keep")]
+        assert walk(paused("keep", profiling=True), observed) == [PauseEngine("keep")]
         assert why_not(wanted(profiling=True), observed) == "no profiler"
         assert why_not(wanted(), observed) == ""
 
     def test_without_its_weights_it_does_not_run(self) -> None:
         desired_state = wanted(weights="/gone", epoch=3)
-        observed = ObservedState(paused="abort", asked=Reload("/gone"))
-        observed.cannot(Reload("/gone"), "no such folder")
+        observed = ObservedState(paused="abort", asked=ReloadWeights("/gone"))
+        observed.cannot(ReloadWeights("/gone"), "no such folder")
 
         assert walk(desired_state, observed) == [SetEpoch(3)]
         assert observed.paused == "abort"
         assert why_not(desired_state, observed) == "no such folder"
 
-        assert walk(wanted(), observed) == [SetEpoch(None), Unpause()]
+        assert walk(wanted(), observed) == [SetEpoch(None), UnpauseEngine()]
 
     def test_it_is_asked_again_with_the_next_signal_only(self) -> None:
         observed = ObservedState()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from worker.host.diagnosis import Death
+from worker.host.diagnosis import FailedStart
 from worker.host.start_failures import StartFailures
 
-KILLED = Death("warming up", "SIGKILL")
-ILLEGAL = Death("warming up", "SIGILL")
-NO_VLLM = Death("warming up", said="ModuleNotFoundError: No module named 'vllm'")
-TOO_LARGE = Death("loading the model", "SIGKILL", model="org/large")
+KILLED = FailedStart("warming up", "SIGKILL")
+ILLEGAL = FailedStart("warming up", "SIGILL")
+NO_VLLM = FailedStart("warming up", said="ModuleNotFoundError: No module named 'vllm'")
+TOO_LARGE = FailedStart("loading the model", "SIGKILL", model="org/large")
 
 
-def noted(*deaths: tuple[str, Death], limit: int = 3) -> StartFailures:
+def noted(*deaths: tuple[str, FailedStart], limit: int = 3) -> StartFailures:
     failures = StartFailures(limit)
     for name, death in deaths:
         failures.note(name, death)

@@ -7,12 +7,10 @@ sends heartbeats while the child runs the job.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
 import socket
-import sys
 from types import FrameType
 from typing import Any, Final
 
@@ -27,8 +25,8 @@ from rq.worker import BaseWorker
 # Imported before RQ forks, so that a job starts immediately.
 from tokenyard.batch.rq.jobs import queue_name
 from tokenyard.batch.rq.work import WorkerContext
+from tokenyard.process.children import bind_forked_children
 
-_PR_SET_PDEATHSIG: Final = 1
 #: Heartbeat of a running job; RQ abandons it a minute after the last one.
 _MONITOR_S: Final = 5
 _MAINTAIN_S: Final = 30
@@ -127,31 +125,10 @@ def is_dead_here(hostname: str | None, pid: int | None) -> bool:
     return False
 
 
-def kill_children_with_parent() -> None:
-    """Let the kernel kill the job's process and RQ's scheduler with this process (Linux only).
-
-    Otherwise a job would continue beside the one that replaces it.
-    """
-    if sys.platform != "linux":
-        return
-    parent = [0]
-    prctl = ctypes.CDLL(None).prctl
-
-    def remember_parent() -> None:
-        parent[0] = os.getpid()
-
-    def set_death_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent[0]:
-            os._exit(1)
-
-    os.register_at_fork(before=remember_parent, after_in_child=set_death_signal)
-
-
 def run_worker(
     url: str, yard: str, connection: redis.Redis, *, name: str = "", burst: bool = False
 ) -> bool:
     """Run jobs until stopped, or with ``burst`` until none is left; whether any ran."""
-    kill_children_with_parent()
+    bind_forked_children()
     options: dict[str, Any] = {"burst": burst, "with_scheduler": True}
     return bool(BatchWorker(url, yard, connection, name).work(**options))

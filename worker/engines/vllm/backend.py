@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.engines import DeviceLost, DeviceUnusable, Engine, Group, Memory
 from worker.engines.cpu_features import check_cpu, request_amx
-from worker.engines.device_faults import is_device_lost, is_out_of_memory, was_disturbed
-from worker.engines.device_turns import Turns
+from worker.engines.device_errors import is_device_lost, is_out_of_memory, was_disturbed
+from worker.engines.device_lock import DeviceLock
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.environment import engine_modules
 from worker.engines.vllm.warm_base import (
@@ -30,9 +30,18 @@ from worker.models import ModelSpec
 
 if TYPE_CHECKING:
     from worker.engines.vllm.engine import VllmEngine
-    from worker.executor import GroupExecutor
 
 log = logging.getLogger("tokenyard.worker.engines")
+
+
+class Groups(Protocol):
+    """How processes form a group: `worker.executor`, which this package does not import."""
+
+    def executor_for(self, group: Group) -> Any:
+        """The executor class with which the leader makes its engine, and its ``release()``."""
+
+    def attend(self, group: Group) -> None:
+        """Be a rank of ``group`` until its leader lets go."""
 
 
 class VllmBackend:
@@ -44,17 +53,19 @@ class VllmBackend:
         device: int = 0,
         cores: Sequence[int] = (),
         threads: int = 0,
+        groups: Groups | None = None,
         is_alone: bool = False,
-        turns: Turns | None = None,
+        lock: DeviceLock | None = None,
         log_stats: bool = False,
     ) -> None:
         """``cores`` are what it computes with, as many as they are or with so many ``threads``.
 
         Without cores it computes on the GPU ``device``, as vLLM counts them, which it may have to
-        share by ``turns``; one that ``is_alone`` sees no other and cannot be part of a group. With
+        share by ``lock``; one that ``is_alone`` sees no other and cannot be part of a group. With
         ``log_stats`` its engines count what they do.
         """
-        self._turns = turns or Turns()
+        self._lock = lock or DeviceLock()
+        self._groups = groups
         self._is_alone = is_alone
         self._log_stats = log_stats
         self._device = device
@@ -71,7 +82,7 @@ class VllmBackend:
         with stopwatch.phase("import"), uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):
                 importlib.import_module(module)
-        with self._turns.beside():
+        with self._lock.shared():
             with stopwatch.phase("device"):
                 self._take_device()
             with stopwatch.phase("heap"):
@@ -89,10 +100,8 @@ class VllmBackend:
 
     def attend(self, group: Group) -> None:
         """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
-        from worker.executor import attend
-
         with held_back(has_kernels=self._has_kernels):
-            attend(group)
+            self._require_groups().attend(group)
             let_go()
 
     def memory(self) -> Memory:
@@ -119,55 +128,66 @@ class VllmBackend:
                 f"this model takes {group.size} devices, but MIG instances cannot form a group"
             )
         # Ranks of a group wait for each other, so none of them may wait for anybody else.
-        turns = Turns() if group else self._turns
-        with held_back(has_kernels=self._has_kernels), turns.alone():
-            made = partial(self._make, spec, group, weights, turns, log_stats=log_stats)
+        lock = DeviceLock() if group else self._lock
+        with held_back(has_kernels=self._has_kernels), lock.exclusive():
+            made = partial(self._make, spec, group, weights, lock, log_stats=log_stats)
             try:
                 engine = made()
-            except Exception as fault:
-                if group or not was_disturbed(fault):
+            except Exception as error:
+                if group or not was_disturbed(error):
                     raise
-                log.warning("%s: another process came between: once more (%s)", spec.name, fault)
+                log.warning("%s: another process came between: once more (%s)", spec.name, error)
                 engine = None
             engine = engine or made()
         self._has_kernels = True
         return engine
 
     def _make(
-        self, spec: ModelSpec, group: Group | None, weights: str, turns: Turns, *, log_stats: bool
+        self,
+        spec: ModelSpec,
+        group: Group | None,
+        weights: str,
+        lock: DeviceLock,
+        *,
+        log_stats: bool,
     ) -> VllmEngine:
         from worker.engines.vllm.engine import VllmEngine
 
-        executor = _executor_for(group) if group else None
+        executor = self._require_groups().executor_for(group) if group else None
         try:
             return VllmEngine(
                 spec,
                 device=self._device,
                 executor=executor,
                 weights=weights,
-                turns=turns,
+                lock=lock,
                 log_stats=log_stats,
             )
-        except BaseException as fault:
+        except BaseException as error:
             if executor is not None:
                 executor.release()
-            _forget_frames(fault)  # they hold all that has been made of the engine
-            self._clean_up_behind(fault, spec)
+            _forget_frames(error)  # they hold all that has been made of the engine
+            self._clean_up_behind(error, spec)
             raise
 
-    def _clean_up_behind(self, fault: BaseException, spec: ModelSpec) -> None:
+    def _clean_up_behind(self, error: BaseException, spec: ModelSpec) -> None:
         """Be as warm as before; raises `DeviceLost` where that cannot be."""
         # What vLLM's sleep mode takes memory with refuses all memory once it had too little.
-        is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(fault)
-        said = f"{type(fault).__name__}: {fault}"
-        if is_stuck or is_device_lost(fault):
-            raise DeviceLost(said) from fault
+        is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(error)
+        said = f"{type(error).__name__}: {error}"
+        if is_stuck or is_device_lost(error):
+            raise DeviceLost(said) from error
         try:
             let_go()
         except Exception as more:
             if is_device_lost(more):
                 raise DeviceLost(f"{said} (and then {more})") from more
             raise
+
+    def _require_groups(self) -> Groups:
+        if self._groups is None:
+            raise RuntimeError("this process cannot be part of a group")
+        return self._groups
 
     def _take_device(self) -> None:
         """Choose it, and touch what takes a while the first time."""
@@ -203,22 +223,16 @@ class VllmBackend:
                     engine.add(request)
                 while engine.has_unfinished:
                     engine.step()
-        except Exception as fault:
-            if is_device_lost(fault):
+        except Exception as error:
+            if is_device_lost(error):
                 raise
-            reason = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
             log.debug("the warm-up:", exc_info=True)
 
 
-def _executor_for(group: Group) -> type[GroupExecutor]:
-    from worker.executor import executor_for
-
-    return executor_for(group)
-
-
-def _forget_frames(fault: BaseException | None) -> None:
+def _forget_frames(error: BaseException | None) -> None:
     """Let go of what the functions that a fault has ended still hold."""
-    while fault is not None:
-        traceback.clear_frames(fault.__traceback__)
-        fault = fault.__cause__ or fault.__context__
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

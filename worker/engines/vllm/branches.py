@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace as changed
 
 from tokenyard.protocol.replies import Choice
-from worker.engines import EngineEvent, Faulted, Finished, TokenDelta
-from worker.engines.vllm.answers import Asked, Continued
+from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
+from worker.engines.vllm.collectors import Continued, EngineRequest
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Branches:
     """The choices of one request, as far as they have come."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
         self.all: list[Branch] = []
         self.has_failed = False
@@ -53,7 +53,7 @@ class Branches:
 
 
 class Branch:
-    """One choice: see `worker.engines.vllm.answers.Answer`."""
+    """One choice: see `worker.engines.vllm.collectors.Answer`."""
 
     def __init__(self, branches: Branches, index: int, answer: Continued) -> None:
         self.asked = answer.asked
@@ -86,7 +86,7 @@ class Branch:
                     events.append(changed(event, index=self.index))
                 case Finished():
                     events += self.end(event)
-                case Faulted():
+                case RequestFailed():
                     self.branches.has_failed = True
                     events.append(event)
 
@@ -108,7 +108,7 @@ class Branch:
         return self.branches.so_far()
 
 
-def asked_of(asked: Asked, index: int) -> Asked:
+def request_of_choice(asked: EngineRequest, index: int) -> EngineRequest:
     """What one choice asks for: the same, as if it were the only one."""
     assignment = asked.assignment
     params = changed(assignment.request.params, n=1)

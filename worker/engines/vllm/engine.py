@@ -7,6 +7,7 @@ part of it while it is imported. `VllmBackend` makes engines. Works with vLLM 0.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -16,28 +17,29 @@ from vllm import LLMEngine
 
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment, SamplingParams, unpack_tokens
-from worker.engines import EngineEvent, EngineInfo, Faulted, Finished, Unsupported
+from worker.engines import EngineEvent, EngineInfo, Finished, RequestFailed, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
-from worker.engines.device_turns import Turns
+from worker.engines.device_lock import DeviceLock
 from worker.engines.logprobs import most, wanted
 from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
 from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
 from worker.engines.stopwatch import Stopwatch
-from worker.engines.vllm.answers import (
-    Answer,
-    Asked,
+from worker.engines.vllm.arguments import cache_tokens, engine_config, folder_of, lora_requests
+from worker.engines.vllm.branches import Branch, Branches, request_of_choice
+from worker.engines.vllm.chat import ChatPrompts
+from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
+    EngineRequest,
+    OutputCollector,
     Repeated,
     Streamed,
     Whole,
 )
-from worker.engines.vllm.arguments import cache_tokens, engine_config, folder_of, lora_requests
-from worker.engines.vllm.branches import Branch, Branches, asked_of
-from worker.engines.vllm.chat import ChatPrompts
 from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm.params import ParamsMaker, build_params, refusal
+from worker.engines.vllm.pieces import PieceSize
 from worker.engines.vllm.sleep import LEVELS, choose_sleep
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
 from worker.engines.vllm.weights import add_adapters, exchange_weights, remove_adapters
@@ -67,12 +69,12 @@ class VllmEngine:
         device: int = 0,
         executor: type[Executor] | None = None,
         weights: str = "",
-        turns: Turns | None = None,
+        lock: DeviceLock | None = None,
         log_stats: bool = False,
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
-        It falls asleep, wakes and goes by ``turns`` with the other processes of the device, and
+        It falls asleep, wakes and goes by ``lock`` with the other processes of the device, and
         must be made in one. With ``log_stats`` vLLM counts what it does, for
         `worker.engines.vllm.stats`.
         Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
@@ -81,12 +83,12 @@ class VllmEngine:
         if weights:
             check_fit(spec.path, weights)
         self._stopwatch = Stopwatch()
-        self._turns = turns or Turns()
+        self._lock = lock or DeviceLock()
         self._spec = spec
         self._sleep = choose_sleep(spec)
         self._asleep = 0  # the level
         self._weights = weights
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, OutputCollector] = {}
         self._branches: dict[str, list[str]] = {}  # by lane entry, of several choices
         self._ready: list[EngineEvent] = []  # answers that need no step
         self._params = ParamsMaker()
@@ -97,6 +99,7 @@ class VllmEngine:
             self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
                 config, disable_log_stats=not log_stats
             )
+        self._pieces = PieceSize(config.scheduler_config.stream_interval)
         model = config.model_config
         self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
         self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
@@ -185,14 +188,16 @@ class VllmEngine:
         events, self._ready = self._ready, []
         if self._engine is None or not self._answers:
             return events
-        for output in self._engine.step():
+        outputs = self._engine.step()
+        self._pieces.note(len(self._answers), time.perf_counter())
+        for output in outputs:
             answer = self._answers.get(output.request_id)
             if answer is None:
                 continue
             try:
                 answer.take(cast("RequestOutput", output), events)  # it generates, never pools
-            except Diverged as fault:
-                self._go_on_behind(answer, fault)
+            except Diverged as error:
+                self._go_on_behind(answer, error)
                 continue
             if answer.is_finished:
                 del self._answers[output.request_id]
@@ -216,7 +221,7 @@ class VllmEngine:
         if level == max(LEVELS):
             remove_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
-        with self._turns.alone():
+        with self._lock.exclusive():
             self._sleep.begin(engine, level)
         self._asleep = level
 
@@ -225,7 +230,7 @@ class VllmEngine:
         engine = self._open()
         if self._sleep is None or not self._asleep:
             return
-        with self._turns.beside():
+        with self._lock.shared():
             self._sleep.end(engine, self._asleep)
         if self._asleep == max(LEVELS):
             add_adapters(engine, self._adapters)
@@ -266,7 +271,7 @@ class VllmEngine:
         self._ready.clear()
         if engine is None:
             return
-        with held_back(has_kernels=True), self._turns.beside():
+        with held_back(has_kernels=True), self._lock.shared():
             if self._sleep is not None and self._asleep:
                 self._sleep.prepare_end(engine)
             keep_allocators()
@@ -288,7 +293,7 @@ class VllmEngine:
             )
         return self._chat.tokens(request, assignment.accepted_ms)
 
-    def _start(self, asked: Asked, way: Way) -> None:
+    def _start(self, asked: EngineRequest, way: Way) -> None:
         """Run a request from its first token."""
         params, request = asked.params, asked.assignment.request
         # What was made until a deadline is shown, so it must be known at every step.
@@ -297,12 +302,12 @@ class VllmEngine:
         if streams and params.seed is None and params.temperature > 0 and has_history(params):
             # Should this worker die, another can only repeat what has a seed.
             changes["seed"] = derive_seed(asked.assignment.sid, request.id)
-        answer: Answer = Whole(asked)
+        answer: OutputCollector = Whole(asked)
         if streams:
             answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
         self._submit(answer, asked.prompt, streams, self._detokenizes(asked), changes)
 
-    def _go_on(self, asked: Asked) -> None:
+    def _go_on(self, asked: EngineRequest) -> None:
         """Run a request behind its published tokens, each choice behind its own."""
         if asked.several:
             self._go_on_with_all(asked)
@@ -314,10 +319,10 @@ class VllmEngine:
         else:
             self._continue(answer, answer, asked.key)
 
-    def _go_on_with_all(self, asked: Asked) -> None:
+    def _go_on_with_all(self, asked: EngineRequest) -> None:
         branches = Branches(asked)
         made = [
-            Branch(branches, index, self._continued(asked_of(asked, index)))
+            Branch(branches, index, self._continued(request_of_choice(asked, index)))
             for index in range(asked.params.n)
         ]
         self._branches[asked.key] = [one.request_id for one in made]
@@ -333,13 +338,13 @@ class VllmEngine:
         if branches.is_over:
             del self._branches[asked.key]
 
-    def _continued(self, asked: Asked) -> Continued:
+    def _continued(self, asked: EngineRequest) -> Continued:
         text = None
         if self._fast_tokenizer is not None and self._reads_text(asked):
             text = TextStream(self._fast_tokenizer, asked.prompt, asked.params)
         return Continued(asked, text)
 
-    def _continue(self, answer: Answer, one: Continued, request_id: str) -> None:
+    def _continue(self, answer: OutputCollector, one: Continued, request_id: str) -> None:
         """Run one choice behind its published tokens, which are not the whole of it."""
         asked = one.asked
         params, published = asked.params, asked.published
@@ -359,7 +364,7 @@ class VllmEngine:
 
     def _submit(
         self,
-        answer: Answer,
+        answer: OutputCollector,
         tokens: list[int],
         streams: bool,
         detokenize: bool,
@@ -376,6 +381,8 @@ class VllmEngine:
         asked = answer.asked
         params = self._params.make(asked.params, streams, detokenize, changes)
         request_id = request_id or asked.key
+        # vLLM 0.26 takes this for all requests that are added from now on.
+        engine.output_processor.stream_interval = self._piece_size(answer)
         try:
             engine.add_request(
                 request_id,
@@ -384,13 +391,20 @@ class VllmEngine:
                 lora_request=self._adapters.get(asked.assignment.request.model),
                 priority=asked.assignment.request.priority,
             )
-        except Exception as fault:  # as in build_params: no common root in all versions
+        except Exception as error:  # as in build_params: no common root in all versions
             engine.abort_request([request_id])  # it may be half in
             self.abort([asked.key])  # and so may its other choices
-            raise refusal(fault, asked.params) from fault
+            raise refusal(error, asked.params) from error
         self._answers[request_id] = answer
 
-    def _go_on_behind(self, answer: Answer, fault: Diverged) -> None:
+    def _piece_size(self, answer: OutputCollector) -> int:
+        """Tokens that vLLM hands over at once; none is kept back where a deadline may end it."""
+        request, params = answer.asked.assignment.request, answer.asked.params
+        if type(answer) is not Streamed or params.stream_interval or request.deadline_ms:
+            return self._pieces.least
+        return self._pieces.choose(len(self._answers))
+
+    def _go_on_behind(self, answer: OutputCollector, fault: Diverged) -> None:
         """The repeated run differs: what is published stands, so go on from there."""
         asked = answer.asked
         if asked.several and isinstance(answer, Repeated):
@@ -401,7 +415,7 @@ class VllmEngine:
         text_is_lost = self._reads_text(asked) and not self._can_continue_text(asked.params)
         if asked.params.structured_outputs is not None or text_is_lost:
             self._ready.append(
-                Faulted(
+                RequestFailed(
                     asked.key,
                     Code.INFERENCE_ERROR,
                     f"cannot be taken up after a crash: {fault}",
@@ -410,7 +424,7 @@ class VllmEngine:
             return
         self._go_on(asked)
 
-    def _ended(self, asked: Asked) -> _End | None:
+    def _ended(self, asked: EngineRequest) -> _End | None:
         """Finish and stop reason where the published tokens are the whole answer."""
         params, count = asked.params, len(asked.published)
         if not count:
@@ -449,7 +463,7 @@ class VllmEngine:
                 " engine has not; ask for logprobs instead",
             )
 
-    def _reads_text(self, asked: Asked) -> bool:
+    def _reads_text(self, asked: EngineRequest) -> bool:
         return asked.assignment.request.wants_text or bool(asked.params.stop)
 
     def _can_continue_text(self, params: SamplingParams) -> bool:
@@ -457,7 +471,7 @@ class VllmEngine:
         spaced = params.spaces_between_special_tokens or params.skip_special_tokens
         return self._fast_tokenizer is not None and spaced
 
-    def _detokenizes(self, asked: Asked) -> bool:
+    def _detokenizes(self, asked: EngineRequest) -> bool:
         """Whether vLLM is to turn tokens to text: for replies, stop strings or logprobs."""
         params = asked.params
         if self._tokenizer is None or params.detokenize is False:
@@ -489,12 +503,12 @@ class VllmEngine:
         return self._engine
 
 
-def _asked(assignment: Assignment, prompt: list[int]) -> Asked:
+def _asked(assignment: Assignment, prompt: list[int]) -> EngineRequest:
     count = assignment.request.params.n
     if count == 1 or not assignment.published:
-        return Asked(assignment, prompt, unpack_tokens(assignment.published))
+        return EngineRequest(assignment, prompt, unpack_tokens(assignment.published))
     several = tuple(assignment.published_of(index) for index in range(count))
-    return Asked(assignment, prompt, several[0], several)
+    return EngineRequest(assignment, prompt, several[0], several)
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:

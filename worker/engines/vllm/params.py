@@ -72,8 +72,8 @@ def build_params(
         return VllmParams(**named)
     except InvalidRequest:
         raise
-    except Exception as fault:  # vLLM's validation errors have no common root in all versions
-        raise refusal(fault, params) from fault
+    except Exception as error:  # vLLM's validation errors have no common root in all versions
+        raise refusal(error, params) from error
 
 
 def _check_known(params: SamplingParams) -> None:
@@ -91,18 +91,18 @@ def _repetition_detection(asked: dict[str, Any]) -> Any:
 
     try:
         return RepetitionDetectionParams(**asked)
-    except Exception as fault:
-        raise InvalidRequest("params.repetition_detection", str(fault)) from fault
+    except Exception as error:
+        raise InvalidRequest("params.repetition_detection", str(error)) from error
 
 
-def refusal(fault: Exception, params: SamplingParams) -> InvalidRequest:
+def refusal(error: Exception, params: SamplingParams) -> InvalidRequest:
     """A refusal by vLLM as ours, with the field where it can be told."""
-    message = str(fault.args[0]) if fault.args else str(fault)
-    return InvalidRequest(_field(fault, message, params), message[:1000])
+    message = str(error.args[0]) if error.args else str(error)
+    return InvalidRequest(_field(error, message, params), message[:1000])
 
 
-def _field(fault: Exception, message: str, params: SamplingParams) -> str:
-    parameter = getattr(fault, "parameter", None)
+def _field(error: Exception, message: str, params: SamplingParams) -> str:
+    parameter = getattr(error, "parameter", None)
     if parameter in _NAMES:
         return f"params.{parameter}"
     words = _WORD.findall(message)

@@ -10,18 +10,18 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from worker.messages import Measured
+from worker.messages import EngineMetric
 
 _PREFIX: Final = "vllm:"
 
 
-def read_stats() -> Sequence[Measured]:
+def read_stats() -> Sequence[EngineMetric]:
     """All of them as they are now; none before the first engine that counts. Any thread may."""
     library = sys.modules.get("prometheus_client")
     if library is None:
         return ()
     return [
-        Measured(
+        EngineMetric(
             family.name,
             family.type,
             family.documentation,

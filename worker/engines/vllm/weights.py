@@ -24,10 +24,10 @@ def exchange_weights(engine: LLMEngine, folder: str, before: str, adapters: Adap
     """
     try:
         _take(engine, folder, adapters)
-    except Exception as fault:
+    except Exception as error:
         log.exception("weights of %s: going back to those of %s", folder, before)
         _take(engine, before, adapters)
-        raise Unsupported(f"{folder}: {type(fault).__name__}: {fault}") from fault
+        raise Unsupported(f"{folder}: {type(error).__name__}: {error}") from error
 
 
 def _take(engine: LLMEngine, folder: str, adapters: Adapters) -> None:
@@ -42,8 +42,8 @@ def add_adapters(engine: LLMEngine, adapters: Adapters) -> None:
     for name, request in adapters.items():
         try:
             engine.add_lora(request)
-        except Exception as fault:
-            raise ValueError(f"adapter {name} cannot be loaded: {fault}") from fault
+        except Exception as error:
+            raise ValueError(f"adapter {name} cannot be loaded: {error}") from error
 
 
 def remove_adapters(engine: LLMEngine, adapters: Adapters) -> None:

@@ -1,0 +1,154 @@
+"""Ends the trial of a group of suspects that has survived, or that is gone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+
+from coordinator.roster import Roster
+from coordinator.routing.suspicion import QuarantineMark, TrialLimits, TrialMember, has_survived
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.parse import parse_assignment
+from tokenyard.protocol.streams import position, whole
+from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.wording import counted
+from tokenyard.scripts import ACQUIT_DONE, Scripts
+
+log = logging.getLogger("tokenyard.coordinator.trial_monitor")
+
+#: Groups on trial are checked so often.
+CHECK_EVERY_S: Final = 0.05
+BYTES_PER_PACKED_TOKEN: Final = 4
+
+
+@dataclass(slots=True)
+class GroupTrial:
+    """A group on trial."""
+
+    mark: QuarantineMark
+    members: Sequence[tuple[str, str]]  # client and id
+    unproven: list[TrialMember]  # those that are not past the crash yet
+
+
+class TrialMonitor:
+    """Notices when a group on trial has survived, and opens its lane for the next."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        scripts: Scripts,
+        keys: Keys,
+        roster: Roster,
+        limits: TrialLimits,
+        *,
+        has_suspects: Callable[[str], bool],
+    ) -> None:
+        """``has_suspects`` returns whether more suspects wait for a model."""
+        self._connection = connection
+        self._scripts = scripts
+        self._keys = keys
+        self._roster = roster
+        self._limits = limits
+        self._has_suspects = has_suspects
+        self._trials: dict[str, GroupTrial] = {}  # by worker
+        self._due = 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """How long until the next check; infinite without a trial."""
+        return max(0.0, self._due - time.monotonic()) if self._trials else float("inf")
+
+    def run_once(self, token: str) -> None:
+        """Check each lane on which a group is on trial, and those kept for more suspects."""
+        marked = {w: m.mark for w, m in self._roster.members.items() if m.mark.text and m.has_lease}
+        if not marked and not self._trials:
+            return  # nearly always
+        for worker in self._trials.keys() - marked.keys():
+            del self._trials[worker]
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + CHECK_EVERY_S
+        for worker, mark in marked.items():
+            if mark.is_group:
+                self._check(token, worker, mark)
+            elif mark.is_kept and not self._is_needed(worker):
+                self._acquit(token, worker, mark, (), keep=False)
+
+    def _is_needed(self, worker: str) -> bool:
+        return self._has_suspects(self._roster.members[worker].info.model)
+
+    def _check(self, token: str, worker: str, mark: QuarantineMark) -> None:
+        trial = self._trials.get(worker)
+        if trial is None or trial.mark != mark:
+            group = self._read_group(worker, mark)
+            members = [(one.client, one.id) for one in group]
+            self._trials[worker] = trial = GroupTrial(mark, members, group)
+        trial.unproven = self._unproven(worker, trial.unproven)
+        if not trial.unproven:
+            self._acquit(token, worker, mark, trial.members, keep=self._is_needed(worker))
+
+    def _acquit(
+        self,
+        token: str,
+        worker: str,
+        mark: QuarantineMark,
+        members: Sequence[tuple[str, str]],
+        *,
+        keep: bool,
+    ) -> None:
+        code = self._scripts.acquit(token, worker, mark.text, members, keep=keep)
+        if code == ACQUIT_DONE and members:
+            log.info("%s on %s survived", counted(len(members), "suspect"), worker)
+        self._trials.pop(worker, None)
+        self._roster.mark_stale()
+
+    def _read_group(self, worker: str, mark: QuarantineMark) -> list[TrialMember]:
+        """The group on a lane; read once for each trial by each leader."""
+        entries: Any = self._connection.xrange(self._keys.lane(worker), min=mark.first)
+        parsed = [parse_assignment(entry.decode(), fields) for entry, fields in entries]
+        group = [one for one in parsed if isinstance(one, Assignment)]
+        pipeline = self._connection.pipeline(transaction=False)
+        for one in group:
+            ledger = self._keys.ledger(one.request.client, one.request.id)
+            pipeline.hmget(ledger, f"t{one.attempt - 1}", f"r{one.attempt - 1}", "relapsed")
+        answers = pipeline.execute()
+        return [_member(one, *known) for one, known in zip(group, answers, strict=True)]
+
+    def _unproven(self, worker: str, members: Sequence[TrialMember]) -> list[TrialMember]:
+        """Those that still run here and have not survived."""
+        pipeline = self._connection.pipeline(transaction=False)
+        for one in members:
+            pipeline.hmget(self._keys.ledger(one.client, one.id), "worker", "attempt", "state")
+            pipeline.strlen(self._keys.tokens(one.client, one.id))
+        answers = iter(pipeline.execute())
+        now_ms = self._roster.server_ms()
+        found: list[TrialMember] = []
+        for one, owner, size in zip(members, answers, answers, strict=False):
+            is_here = owner == [worker.encode(), b"%d" % one.attempt, b"assigned"]
+            published = size // BYTES_PER_PACKED_TOKEN
+            if is_here and not has_survived(one, published, now_ms, self._limits):
+                found.append(one)
+        return found
+
+
+def _member(
+    assignment: Assignment, began: bytes | None, ended: bytes | None, relapsed: bytes | None
+) -> TrialMember:
+    """``began`` and ``ended`` are the ledger's fields of the previous attempt."""
+    end_ms = (ended or b"").partition(b" ")[0]
+    start_ms = position((began or b"").partition(b" ")[0].decode(errors="replace"))[0]
+    return TrialMember(
+        client=assignment.request.client,
+        id=assignment.request.id,
+        attempt=assignment.attempt,
+        streams=assignment.request.stream,
+        published=len(assignment.published) // BYTES_PER_PACKED_TOKEN,
+        began_ms=position(assignment.entry)[0],
+        ran_ms=float(end_ms) - start_ms if end_ms.isdigit() and start_ms else 0.0,
+        relapsed=max(0, whole(relapsed)),
+    )

@@ -1,0 +1,263 @@
+"""The coordinator's metrics as Prometheus reads them (docs/metrics.md).
+
+Its counts come from memory. The state of the yard is read from Redis at each scrape, by the thread
+that answers it, over a connection of its own: the dispatch loop is not involved. Only the leader
+reports the state of the yard, so that a sum over all coordinators is right.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+
+from coordinator.roster import Roster, RosterMember
+from coordinator.telemetry.counts import CoordinatorCounts
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.streams import whole
+from tokenyard.protocol.worker_info import WORKER_STATES
+from tokenyard.telemetry.metrics import Metric, histograms, numbers, summary
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+log = logging.getLogger("tokenyard.coordinator.metrics")
+
+#: Longest wait of a scrape for Redis; Prometheus itself waits 10 s by default.
+PATIENCE_S: Final = 5.0
+
+LEADER = Metric(
+    "tokenyard_leader", "gauge", (), "1 on the coordinator that leads, 0 on one that stands by."
+)
+REDIS_UP = Metric(
+    "tokenyard_redis_up", "gauge", (), "1 while Redis answers; else what is read there is left out."
+)
+REQUESTS = Metric(
+    "tokenyard_requests_total",
+    "counter",
+    ("model", "priority", "outcome"),
+    "Requests that have their result, each counted by the process that answered it.",
+)
+REJECTED = Metric(
+    "tokenyard_requests_rejected_total",
+    "counter",
+    ("reason",),
+    "Requests that were refused: they are not valid, come too late or under another's id, or there"
+    " is no room or no model for them.",
+)
+RETRIES = Metric(
+    "tokenyard_retries_total",
+    "counter",
+    ("reason",),
+    "Requests that went back to wait for another attempt, by what ended the last.",
+)
+REDELIVERIES = Metric(
+    "tokenyard_redeliveries_total",
+    "counter",
+    (),
+    "Requests that were taken back from workers that were lost or have crashed.",
+)
+DEAD = Metric("tokenyard_dead_total", "counter", ("reason",), "Dead letters written.")
+BAD = Metric(
+    "tokenyard_bad_values_total",
+    "counter",
+    ("place",),
+    "Values that were removed because they cannot be read, by the key that they were in; and guests"
+    " that were cut off.",
+)
+SWAPS = Metric(
+    "tokenyard_model_swaps_total", "counter", (), "Models that controllers were told to load."
+)
+QUEUE_WAIT = Metric(
+    "tokenyard_queue_wait_seconds",
+    "histogram",
+    ("priority",),
+    "Time of a request in its intake, until it was given to a worker.",
+)
+ASSIGN = Metric(
+    "tokenyard_assign_seconds",
+    "histogram",
+    (),
+    "Time of the call that gives a batch of requests to workers.",
+)
+PREFIX_MATCH = Metric(
+    "tokenyard_route_prefix_match_ratio",
+    "summary",
+    (),
+    "Part of a prompt that is believed to be in the cache of the worker that gets it, from 0 to 1;"
+    " counted by policies that look for prefixes.",
+)
+DEPTH = Metric("tokenyard_queue_depth", "gauge", ("queue", "priority"), "Requests waiting.")
+TOKENS = Metric(
+    "tokenyard_queue_tokens",
+    "gauge",
+    ("queue",),
+    "Prompt tokens waiting, as far as they came by `submit`, all intakes together.",
+)
+OLDEST = Metric(
+    "tokenyard_queue_oldest_age_seconds",
+    "gauge",
+    ("queue",),
+    "How long the first of an intake has been there; 0 where there is none.",
+)
+PENDING = Metric("tokenyard_pending", "gauge", ("worker",), "Entries on a worker's lane.")
+WORKER_UP = Metric("tokenyard_worker_up", "gauge", ("worker",), "1 while a worker has its lease.")
+LEASE_AGE = Metric(
+    "tokenyard_worker_lease_age_seconds",
+    "gauge",
+    ("worker",),
+    "Time since a worker renewed its lease.",
+)
+WORKER_STATE = Metric(
+    "tokenyard_worker_state",
+    "gauge",
+    ("worker", "state"),
+    "1 for the state that a worker is in, 0 for the others.",
+)
+BATCH_LINES = Metric(
+    "tokenyard_batch_lines_total",
+    "counter",
+    ("state",),
+    "Lines of batch jobs that have their answer; the leader counts what the jobs tell.",
+)
+MEMORY = Metric(
+    "tokenyard_redis_memory_ratio",
+    "gauge",
+    (),
+    "Memory that Redis uses, as a part of what it may use.",
+)
+METRICS: Final = (
+    *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, BAD, SWAPS, BATCH_LINES),
+    *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, TOKENS, OLDEST, PENDING),
+    *(WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
+)
+
+
+class CoordinatorMetrics:
+    """Collects them; see `tokenyard.telemetry.metrics.Collector`."""
+
+    def __init__(
+        self, counts: CoordinatorCounts, redis_url: str, keys: Keys, leads: Callable[[], bool]
+    ) -> None:
+        """``leads`` returns whether this coordinator leads now."""
+        self._counts = counts
+        self._url = redis_url
+        self._keys = keys
+        self._leads = leads
+        self._taken: dict[str, int] = dict.fromkeys(COUNTED, 0)
+        self._lock = threading.Lock()  # concurrent scrapes must not take the same counts
+
+    def collect(self) -> Iterable[Family]:
+        """All metrics as they are now."""
+        with self._lock:
+            leads = self._leads()
+            yard, is_up = [], True
+            try:
+                with open_connection(self._url, timeout_s=PATIENCE_S, retries=0) as connection:
+                    if leads:
+                        self._take_counts(connection)
+                        yard = list(_yard(connection, self._keys))
+                    else:
+                        connection.ping()
+            except redis.RedisError as error:
+                log.warning("the metrics of the yard are left out: %s", error)
+                is_up = False
+            yield numbers(LEADER, {(): leads})
+            yield numbers(REDIS_UP, {(): is_up})
+            yield from self._own()
+            yield from yard
+
+    def _take_counts(self, connection: redis.Redis) -> None:
+        """Take over the counts of scripts that clients call, each count once among all leaders."""
+        tally = self._keys.tally
+        values: list[bytes | None] = connection.hmget(tally, COUNTED)  # type: ignore[assignment]
+        for name, value in zip(COUNTED, values, strict=True):
+            count = whole(value)
+            if count > 0:
+                # A server without memory refuses this; then the next scrape takes it.
+                connection.hincrby(tally, name, -count)
+                self._taken[name] += count
+
+    def _own(self) -> Iterator[Family]:
+        counts, taken = self._counts, self._taken
+        results, rejected = counts.results.copy(), counts.rejected.copy()
+        for name in PRIORITY_CLASSES:
+            results["", name, "cancelled"] += taken[f"count:cancelled:{name}"]
+        for reason in ("QUEUE_FULL", "DEADLINE_EXCEEDED", "ID_REUSED"):
+            rejected[reason] += taken[f"count:{reason}"]
+        back = counts.taken_back.copy()
+        yield numbers(REQUESTS, results)
+        yield numbers(REJECTED, _by_one(rejected))
+        yield numbers(RETRIES, _by_one(back))
+        yield numbers(REDELIVERIES, {(): back["lost"] + back["crashed"]})
+        yield numbers(DEAD, _by_one(counts.dead.copy()))
+        yield numbers(BAD, _by_one(counts.bad.copy()))
+        yield numbers(SWAPS, {(): counts.swaps})
+        yield numbers(BATCH_LINES, {(name,): taken[f"count:lines:{name}"] for name in LINE_STATES})
+        yield histograms(QUEUE_WAIT, {(name,): one for name, one in counts.queue_wait.items()})
+        yield histograms(ASSIGN, {(): counts.assign})
+        yield summary(PREFIX_MATCH, counts.prefix_match)
+
+
+def _by_one(counter: Mapping[str, int]) -> dict[tuple[str], int]:
+    return {(name,): count for name, count in counter.items()}
+
+
+def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
+    """The state of the yard."""
+    pipeline = connection.pipeline(transaction=False)
+    for name in INTAKE_CLASSES:
+        pipeline.xlen(keys.intake(name))
+        pipeline.xrange(keys.intake(name), count=1)
+    pipeline.hget(keys.tally, "queued_tokens")
+    pipeline.info("memory")
+    *streams, queued, memory = pipeline.execute()
+    roster = Roster(connection, keys)
+    roster.refresh()
+    now_ms = roster.server_ms()
+    lengths = dict(zip(INTAKE_CLASSES, streams[::2], strict=True))
+    firsts = dict(zip(INTAKE_CLASSES, streams[1::2], strict=True))
+    yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
+    tokens = max(0, whole(queued)) if any(lengths.values()) else 0
+    yield numbers(TOKENS, {("all",): tokens})
+    yield numbers(OLDEST, {(name,): _age_s(first, now_ms) for name, first in firsts.items()})
+    yield from _workers(roster.members, now_ms)
+    yield numbers(MEMORY, {(): _memory_ratio(memory)})
+
+
+def _age_s(first: list[Any], now_ms: float) -> float:
+    """The age of an entry; clients may choose ids, so it can be of the future."""
+    if not first:
+        return 0.0
+    return max(0.0, now_ms - int(first[0][0].partition(b"-")[0])) / 1000
+
+
+def _workers(members: Mapping[str, RosterMember], now_ms: float) -> Iterator[Family]:
+    """By worker name; the entries of a lost incarnation count with its successor's."""
+    pending: dict[tuple[str, ...], float] = {}
+    up: dict[tuple[str, ...], float] = {}
+    age: dict[tuple[str, ...], float] = {}
+    state: dict[tuple[str, ...], float] = {}
+    # Those with a lease last, so that they overwrite the others.
+    for member in sorted(members.values(), key=lambda one: one.lease_ms):
+        name, info, has_lease = (member.info.name,), member.info, member.lease_ms > now_ms
+        pending[name] = pending.get(name, 0) + member.load
+        up[name] = has_lease
+        if info.lease_ms and member.lease_ms > 0:
+            age[name] = max(0.0, now_ms - (member.lease_ms - info.lease_ms)) / 1000
+        for one in WORKER_STATES:
+            state[info.name, one] = has_lease and one == info.state
+    yield numbers(PENDING, pending)
+    yield numbers(WORKER_UP, up)
+    yield numbers(LEASE_AGE, age)
+    yield numbers(WORKER_STATE, state)
+
+
+def _memory_ratio(memory: Mapping[str, Any]) -> float:
+    """Used part of `maxmemory`, or of the host's memory where that is not set."""
+    most = int(memory.get("maxmemory") or memory.get("total_system_memory") or 0)
+    return int(memory["used_memory"]) / most if most else 0.0

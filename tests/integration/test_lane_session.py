@@ -1,0 +1,142 @@
+"""A lane session in Redis: assignments reach the inbox, events are published."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.support.builders import make_request
+from tests.support.loop_rig import INFO, finished
+from tests.support.servers import Server, free_port
+from tests.support.waiting import eventually
+from tests.support.yard import Yard
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.scripts import Scripts
+from worker.engines import TokenDelta
+from worker.models import ModelSpec
+from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
+from worker.process.lane_session import RedisLaneSession
+from worker.process.outcomes import Run
+
+SPEC = ModelSpec(name="sim", path="models/sim", sampling={"temperature": 0.5})
+
+
+class Rig:
+    """A lane session; the test plays the engine loop."""
+
+    def __init__(self, yard: Yard, url: str) -> None:
+        self.yard = yard
+        self.worker = yard.worker()
+        self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
+        settings = WorkerSettings(
+            redis_url=url, yard=yard.keys.yard, engine="simulated", block_ms=100
+        )
+        self.session = RedisLaneSession(settings, SPEC, INFO, self.worker, self.inbox)
+
+    def heard(self) -> InboxItem:
+        """The next item of the inbox."""
+        return self.inbox.get(timeout=10.0)
+
+    def take(self) -> Delivery:
+        """The next delivery, taken as the loop does."""
+        delivery = self.heard()
+        assert isinstance(delivery, Delivery)
+        [assignment] = delivery.assignments
+        self.session.runs[assignment.entry] = Run(assignment, 0.0)
+        return delivery
+
+
+@pytest.fixture
+def rig(connection: redis.Redis, keys: Keys, scripts: Scripts, broker: Server) -> Iterator[Rig]:
+    made = Rig(Yard(connection, keys, scripts), broker.url)
+    yield made
+    made.session.end()
+
+
+def test_an_assignment_of_the_lane_gets_its_result_published(rig: Rig) -> None:
+    # Given a session that was started
+    rig.session.start()
+    assert rig.session.worker == rig.worker
+
+    # If a request comes and is answered
+    assignment = rig.yard.assign(rig.worker, make_request(stream=True))
+    delivery = rig.take()
+    rig.session.put([TokenDelta(assignment.entry, 0, [5])])
+    rig.session.put([finished(assignment.entry, [5, 6])])
+
+    # I expect it to have been this worker's, and the answer to be published.
+    assert (delivery.worker, delivery.assignments[0].entry) == (rig.worker, assignment.entry)
+    eventually(lambda: not rig.session.runs)
+    result = rig.yard.result(assignment.request)
+    assert result
+    provenance = to_result(result).provenance
+    assert provenance
+    assert (provenance.worker, provenance.model) == (rig.worker, "sim")
+    assert rig.session.attempts > 0
+
+
+def test_sampling_defaults_of_the_model_fill_in_the_request(rig: Rig) -> None:
+    rig.session.start()
+    rig.yard.assign(rig.worker)
+
+    assert rig.take().assignments[0].request.params.temperature == 0.5
+
+
+def test_a_cancelled_request_is_reported_as_stale(rig: Rig) -> None:
+    rig.session.start()
+    rig.yard.connection.xadd(rig.yard.keys.lane(rig.worker), {"cancel": "7-0"})
+
+    assert rig.heard() == Stale(rig.worker, "7-0")
+
+
+def test_a_lost_lease_is_reported(rig: Rig) -> None:
+    rig.session.start()
+    assignment = rig.yard.assign(rig.worker)
+    rig.take()
+    rig.yard.scripts.retire(rig.worker, "lost")
+
+    rig.session.put([finished(assignment.entry, [1])])
+
+    assert rig.heard() == LeaseLost(rig.worker)
+
+
+def test_an_ended_session_reads_nothing(rig: Rig) -> None:
+    rig.session.start()
+    rig.session.end()
+    rig.session.end()
+    rig.session._reader._thread.join(10.0)
+    rig.session._publisher._thread.join(10.0)
+    rig.yard.assign(rig.worker)
+
+    assert not rig.session._reader._thread.is_alive()
+    assert not rig.session._publisher._thread.is_alive()
+    assert rig.inbox.empty()
+
+
+def test_clock_ms_is_the_difference_to_the_servers_clock(
+    rig: Rig, broker: Server, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, micros = connection.time()
+    assert (
+        abs(rig.session.clock_ms - (seconds * 1000 + micros / 1000 - time.time() * 1000)) < 60_000
+    )
+
+    # Given a clock of ours that is an hour slow
+    actual = time.time
+    monkeypatch.setattr("worker.process.lane_session.time.time", lambda: actual() - 3600)
+
+    slow = Rig(rig.yard, broker.url)
+
+    assert abs(slow.session.clock_ms - rig.session.clock_ms - 3_600_000) < 60_000
+
+
+def test_clock_ms_is_0_while_the_server_is_away(rig: Rig) -> None:
+    away = Rig(rig.yard, f"redis://127.0.0.1:{free_port()}")
+
+    assert away.session.clock_ms == 0.0

@@ -1,0 +1,148 @@
+"""An engine loop with a stub engine and stub lane sessions."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.builders import make_assignment
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.wire import Assignment
+from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
+from worker.messages import Profile, ResetPrefixCache, Serve, Sleep, ToController, Wake
+from worker.process.inbox import Delivery
+from worker.process.loop import EngineLoop
+from worker.process.outcomes import Outcome, Run
+from worker.process.recent_results import RecentResults
+
+INFO = EngineInfo(
+    "simulated", "1", "sim", "", max_model_len=100, vocab_size=100, slots=4, adapters=("lora",)
+)
+
+
+def finished(key: str, tokens: list[int]) -> Finished:
+    return Finished(key, [Choice(0, tokens, None, "length")], prompt_tokens=3)
+
+
+@dataclass
+class StubEngine:
+    """The test sets what each step returns."""
+
+    info: EngineInfo = INFO
+    has: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    steps: list[list[EngineEvent]] = field(default_factory=list)
+    refuse: str = ""
+    made: list[int] = field(default_factory=list)
+
+    def add(self, assignment: Assignment) -> None:
+        if self.refuse:
+            raise InvalidRequest("prompt", self.refuse)
+        self.has.append(assignment.entry)
+
+    def abort(self, keys: Iterable[str]) -> None:
+        gone = list(keys)
+        self.aborted += gone
+        self.has = [key for key in self.has if key not in gone]
+
+    def take_out(self, key: str) -> Finished | None:
+        if key not in self.has:
+            return None
+        self.has.remove(key)
+        return finished(key, self.made)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.has)
+
+    def step(self) -> list[EngineEvent]:
+        events = self.steps.pop(0) if self.steps else []
+        ended = {event.key for event in events if not isinstance(event, TokenDelta)}
+        self.has = [key for key in self.has if key not in ended]
+        return events
+
+    def close(self) -> None: ...
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def profile(self, *, start: bool) -> None: ...
+
+
+class StubSession:
+    """Records what is published."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.clock_ms = 0.0
+        self.attempts = 0
+        self.runs: dict[str, Run] = {}
+        self.given: list[Outcome] = []
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def put(self, events: Sequence[Outcome]) -> None:
+        self.given += events
+        for event in events:
+            if not isinstance(event, TokenDelta):
+                self.runs.pop(event.key, None)
+
+    def end(self) -> None:
+        self.running = False
+
+
+class RecordingQueue(queue.SimpleQueue):
+    """Records the timeout of each get."""
+
+    waits: list[float | None]
+
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        self.waits.append(timeout if block else 0.0)
+        return super().get(block, timeout)
+
+
+class LoopRig:
+    """An engine loop, its stub sessions, and its messages to the controller."""
+
+    def __init__(self) -> None:
+        self.engine = StubEngine()
+        self.sessions: list[StubSession] = []
+        self.controlled: list[object] = []
+        self.told: list[ToController] = []
+        self.inbox = RecordingQueue()
+        self.inbox.waits = []
+        self.results = RecentResults()
+        self.loop = EngineLoop(
+            self.engine,
+            self.inbox,
+            self._open_session,
+            self._control,
+            self.told.append,
+            self.results,
+        )
+        self.loop.inbox.put(Serve("w.1"))
+        self.turn()
+
+    def _open_session(self, worker: str) -> StubSession:
+        self.sessions.append(StubSession(worker))
+        return self.sessions[-1]
+
+    def _control(self, command: Sleep | Wake | ResetPrefixCache | Profile) -> None:
+        session = self.sessions[-1]
+        self.controlled.append((command, session.running, list(self.engine.has)))
+
+    def turn(self) -> None:
+        self.loop.run_once()
+
+    def deliver(self, entry: str, worker: str = "w.1", **values: Any) -> Assignment:
+        assignment = make_assignment(entry=entry, **values)
+        self.loop.inbox.put(Delivery(worker, [assignment]))
+        return assignment

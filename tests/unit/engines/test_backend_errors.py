@@ -1,0 +1,125 @@
+"""What a warm process does about a load that fails, told by what made it fail: with fakes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from worker.engines import DeviceLost, Group
+from worker.engines.vllm import backend as vllm_backend
+from worker.engines.vllm.backend import VllmBackend
+from worker.models import ModelSpec
+
+SPEC = ModelSpec(name="a", path="models/a", sleep_level=0)
+DISTURBED = AssertionError("Error in memory profiling. Initial free memory 1 GiB")
+LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
+TOO_LITTLE = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+Loads = Callable[..., list[str]]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    """Has engines fail one after the other; remembers what was done."""
+
+    def prepare(*outcomes: Exception | None, cleans: Exception | None = None) -> list[str]:
+        done: list[str] = []
+        left = list(outcomes)
+
+        def make(*_: Any, **__: Any) -> str:
+            done.append("make")
+            fault = left.pop(0)
+            if fault:
+                raise fault
+            return "engine"
+
+        def let_go() -> None:
+            done.append("let go")
+            if cleans:
+                raise cleans
+
+        monkeypatch.setitem(
+            sys.modules, "worker.engines.vllm.engine", SimpleNamespace(VllmEngine=make)
+        )
+        monkeypatch.setattr(vllm_backend, "let_go", let_go)
+        monkeypatch.setattr(vllm_backend, "held_back", _nothing)
+        return done
+
+    return prepare
+
+
+@contextmanager
+def _nothing(**_: Any) -> Iterator[None]:
+    yield
+
+
+def test_a_model_with_a_fault_leaves_nothing_behind(loads: Loads) -> None:
+    done = loads(ValueError("no such file"))
+
+    with pytest.raises(ValueError, match="no such file"):
+        VllmBackend().load(SPEC)
+
+    assert done == ["make", "let go"]
+
+
+def test_a_load_that_another_process_has_disturbed_is_tried_once_more(loads: Loads) -> None:
+    done = loads(DISTURBED, None)
+    engine: object = VllmBackend().load(SPEC)
+    assert (engine, done) == ("engine", ["make", "let go", "make"])
+
+    loads(DISTURBED, DISTURBED)
+    with pytest.raises(AssertionError, match="memory profiling"):
+        VllmBackend().load(SPEC)
+
+
+def test_a_group_is_not_formed_twice(loads: Loads) -> None:
+    done = loads(DISTURBED)
+    executor = SimpleNamespace(release=lambda: done.append("release"))
+    groups = Mock(executor_for=lambda _: executor)
+
+    with pytest.raises(AssertionError, match="memory profiling"):
+        VllmBackend(groups=groups).load(SPEC, Group("nowhere", 0, (0, 1)))
+
+    assert done == ["make", "release", "let go"]
+
+
+def test_after_an_error_of_cuda_nothing_is_tried(loads: Loads) -> None:
+    done = loads(LOST)
+
+    with pytest.raises(DeviceLost, match=r"^RuntimeError: CUDA error: an illegal memory access"):
+        VllmBackend().load(SPEC)
+
+    assert done == ["make"]
+
+
+def test_an_error_of_cuda_while_it_lets_go_counts_as_well(loads: Loads) -> None:
+    loads(ValueError("no such file"), cleans=LOST)
+
+    with pytest.raises(DeviceLost, match=r"^ValueError: no such file \(and then CUDA error"):
+        VllmBackend().load(SPEC)
+
+
+@pytest.mark.parametrize(("sleep_level", "ends"), [(0, False), (1, True)])
+def test_too_little_memory_ends_a_process_only_where_the_model_can_sleep(
+    loads: Loads, sleep_level: int, ends: bool
+) -> None:
+    loads(TOO_LITTLE)
+    spec = ModelSpec(name="a", path="models/a", sleep_level=sleep_level)
+
+    with pytest.raises(DeviceLost if ends else RuntimeError, match="CUDA out of memory"):
+        VllmBackend().load(spec)
+
+
+def test_on_a_cpu_it_does_not(loads: Loads) -> None:
+    done = loads(TOO_LITTLE)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        VllmBackend(cores=[0]).load(ModelSpec(name="a", path="models/a"))
+
+    assert done == ["make", "let go"]

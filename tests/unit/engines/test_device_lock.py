@@ -1,0 +1,129 @@
+"""Turns at a GPU: by a lock that every process of the host knows, and that dies with its holder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from worker.engines import device_lock
+from worker.engines.device_lock import DeviceLock, lock_of_gpu
+
+HOLD = """
+import sys
+from pathlib import Path
+from worker.engines.device_lock import DeviceLock
+with DeviceLock(Path(sys.argv[1])).exclusive():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    """The file of a GPU."""
+    return tmp_path / "turns" / "gpu-0.lock"
+
+
+def waiting(turn: AbstractContextManager[None]) -> threading.Event:
+    """A process that waits for its turn, as a thread with a file of its own; set when it has it."""
+    has_it = threading.Event()
+
+    def take() -> None:
+        with turn:
+            has_it.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    return has_it
+
+
+def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a turn is to be had without waiting."""
+    with monkeypatch.context() as patched:
+        patched.setattr(device_lock.time, "sleep", Mock(side_effect=TimeoutError))
+        try:
+            with turn:
+                return True
+        except TimeoutError:
+            return False
+
+
+def test_one_loads_alone(lock: Path) -> None:
+    with DeviceLock(lock).exclusive():
+        second = waiting(DeviceLock(lock).exclusive())
+        assert not second.wait(0.2)
+    assert second.wait(30)
+
+
+def test_who_warms_up_waits_for_who_loads_and_the_other_way_round(lock: Path) -> None:
+    with DeviceLock(lock).exclusive():
+        warming = waiting(DeviceLock(lock).shared())
+        assert not warming.wait(0.2)
+    assert warming.wait(30)
+    with DeviceLock(lock).shared():
+        loading = waiting(DeviceLock(lock).exclusive())
+        assert not loading.wait(0.2)
+    assert loading.wait(30)
+
+
+def test_several_warm_up_beside_each_other(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DeviceLock(lock).shared():
+        assert is_free(DeviceLock(lock).shared(), monkeypatch)
+
+
+def test_a_turn_within_a_turn_is_part_of_it(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = DeviceLock(lock)
+    with turns.shared(), turns.exclusive():
+        assert is_free(DeviceLock(lock).shared(), monkeypatch)
+
+
+def test_gpus_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DeviceLock(tmp_path / "gpu-0.lock").exclusive():
+        assert is_free(DeviceLock(tmp_path / "gpu-1.lock").exclusive(), monkeypatch)
+
+
+def test_a_turn_ends_with_a_process_that_is_killed(lock: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        next_one = waiting(DeviceLock(lock).exclusive())
+        assert not next_one.wait(0.2)
+        holder.kill()
+        assert next_one.wait(30)
+
+
+def test_nobody_waits_for_ever(lock: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with DeviceLock(lock).exclusive(), DeviceLock(lock, patience_s=0.0).exclusive():
+        assert "another process has been changing this GPU for 0 s" in caplog.text
+
+
+def test_without_a_gpu_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DeviceLock().exclusive():
+        assert is_free(DeviceLock().exclusive(), monkeypatch)
+
+
+def test_a_folder_that_cannot_be_had_costs_turns_and_not_the_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    with DeviceLock(tmp_path / "file" / "gpu-0.lock").exclusive():
+        assert "loads on this GPU may disturb each other" in caplog.text
+
+
+def test_a_gpu_has_the_name_that_all_its_processes_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plain = lock_of_gpu(1, 600.0)._path
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb")
+    named = lock_of_gpu(1, 600.0)._path
+
+    assert plain
+    assert named
+    assert (plain.name, named.name) == ("gpu-1.lock", "gpu-GPU-bb.lock")
+    assert plain.parent == named.parent

@@ -1,0 +1,110 @@
+"""What a worker remembers of the requests that it has ended."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.builders import make_assignment, make_request
+from tests.support.loop_rig import INFO
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Assignment
+from worker.process.outcomes import Remembered, Run, result_reply
+from worker.process.recent_results import MOST_BYTES, RecentResults
+
+
+def answer(tokens: bytes = b"\1\0\0\0", **fields: object) -> Reply:
+    values = {"id": "q", "event": "result", "seq": 0, "tokens": tokens, "status": "completed"}
+    return Reply(**{**values, **fields})
+
+
+def keep(ended: RecentResults, reply: Reply, age_s: float = 0.0) -> Assignment:
+    """A request that has ended so long ago."""
+    assignment = make_assignment()
+    now = time.monotonic() - age_s
+    ended.keep([(Run(assignment, now), reply)], now)
+    return assignment
+
+
+def test_a_request_is_known_by_client_id_and_server_id() -> None:
+    ended, reply = RecentResults(), answer()
+    request = make_request("q1", client="ann")
+    ended.keep([(Run(make_assignment(request, sid="normal/1-0"), 0.0), reply)], time.monotonic())
+
+    assert ended.find(make_assignment(request, sid="normal/1-0", attempt=2, entry="9-9")) == reply
+    for other in (
+        make_assignment(request, sid="normal/2-0"),
+        make_assignment(make_request("q1", client="bob"), sid="normal/1-0"),
+        make_assignment(make_request("q2", client="ann"), sid="normal/1-0"),
+    ):
+        assert ended.find(other) is None
+
+
+@pytest.mark.parametrize("status", ["failed", "expired"])
+def test_only_what_completed_is_kept(status: str) -> None:
+    ended = RecentResults()
+    assert ended.find(keep(ended, answer(status=status))) is None
+
+
+def test_the_oldest_go_when_there_are_too_many() -> None:
+    ended = RecentResults(most_results=3)
+    kept = [keep(ended, answer()) for _ in range(5)]
+    assert [ended.find(one) is not None for one in kept] == [False, False, True, True, True]
+
+
+def test_the_oldest_go_when_they_are_too_large() -> None:
+    ended = RecentResults(most_bytes=10_000)
+    kept = [keep(ended, answer(text="x" * 4_000)) for _ in range(3)]
+    assert [ended.find(one) is not None for one in kept] == [False, True, True]
+    too_large = keep(ended, answer(tokens=b"\0" * 20_000))
+    assert ended.find(too_large) is None
+    assert ended.count == 0
+    keep(ended, answer(logprobs="x" * 4_000))
+    keep(ended, answer(choices="x" * 4_000))
+    assert ended.count == 2, "what is gone takes no room"
+
+
+def test_the_same_once_more_takes_no_more_room() -> None:
+    ended, request = RecentResults(most_bytes=2_000), make_assignment()
+    for _ in range(10):
+        ended.keep([(Run(request, 0.0), answer())], time.monotonic())
+    keep(ended, answer())
+    assert ended.count == 2
+
+
+def test_the_old_go() -> None:
+    ended = RecentResults(most_s=60.0)
+    old, young = keep(ended, answer(), age_s=61.0), keep(ended, answer())
+    assert (ended.find(old), ended.count) == (None, 1)
+    assert ended.find(young) is not None
+    ended = RecentResults(most_s=60.0)
+    assert ended.find(keep(ended, answer(), age_s=61.0)) is None, "it is too old, if the only one"
+
+
+def test_what_was_begun_before_is_forgotten() -> None:
+    ended = RecentResults()
+    before, begun = keep(ended, answer()), Run(make_assignment(), time.monotonic())
+    ended.forget()
+    ended.keep([(begun, answer())], time.monotonic())
+
+    assert ended.find(before) is None
+    assert ended.find(begun.assignment) is None
+    assert ended.find(keep(ended, answer())) is not None
+
+
+def test_the_default_holds_the_results_of_many_seconds() -> None:
+    ended = RecentResults()
+    for _ in range(2_000):
+        keep(ended, answer(tokens=b"\0" * 4 * 128, text="x" * 600))
+    assert ended.count == 2_000, f"of 128 tokens each in {MOST_BYTES} bytes"
+
+
+def test_it_is_published_as_it_was_but_for_the_tokens_that_are_published_now() -> None:
+    before = answer(seq=7, timing='{"queue_ms":3}', provenance='{"attempt":1}')
+    again = make_assignment(attempt=2, published=[5, 9])
+
+    reply = result_reply(Run(again, 0.0), Remembered("1-0", before), INFO, "w.2", 1.0)
+
+    assert (reply.seq, reply.timing, reply.provenance) == (2, before.timing, before.provenance)
+    assert (reply.tokens, reply.status) == (before.tokens, "completed")

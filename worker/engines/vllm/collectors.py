@@ -1,0 +1,353 @@
+"""What vLLM's outputs mean for each request in the engine: deltas, an answer, or a fault.
+
+One class for each way in which a request can run (`worker.engines.resume` explains them):
+`Whole` does not stream, `Streamed` does, `Repeated` hides what was published before, and
+`Continued` puts its text together from the published tokens and the new ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Choice
+from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
+from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
+
+if TYPE_CHECKING:
+    from vllm.logprobs import Logprob
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+    from tokenyard.protocol.wire import Assignment, SamplingParams
+    from worker.engines.resume import TextStream
+
+
+class Diverged(Exception):
+    """A repeated generation does not repeat what was published; ``at`` is the first other token."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(f"token {at} differs from the published one")
+        self.at = at
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What a request in the engine asks for."""
+
+    assignment: Assignment
+    prompt: list[int]
+    published: list[int]  # of its first choice, or its only one
+    #: Of each choice, where there are several.
+    several: tuple[list[int], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The lane entry, and vLLM's request id."""
+        return self.assignment.entry
+
+    @property
+    def params(self) -> SamplingParams:
+        """Its sampling parameters."""
+        return self.assignment.request.params
+
+    def published_of(self, index: int) -> list[int]:
+        """The tokens of a choice that its readers have seen."""
+        return self.several[index] if self.several else self.published
+
+    @property
+    def has_published(self) -> bool:
+        """Whether its readers have seen any token."""
+        return bool(self.published) or any(self.several)
+
+
+class OutputCollector(Protocol):
+    """Collects the outputs of one request."""
+
+    asked: EngineRequest
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more is to come of it."""
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """Add what one step made to the events; raises `Diverged`."""
+
+    def so_far(self) -> Finished:
+        """What has been made."""
+
+
+class Whole:
+    """A request that does not stream: vLLM hands over everything at once."""
+
+    def __init__(self, asked: EngineRequest) -> None:
+        self.asked = asked
+        self.is_finished = False
+        self._shows_text = asked.assignment.request.wants_text
+        self._logprobs = wanted(asked.params)
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """See `OutputCollector`."""
+        if not output.finished:
+            return
+        self.is_finished = True
+        for part in output.outputs:
+            if part.finish_reason in ("abort", "error"):
+                events.append(_fault(self.asked.key, part.finish_reason))
+                return
+        choices = [self._choice(part) for part in output.outputs]
+        events.append(
+            Finished(
+                self.asked.key,
+                choices,
+                len(self.asked.prompt),
+                _prompt_logprobs(self.asked, output.prompt_logprobs, output),
+                _cached(self.asked, output),
+            )
+        )
+
+    def so_far(self) -> Finished:
+        """Nothing is known before the end."""
+        return Finished(self.asked.key, [Choice(0, [], None, "abort")], len(self.asked.prompt))
+
+    def _choice(self, part: CompletionOutput) -> Choice:
+        tokens = list(part.token_ids)
+        logprobs = None
+        if self._logprobs is not None and part.logprobs is not None:
+            logprobs = entries(tokens, _positions(part), self._logprobs)
+        return Choice(
+            part.index,
+            tokens,
+            part.text if self._shows_text else None,
+            part.finish_reason,
+            part.stop_reason,
+            logprobs,
+        )
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A choice as far as it has come."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class Streamed:
+    """A request that streams, from its first token."""
+
+    def __init__(self, asked: EngineRequest) -> None:
+        self.asked = asked
+        self.is_finished = False
+        self._streams = asked.assignment.request.stream
+        self._shows_text = asked.assignment.request.wants_text
+        self._logprobs = wanted(asked.params)
+        self._prompt_logprobs: list[Any] | None = None
+        self._cached: int | None = None
+        self._choices = [_Growing() for _ in range(asked.params.n)]
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """See `OutputCollector`."""
+        if self._prompt_logprobs is None and (output.prompt_logprobs or _scores(output)):
+            self._take_prompt_logprobs(output.prompt_logprobs or [], output)
+        if self._cached is None:
+            self._cached = _cached(self.asked, output)
+        for part in output.outputs:
+            if part.finish_reason in ("abort", "error"):
+                self.is_finished = True
+                events.append(_fault(self.asked.key, part.finish_reason))
+                return
+            delta = self._grow(self._choices[part.index], part)
+            if delta is not None and self._streams and not (output.finished or self.is_finished):
+                events.append(delta)
+        if output.finished or self.is_finished:
+            self.is_finished = True
+            events.append(self._finished())
+
+    def _take_prompt_logprobs(self, found: Any, output: RequestOutput) -> None:
+        self._prompt_logprobs = _prompt_logprobs(self.asked, found, output)
+
+    def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
+        """Add what is new to a choice; returns it as a delta, None where nothing is."""
+        tokens = part.token_ids
+        choice.tokens.extend(tokens)
+        choice.text += part.text
+        choice.finish_reason = part.finish_reason
+        choice.stop_reason = part.stop_reason
+        return self._delta(choice, part, list(tokens), part.text)
+
+    def _delta(
+        self, choice: _Growing, part: CompletionOutput, tokens: list[int], text: str
+    ) -> TokenDelta | None:
+        if not tokens and not text:
+            return None
+        logprobs = None
+        if self._logprobs is not None and part.logprobs is not None:
+            logprobs = entries(tokens, _positions(part)[: len(tokens)], self._logprobs)
+            choice.logprobs.extend(logprobs)
+        return TokenDelta(
+            self.asked.key, part.index, tokens, text if self._shows_text else None, logprobs
+        )
+
+    def so_far(self) -> Finished:
+        """What has been made, at least what was published."""
+        for choice in self._choices:
+            choice.finish_reason = choice.finish_reason or "abort"
+        known = [self.asked.published_of(index) for index in range(len(self._choices))]
+        pairs = list(zip(self._choices, known, strict=True))
+        if all(len(choice.tokens) >= len(seen) for choice, seen in pairs):
+            return self._finished()
+        shown = [max(choice.tokens, seen, key=len) for choice, seen in pairs]
+        choices = [Choice(index, tokens, None, "abort") for index, tokens in enumerate(shown)]
+        return Finished(self.asked.key, choices, len(self.asked.prompt))
+
+    def _finished(self) -> Finished:
+        choices = [
+            Choice(
+                index,
+                choice.tokens,
+                choice.text if self._shows_text else None,
+                choice.finish_reason,
+                choice.stop_reason,
+                choice.logprobs if self._logprobs is not None else None,
+            )
+            for index, choice in enumerate(self._choices)
+        ]
+        count = len(self.asked.prompt)
+        return Finished(self.asked.key, choices, count, self._prompt_logprobs, self._cached)
+
+
+class Repeated(Streamed):
+    """A stream that runs from its start again and shows only what was not published."""
+
+    def __init__(self, asked: EngineRequest) -> None:
+        super().__init__(asked)
+        #: What readers have of each choice, as of the last step that repeated what it had to.
+        self.shown = tuple(asked.published_of(index) for index in range(asked.params.n))
+
+    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
+        """See `OutputCollector`; of a step that diverges no event stays."""
+        before = len(events)
+        try:
+            super().take(output, events)
+        except Diverged:
+            del events[before:]
+            raise
+        grown = [choice.tokens for choice in self._choices]
+        self.shown = tuple(
+            list(tokens) if len(tokens) > len(seen) else seen
+            for tokens, seen in zip(grown, self.shown, strict=True)
+        )
+
+    def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
+        published = self.asked.published_of(part.index)
+        start = len(choice.tokens)
+        seen = published[start : start + len(part.token_ids)]
+        for at, (old, new) in enumerate(zip(seen, part.token_ids, strict=False), start):
+            if old != new:
+                raise Diverged(at)
+        if part.finish_reason and start + len(part.token_ids) < len(published):
+            raise Diverged(start + len(part.token_ids))
+        delta = super()._grow(choice, part)
+        if delta is None or len(seen) == len(delta.tokens):
+            return None
+        # A step of several tokens may lie across the seam: its text then goes with the new ones.
+        logprobs = delta.logprobs[len(seen) :] if delta.logprobs is not None else None
+        tokens = delta.tokens[len(seen) :]
+        return TokenDelta(delta.key, part.index, tokens, delta.text, logprobs)
+
+
+class Continued(Streamed):
+    """A stream that goes on behind its published tokens, which vLLM sees as prompt.
+
+    ``text`` is None where neither text nor stop strings are asked for.
+    """
+
+    def __init__(self, asked: EngineRequest, text: TextStream | None) -> None:
+        super().__init__(asked)
+        self._text = text
+        self._choices[0].tokens = list(asked.published)
+        self.stopped: str | None = None  # by which stop string its published tokens end
+        for token in asked.published:
+            if text is not None:
+                self.stopped = text.push(token)
+        #: Characters that were shown with the published tokens.
+        self.shown_chars = len(text.show()) if text is not None else 0
+
+    def ended(self, finish_reason: str, stop_reason: int | str | None) -> Finished:
+        """The answer where the published tokens are all of it."""
+        choice = self._choices[0]
+        choice.finish_reason, choice.stop_reason = finish_reason, stop_reason
+        choice.text = self._text.text if self._text is not None else ""
+        if self._logprobs is not None:
+            choice.logprobs = [_unknown_logprob(token) for token in choice.tokens]
+        return self._finished()
+
+    def _take_prompt_logprobs(self, found: Any, output: RequestOutput) -> None:
+        """Tell the published tokens, which vLLM counts as prompt, from our prompt."""
+        at = len(self.asked.prompt)
+        if self._logprobs is not None and found:
+            old = entries(self.asked.published, found[at:], self._logprobs)
+            self._choices[0].logprobs = old
+        self._prompt_logprobs = _prompt_logprobs(self.asked, found[:at], output)
+
+    def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
+        tokens = list(part.token_ids)
+        choice.finish_reason = part.finish_reason
+        choice.stop_reason = part.stop_reason
+        if self._text is None:
+            choice.tokens.extend(tokens)
+            return self._delta(choice, part, tokens, "")
+        tokens = tokens[: self._read(tokens, choice, self._text)]
+        choice.tokens.extend(tokens)
+        shown = self._text.show(finished=choice.finish_reason is not None)
+        choice.text = self._text.text
+        return self._delta(choice, part, tokens, shown)
+
+    def _read(self, tokens: list[int], choice: _Growing, text: TextStream) -> int:
+        """Turn tokens to text; returns how many of them belong to the answer."""
+        is_stopped = choice.finish_reason == "stop"
+        hides_last = is_stopped and not self.asked.params.include_stop_str_in_output
+        for at, token in enumerate(tokens):
+            if hides_last and at == len(tokens) - 1:
+                break
+            stop = text.push(token)
+            if stop is not None:
+                choice.finish_reason, choice.stop_reason = "stop", stop
+                self.is_finished = True
+                return at + 1
+        return len(tokens)
+
+
+def _prompt_logprobs(asked: EngineRequest, found: Any, output: RequestOutput) -> list[Any] | None:
+    top = asked.params.prompt_logprobs
+    known = None if top is None or not found else prompt_entries(asked.prompt, found, Wanted(top))
+    scores = _scores(output)
+    return known if scores is None else with_scores(asked.prompt, known, asked.params, scores)
+
+
+def _scores(output: RequestOutput) -> Any:
+    """Scores of the ids that were named for prompt tokens; older versions know none."""
+    return getattr(output, "prompt_token_id_logprobs", None)
+
+
+def _cached(asked: EngineRequest, output: RequestOutput) -> int | None:
+    """Prompt tokens that vLLM had in its prefix cache; published ones do not count."""
+    found = output.num_cached_tokens
+    return None if found is None else min(found, len(asked.prompt))
+
+
+def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:
+    """Logprobs of new tokens; the flat form, which vLLM also has, is never asked for."""
+    return cast("list[dict[int, Logprob]]", part.logprobs)
+
+
+def _unknown_logprob(token: int) -> dict[str, Any]:
+    return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
+
+
+def _fault(key: str, reason: str) -> RequestFailed:
+    return RequestFailed(key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}")

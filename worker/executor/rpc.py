@@ -1,0 +1,187 @@
+"""Calls to the followers of a group and their answers, over vLLM's message queues.
+
+All calls go through one queue, which every follower reads; each follower has a queue of its own
+for answers. Calls are numbered, so that the answer to a call that was given up is not taken for
+the answer to a later one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+import zmq
+from vllm import envs
+from vllm.distributed.device_communicators.shm_broadcast import Handle, MessageQueue
+
+from worker.executor.messages import GroupError
+from worker.executor.shared_memory import unname
+
+MEET_S: Final = 30.0  # until both ends of a queue are connected
+SEND_S: Final = 300.0  # until the slowest reader has room
+_CHUNKS: Final = 10  # as in vLLM's own executors
+
+
+@dataclass(frozen=True, slots=True)
+class RpcCall:
+    """To all followers: run a method of the worker."""
+
+    number: int
+    method: str | bytes  # a name, or a function as cloudpickle packs it
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    answers: int | None  # the one rank that answers; None: all do
+
+    def wants_answer_of(self, rank: int) -> bool:
+        """Whether this rank is to answer."""
+        return self.answers in {None, rank}
+
+
+@dataclass(frozen=True, slots=True)
+class RpcAnswer:
+    """From a follower; ``fault`` says what went wrong."""
+
+    number: int
+    output: Any = None
+    fault: str | None = None
+
+
+def make_queue(readers: list[int], stages: int) -> MessageQueue:
+    """A queue of this process that other processes of the host read.
+
+    Each of the ``stages`` of a pipeline can have two calls under way. A queue too short for them
+    would let the first stage wait for the last, which waits for the first to read its answer.
+    """
+    return MessageQueue(
+        len(readers),
+        len(readers),
+        local_reader_ranks=readers,
+        max_chunk_bytes=envs.VLLM_MQ_MAX_CHUNK_BYTES_MB * 2**20,  # larger ones take a socket
+        max_chunks=max(_CHUNKS, 4 * stages),
+    )
+
+
+def meet(queue: Any) -> None:
+    """Wait until all ends of a queue are connected; each end must do so, in the same order."""
+    queue.local_socket.setsockopt(zmq.RCVTIMEO, int(MEET_S * 1000))
+    try:
+        queue.wait_until_ready()
+    except zmq.Again:
+        raise GroupError(f"a message queue was not connected within {MEET_S:g} s") from None
+
+
+def hang_up(queue: Any) -> None:
+    """Close the sockets of a queue; idempotent.
+
+    Python may collect them together with their context, and in an order in which this waits for
+    ever. vLLM 0.32 sees to that itself.
+    """
+    condition = getattr(queue, "_spin_condition", None)
+    for name in ("local_notify_socket", "read_cancel_socket", "write_cancel_socket"):
+        _close_socket(getattr(condition, name, None))
+    _close_socket(queue.local_socket)
+
+
+def _close_socket(socket: zmq.Socket[bytes] | None) -> None:
+    if socket is not None:
+        socket.close(linger=0)
+
+
+class RpcChannel:
+    """The leader's end of all queues. One thread calls, another may wake it."""
+
+    def __init__(self, ranks: int, stages: int) -> None:
+        self._calls = make_queue(list(range(1, ranks)), stages)
+        self._answers: dict[int, MessageQueue] = {}
+        self._number = 0
+        self._unsettled: deque[PendingRpc] = deque()
+
+    @property
+    def handle(self) -> Handle:
+        """For the followers, to read the calls."""
+        return self._calls.export_handle()
+
+    def connect(self, answers: Mapping[int, Handle]) -> None:
+        """Meet the followers, whose queues are given by rank."""
+        self._answers = {
+            rank: MessageQueue.create_from_handle(handle, 0) for rank, handle in answers.items()
+        }
+        for queue in (self._calls, *self._answers.values()):
+            meet(queue)
+        unname(self._calls)
+
+    def close(self) -> None:
+        """Let go of all queues; idempotent."""
+        for queue in (self._calls, *self._answers.values()):
+            hang_up(queue)
+        self._answers.clear()
+        self._unsettled.clear()
+
+    def wake(self) -> None:
+        """End all waiting for answers, with an exception; from another thread."""
+        queues: list[Any] = list(self._answers.values())  # `shutdown` has no type
+        for queue in queues:
+            queue.shutdown()
+
+    def send(
+        self,
+        method: str | bytes,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        answers: int | None,
+    ) -> int:
+        """Call all followers; the number of the call."""
+        self._number += 1
+        self._calls.enqueue(RpcCall(self._number, method, args, kwargs, answers), timeout=SEND_S)
+        return self._number
+
+    def expect(self, pending: PendingRpc) -> None:
+        """Remember that somebody will ask for these answers."""
+        self._unsettled.append(pending)
+
+    def settle(self, pending: PendingRpc) -> None:
+        """Fetch the answers to a call, and before them those to all earlier ones."""
+        while not pending.done():
+            self._unsettled.popleft().settle()
+
+    def answer(self, rank: int, number: int, until: float | None) -> Any:
+        """What a follower made of a call. Raises `GroupError`, or `TimeoutError` at ``until``."""
+        queue = self._answers[rank]
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                answer: RpcAnswer = queue.dequeue(timeout=left)
+            except TimeoutError:
+                raise TimeoutError(f"rank {rank} of the group did not answer in time") from None
+            if answer.number < number:
+                continue  # that call was given up
+            if answer.fault is not None:
+                raise GroupError(f"rank {rank} of the group failed: {answer.fault}")
+            return answer.output
+
+
+class PendingRpc(Future[Any]):
+    """The answers to one call, fetched when somebody asks for them."""
+
+    def __init__(self, calls: RpcChannel, fetch: Callable[[], Any]) -> None:
+        super().__init__()
+        self._calls = calls
+        self._fetch = fetch
+        calls.expect(self)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The answers; how long they may take was said with the call, so ``timeout`` is none."""
+        del timeout
+        self._calls.settle(self)
+        return super().result()
+
+    def settle(self) -> None:
+        """Fetch the answers now."""
+        try:
+            self.set_result(self._fetch())
+        except Exception as error:  # noqa: BLE001  # it is raised where the result is asked for
+            self.set_exception(error)

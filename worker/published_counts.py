@@ -1,0 +1,64 @@
+"""What the worker processes of a host count: each its own, and the controller the sum."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final
+
+from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.replies import Status
+from tokenyard.telemetry.metrics import Histogram
+
+#: What a worker answers.
+ENDS: Final[tuple[Status, ...]] = ("completed", "failed", "expired")
+DIRECTIONS: Final = ("input", "output")
+
+
+Times = defaultdict[str, Histogram]
+
+
+@dataclass(slots=True)
+class PublishedCounts:
+    """What has been published since a process began; by base models, which are few."""
+
+    results: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # as the labels are
+    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # model, direction
+    stale: int = 0  # publications that the fence has refused
+    faults: int = 0  # requests that were given back since the engine could not serve them
+    ttft: Times = field(default_factory=lambda: defaultdict(Histogram))
+    tpot: Times = field(default_factory=lambda: defaultdict(Histogram))
+    e2e: Times = field(default_factory=lambda: defaultdict(Histogram))
+
+    def know(self, models: Iterable[str]) -> None:
+        """Begin the counts of these models."""
+        for model in models:
+            for labels in product((model,), PRIORITY_CLASSES, ENDS):
+                self.results.setdefault(labels, 0)
+            for direction in DIRECTIONS:
+                self.tokens.setdefault((model, direction), 0)
+            for times in (self.ttft, self.tpot, self.e2e):
+                times[model].add(Histogram())
+
+    def add(self, other: PublishedCounts) -> None:
+        """Count all that another has counted."""
+        self.results.update(other.results)
+        self.tokens.update(other.tokens)
+        self.stale += other.stale
+        self.faults += other.faults
+        _add(self.ttft, other.ttft)
+        _add(self.tpot, other.tpot)
+        _add(self.e2e, other.e2e)
+
+    def copy(self) -> PublishedCounts:
+        """As it is now."""
+        copied = PublishedCounts()
+        copied.add(self)
+        return copied
+
+
+def _add(ours: Times, theirs: Times) -> None:
+    for model, histogram in theirs.items():
+        ours[model].add(histogram)
