@@ -362,11 +362,11 @@ def _detailed(
     of_model = functools.cache(functools.partial(pauses_of_model, view))
     of_worker = functools.cache(functools.partial(pauses_of_worker, view))
     for page in _pages(listed):
-        over = iter(_with_results(connection, keys, [one for one in page if one.is_over]))
-        running = [one for one in page if not one.is_over]
+        over = iter(_with_results(connection, keys, [one for one in page if one.is_ended]))
+        running = [one for one in page if not one.is_ended]
         lengths = iter(_published(connection, keys, running))
         for one in page:
-            if one.is_over:
+            if one.is_ended:
                 detailed.append(next(over))
                 continue
             held = of_worker(one.worker) if one.worker else of_model(one.model)
