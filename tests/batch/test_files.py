@@ -16,7 +16,7 @@ NAMES = ["a.jsonl", "a.jsonl.gz", pytest.param("a.jsonl.zst", marks=zstd)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_appended_is_read_back(tmp_path: Path, name: str) -> None:
+def test_appended_lines_are_read_back(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with path.open("ab") as file:
         for text in (b"one\ntwo\n", b"three\n"):
@@ -77,7 +77,7 @@ def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
         scan_input(tmp_path / "no-such-file")
 
 
-def test_a_survey_counts_lines_and_marks_repeated_ids(tmp_path: Path) -> None:
+def test_input_scan_counts_lines_and_finds_repeated_ids(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text('{"custom_id":"a"}\n\n{"id":"b"}\n{broken\n{"id":"a"}\n{"id":1}\n{"id":"1"}\n')
     found = scan_input(path)
@@ -85,7 +85,7 @@ def test_a_survey_counts_lines_and_marks_repeated_ids(tmp_path: Path) -> None:
     assert [number for number in range(10) if number in found.repeated] == [5, 7]
 
 
-def test_marks_take_any_numbers() -> None:
+def test_line_numbers_hold_any_numbers() -> None:
     marks = LineNumbers()
     numbers = [0, 7, 8, 100_000, 3, 99_999]
     assert all(marks.add(number) for number in numbers)

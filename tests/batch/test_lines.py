@@ -196,7 +196,7 @@ def test_a_bad_line_says_what_is_wrong(line: dict[str, Any], fault: str) -> None
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"\xff", b'"a"', b"1", None, b"[" * 100_000])
-def test_what_is_no_object_is_a_bad_line(raw: bytes | None) -> None:
+def test_line_that_is_not_an_object_is_bad(raw: bytes | None) -> None:
     assert isinstance(parse_line(1, raw), BadLine)
 
 
@@ -218,7 +218,7 @@ BODIES = st.dictionaries(NAMES, ANY_JSON, max_size=5)
 
 
 @given(BODIES, st.sampled_from(["/v1/completions", "/v1/chat/completions", None]))
-def test_no_line_is_more_than_a_bad_line(body: dict[str, Any], url: str | None) -> None:
+def test_arbitrary_bytes_are_at_most_a_bad_line(body: dict[str, Any], url: str | None) -> None:
     line = body if url is None else {"custom_id": "c", "method": "POST", "url": url, "body": body}
     asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     # If it is drafted as `Client.map` does it, I expect a draft or a refusal, and no other error.

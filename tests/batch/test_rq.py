@@ -272,7 +272,7 @@ def test_a_job_that_runs_is_cancelled(
     assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
 
 
-def test_jobs_that_were_never_heard_of_are_said_so(call: Batch) -> None:
+def test_unknown_batch_job_is_an_error(call: Batch) -> None:
     for command in ("status", "cancel", "resume", "results", "logs"):
         done = call(command, "batch_nothing", status=Exit.FAILED)
         assert "there is no batch job 'batch_nothing'" in done.stderr

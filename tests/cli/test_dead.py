@@ -112,12 +112,12 @@ def test_no_such_letter(ask: Ask, command: str, connection: redis.Redis) -> None
 
 
 @pytest.mark.parametrize("arguments", [("requeue",), ("drop", "--all", "1-1")])
-def test_one_says_which(ask: Ask, arguments: tuple[str, ...]) -> None:
+def test_verdict_names_the_worker(ask: Ask, arguments: tuple[str, ...]) -> None:
     result = ask("dead", *arguments)
     assert result.exit_code == Exit.USAGE
     assert "name letters, or give --all" in result.stderr
 
 
-def test_it_is_a_program(yard: dict[str, Any], letter: dict[str, str]) -> None:
+def test_batch_worker_is_a_program(yard: dict[str, Any], letter: dict[str, str]) -> None:
     done = tokenyard("--redis-url", yard["url"], "dead", "drop", letter["letter"])
     assert done.returncode == Exit.OK, done.stderr

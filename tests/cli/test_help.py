@@ -36,7 +36,7 @@ def test_the_command_itself_says_where_to_begin(invoke: Invoke) -> None:
         assert f"  {command} " in result.output
 
 
-def test_it_knows_its_version(invoke: Invoke) -> None:
+def test_version_option(invoke: Invoke) -> None:
     assert invoke("-V").output.startswith("tokenyard, version ")
 
 

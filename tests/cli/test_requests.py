@@ -63,9 +63,7 @@ def test_cancelling_frees_the_workers_place(ask: Ask, client: Client, yard: dict
         assert eventually(lambda: not any(connection.xlen(lane) for lane in lanes))
 
 
-def test_what_was_over_is_a_failure_and_what_nobody_knows_is_forestalled(
-    ask: Ask, client: Client
-) -> None:
+def test_cancel_of_an_ended_and_of_an_unknown_request(ask: Ask, client: Client) -> None:
     handle = client.submit("short", max_tokens=1)
     handle.result()
     over = ask("cancel", handle.id, "--client", client.client_id)
@@ -232,7 +230,9 @@ def test_a_user_who_may_not_look_is_asked_for_the_client(
         (("requests", "--older-than", "2h", "--newer-than", "1h"), "--newer-than must be longer"),
     ],
 )
-def test_what_is_no_request(ask: Ask, arguments: tuple[str, ...], reason: str) -> None:
+def test_entries_that_are_not_requests_are_skipped(
+    ask: Ask, arguments: tuple[str, ...], reason: str
+) -> None:
     refused = ask(*arguments)
     assert refused.exit_code == Exit.USAGE
     assert reason in refused.stderr
@@ -302,7 +302,7 @@ def test_a_deadline_that_cannot_be_met_is_refused(ask: Ask, yard: dict[str, Any]
     assert "refuse_late: needs a deadline" in refused.stderr
 
 
-def test_verbose_says_where_it_stands(ask: Ask) -> None:
+def test_verbose_prints_the_queue_position(ask: Ask) -> None:
     result = ask("submit", "--verbose", "hello")
     assert result.exit_code == Exit.OK
     assert "before it" in result.stderr
@@ -313,7 +313,7 @@ def test_verbose_says_where_it_stands(ask: Ask) -> None:
     assert (answer["event"], answer["id"]) == ("result", accepted["id"])
 
 
-def test_what_a_killed_command_asked_for_is_cancelled_when_it_says_so(
+def test_cancel_on_disconnect_after_the_command_is_killed(
     client: Client, yard: dict[str, Any]
 ) -> None:
     done = tokenyard(

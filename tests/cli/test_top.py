@@ -66,7 +66,7 @@ def many(count: int) -> SnapshotHistory:
     return history
 
 
-def test_a_picture_says_what_goes_on() -> None:
+def test_frame_shows_the_state_of_the_yard() -> None:
     text = drawn(many(2))
 
     for words in (
@@ -103,7 +103,7 @@ def test_a_long_reason_leaves_the_names_of_the_lines() -> None:
 @pytest.mark.parametrize("workers", [0, 1, 6, 200])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (200, 60)])
 @pytest.mark.parametrize("fault", ["", "Redis does not answer " * 20])
-def test_a_picture_fits(workers: int, width: int, height: int, fault: str) -> None:
+def test_frame_fits_the_terminal(workers: int, width: int, height: int, fault: str) -> None:
     lines = drawn(many(workers), width, height, fault).splitlines()
 
     assert len(lines) <= height
@@ -113,7 +113,7 @@ def test_a_picture_fits(workers: int, width: int, height: int, fault: str) -> No
     assert any("more" in line for line in lines) == (workers == 200)
 
 
-def test_an_empty_yard_has_a_picture() -> None:
+def test_frame_of_an_empty_yard() -> None:
     history = SnapshotHistory()
     history.add(make_snapshot(leader=None))
 
@@ -123,12 +123,12 @@ def test_an_empty_yard_has_a_picture() -> None:
     assert "0 of 0 workers ready" in text
 
 
-def test_history_has_bars_for_whatever_waits() -> None:
+def test_bars_show_every_waiting_request() -> None:
     assert bars([0, 1, 50, 100]) == " ▁▄█"
     assert bars([0, 0]) == "  "
 
 
-def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+def test_watching_continues_when_the_broker_returns(tmp_path: Path) -> None:
     binary = find_binary("valkey")
     assert binary
     server = Server("valkey", binary, tmp_path)
@@ -161,21 +161,21 @@ def test_one_picture_of_a_yard_as_a_program(yard: dict[str, Any]) -> None:
     assert "simulated" in shown.stdout
 
 
-def test_nobody_leads(ask: Ask) -> None:
+def test_doctor_without_a_leader(ask: Ask) -> None:
     shown = ask("--yard", random_name("yard"), "top", "--once", "--interval", "0.1")
 
     assert shown.exit_code == Exit.UNAVAILABLE
     assert "none: nothing is dispatched" in shown.stdout
 
 
-def test_what_is_no_terminal_gets_a_hint(ask: Ask) -> None:
+def test_top_without_a_terminal_fails_with_a_hint(ask: Ask) -> None:
     shown = ask("top")
 
     assert shown.exit_code == Exit.USAGE
     assert "--once" in shown.stderr
 
 
-def test_it_takes_the_screen_and_gives_it_back_on_q(yard: dict[str, Any]) -> None:
+def test_top_restores_the_screen_on_q(yard: dict[str, Any]) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "top"]
     env = environment(TERM="xterm", COLUMNS="80", LINES="24")

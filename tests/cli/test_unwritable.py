@@ -101,7 +101,7 @@ def test_the_doctor_looks_and_says_it(ask: Invoke, ailment: Ailment) -> None:
     assert "Repair the broker first" in found["coordinator"]["todo"]
 
 
-def test_a_coordinator_says_it_at_a_calm_rate(
+def test_coordinator_limits_the_rate_of_its_log(
     server: Ailing, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a leader whose server falls ill

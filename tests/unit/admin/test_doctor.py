@@ -72,7 +72,7 @@ def looked(*workers: WorkerView, **fields: Any) -> Evidence:
     return sound(snapshot=make_snapshot(60_000, seen, **({"handshake": HANDSHAKE} | fields)))
 
 
-def test_where_all_is_well_nothing_is_to_be_done() -> None:
+def test_healthy_yard_has_no_remedies() -> None:
     findings = list(diagnose(sound()))
 
     assert {finding.verdict for finding in findings} == {"ok"}, findings
@@ -105,7 +105,9 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
         ("disk", "warning", "900.0 MiB free", {"used_memory": 600 * MIB}),
     ],
 )
-def test_what_info_says(name: str, verdict: Verdict, words: str, changes: dict[str, Any]) -> None:
+def test_findings_from_server_info(
+    name: str, verdict: Verdict, words: str, changes: dict[str, Any]
+) -> None:
     findings = found(sound(info=INFO | changes), name)
 
     [finding] = [one for one in findings if one.verdict == verdict]
@@ -121,7 +123,7 @@ def test_what_info_says(name: str, verdict: Verdict, words: str, changes: dict[s
         ("time-outs", "tcp-keepalive 0", {"tcp-keepalive": "0"}),
     ],
 )
-def test_what_the_settings_say(name: str, words: str, changes: dict[str, str]) -> None:
+def test_findings_from_server_settings(name: str, words: str, changes: dict[str, str]) -> None:
     [finding] = found(sound(config=CONFIG | changes), name)
 
     assert finding.verdict == "warning"
@@ -152,7 +154,7 @@ def test_valkey_is_called_by_its_name() -> None:
         ({"snapshot": None}, "fault"),
     ],
 )  # fmt: skip
-def test_who_may_come_in(changes: dict[str, Any], verdict: Verdict) -> None:
+def test_access_of_the_default_user(changes: dict[str, Any], verdict: Verdict) -> None:
     verdicts = {finding.verdict for finding in found(sound(**changes), "access")}
 
     assert verdicts - {"ok"} == {verdict} - {"ok"}
@@ -173,7 +175,7 @@ def test_the_servers_clock(clock_ms: float, round_trip_ms: float, verdict: Verdi
     assert finding.verdict == verdict
 
 
-def test_what_is_refused_is_unknown_and_no_fault() -> None:
+def test_refused_checks_are_unknown() -> None:
     evidence = Evidence(snapshot=sound().snapshot, unseen={"CONFIG": "unknown command"})
 
     findings = list(diagnose(evidence))
@@ -186,7 +188,7 @@ def test_what_is_refused_is_unknown_and_no_fault() -> None:
 # The yard
 
 
-def test_nobody_leads() -> None:
+def test_doctor_without_a_leader() -> None:
     [finding] = found(looked(leader=None), "coordinator")
 
     assert (finding.verdict, finding.found) == (
@@ -202,7 +204,7 @@ def test_another_version_of_the_protocol(handshake: dict[str, str]) -> None:
     assert finding.verdict == "fault"
 
 
-def test_nobody_is_ready() -> None:
+def test_doctor_without_ready_workers() -> None:
     asleep = make_view_worker("w.1", state="warm", model="")
     host = HostInfo(name="gpu", models=[ModelInfo(name="adder")])
 
@@ -323,13 +325,13 @@ class TestEntries:
         (one,) = found(evidence, "entries")
         return one
 
-    def test_last_look_is_told_by_number(self) -> None:
+    def test_entries_report_the_last_pass(self) -> None:
         entries = self.entries(sound())
 
         assert entries.verdict == "ok"
         assert "checked 1,234 ledgers in 1.5 s, 10 s ago" in entries.found
 
-    def test_what_was_ended_lately(self) -> None:
+    def test_recently_ended_entries_are_a_warning(self) -> None:
         told = encode_pass(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()
         entries = self.entries(looked(handshake=HANDSHAKE | {LAST_FOUND: told}))
 
@@ -338,14 +340,14 @@ class TestEntries:
         assert "XTRIM" in entries.todo
 
     @pytest.mark.parametrize("told", ["", "[]", "garbage", '{"at_ms":"x"}'])
-    def test_leader_that_has_told_nothing(self, told: str) -> None:
+    def test_entries_without_a_pass_of_the_leader(self, told: str) -> None:
         told_so = HANDSHAKE | {LAST: told, LAST_FOUND: told}
         entries = self.entries(looked(handshake=told_so))
 
         assert entries.verdict == "unknown"
         assert "SCAN" in entries.found
 
-    def test_what_is_lost_now(self) -> None:
+    def test_lost_entries_are_named(self) -> None:
         lost = LostEntries([f"anon/{at}" for at in range(7)], 100)
         entries = self.entries(sound(lost=lost))
 
@@ -353,7 +355,7 @@ class TestEntries:
         assert entries.found.startswith("7 of 100 requests have lost their entry: anon/0, anon/1")
         assert entries.found.endswith("anon/4, ...")
 
-    def test_lost_and_nobody_leads(self) -> None:
+    def test_lost_entries_without_a_leader(self) -> None:
         snapshot = make_snapshot(60_000, [make_view_worker("w.1")], handshake={}, leader=None)
         entries = self.entries(sound(snapshot=snapshot, lost=LostEntries(["a/b"], 1)))
 

@@ -35,20 +35,20 @@ def test_rates_are_what_was_done_since() -> None:
     assert rates.seconds == 2.0
 
 
-def test_a_count_that_went_down_has_begun_anew() -> None:
+def test_rates_after_a_worker_reset_its_counter() -> None:
     before = make_snapshot(0, [make_view_worker("a.1", WorkerTotals(finished=10, tokens=100))])
     now = make_snapshot(1000, [make_view_worker("a.1", WorkerTotals(finished=3, tokens=40))])
 
     assert rates_between(before, now).yard == Throughput(3.0, 40.0)
 
 
-def test_two_looks_at_the_same_moment_divide_by_no_zero() -> None:
+def test_rates_of_simultaneous_snapshots() -> None:
     snapshot = make_snapshot(0, [make_view_worker("a.1", WorkerTotals())])
 
     assert rates_between(snapshot, snapshot).yard == Throughput()
 
 
-def test_one_look_has_no_rates() -> None:
+def test_single_snapshot_has_no_rates() -> None:
     history = SnapshotHistory()
     assert history.last is None
     history.add(make_snapshot(0))
@@ -77,7 +77,7 @@ def test_rates_are_taken_over_some_seconds() -> None:
     assert rates.seconds == 51.0
 
 
-def test_a_clock_that_was_set_back_begins_anew() -> None:
+def test_history_restarts_when_the_clock_is_set_back() -> None:
     history = SnapshotHistory()
     history.add(make_snapshot(5000))
     history.add(make_snapshot(1000))
@@ -85,7 +85,7 @@ def test_a_clock_that_was_set_back_begins_anew() -> None:
     assert history.rates() is None
 
 
-def test_the_history_of_an_intake_is_bounded() -> None:
+def test_history_is_limited() -> None:
     history = SnapshotHistory()
     for number in range(2 * MAX_SNAPSHOTS):
         history.add(make_snapshot(number, waiting=number))
