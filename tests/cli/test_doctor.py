@@ -101,7 +101,7 @@ def test_a_user_who_may_not_look_at_the_yard(own: Server) -> None:
     done = tokenyard("--redis-url", own.url.replace("//", "//blind:b@"), "doctor")
 
     assert done.returncode == Exit.FAILED
-    assert "we are user blind, who may not look at the yard" in done.stdout
+    assert "we are user blind, who may not read the yard" in done.stdout
 
     # If somebody looks who may, I expect to see who was refused
     with redis.Redis.from_url(own.url) as connection:
