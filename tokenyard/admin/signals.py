@@ -47,7 +47,7 @@ _GRACE_S: Final = 5.0
 _MAX_TRIES: Final = 100
 
 
-class WorkerProcess(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """The process of a worker, whatever its incarnation."""
 
     name: str  # of the worker
@@ -68,7 +68,7 @@ class SignalReceipt:
     is_redundant: bool = False
     workers: tuple[str, ...] = ()  # DRAIN, STOP: with incarnation, in the order of ``ids``
     #: Their processes, to recognize one that has a new incarnation meanwhile.
-    processes: tuple[WorkerProcess, ...] = ()
+    processes: tuple[ProcessIdentity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +330,8 @@ class Signals:
         return found
 
 
-def _process(info: WorkerInfo) -> WorkerProcess:
-    return WorkerProcess(info.name, info.host, info.pid)
+def _process(info: WorkerInfo) -> ProcessIdentity:
+    return ProcessIdentity(info.name, info.host, info.pid)
 
 
 def _newest(live: Mapping[str, WorkerInfo]) -> dict[str, WorkerInfo]:

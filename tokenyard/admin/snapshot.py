@@ -59,7 +59,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class RosterView:
     """The workers and hosts of a yard at one moment; lanes are not counted."""
 
     workers: Sequence[WorkerView]
@@ -108,7 +108,7 @@ class YardView:
         return msgspec.json.encode(self)
 
 
-def read_roster(connection: redis.Redis, keys: Keys) -> Roster:
+def read_roster(connection: redis.Redis, keys: Keys) -> RosterView:
     """Read workers and hosts in one round trip; errors of redis-py pass."""
     pipeline: Any = connection.pipeline(transaction=False)
     _queue_roster(pipeline, keys)
@@ -159,7 +159,7 @@ def _queue_roster(pipeline: Any, keys: Keys) -> None:
     pipeline.time()
 
 
-def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, int]) -> Roster:
+def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, int]) -> RosterView:
     now_ms = now[0] * 1000 + now[1] // 1000
     ends = {_text(worker): int(score) for worker, score in leases}
     entries = {_text(worker): packed for worker, packed in roster.items()}
@@ -167,7 +167,7 @@ def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, in
         _worker_view(name, entries.get(name), ends.get(name, 0), now_ms)
         for name in sorted(ends.keys() | entries.keys())
     ]
-    return Roster(workers, _hosts(hosts, workers), now_ms)
+    return RosterView(workers, _hosts(hosts, workers), now_ms)
 
 
 def _lane_lengths(connection: redis.Redis, keys: Keys, workers: Sequence[str]) -> list[int]:

@@ -61,7 +61,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelHolder:
+class WorkerRow:
     """A worker that holds a model."""
 
     worker: str
@@ -74,7 +74,7 @@ class ModelView:
 
     name: str
     hosts: list[Offer]
-    workers: list[ModelHolder]
+    workers: list[WorkerRow]
     desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
 
@@ -91,7 +91,7 @@ def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView
                 if info.name == name
             ],
             workers=[
-                ModelHolder(one.worker, one.info)
+                WorkerRow(one.worker, one.info)
                 for one in view.living
                 if one.info and one.info.model == name
             ],
@@ -148,7 +148,7 @@ def _offer(offer: Offer) -> dict[str, object]:
     }
 
 
-def _holder(holder: ModelHolder) -> dict[str, object]:
+def _holder(holder: WorkerRow) -> dict[str, object]:
     info = holder.info
     return {
         "worker": holder.worker,
@@ -182,7 +182,7 @@ def _offer_text(offer: Offer) -> str:
     return f"{offer.controller}{took}"
 
 
-def _state(holder: ModelHolder, desired_state: DesiredState) -> str:
+def _state(holder: WorkerRow, desired_state: DesiredState) -> str:
     """Its state, and differences from the model's desired state."""
     info = holder.info
     differs: list[str] = [info.run_state] if info.run_state != desired_state.run_state else []
