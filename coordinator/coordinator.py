@@ -49,8 +49,8 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.receipts import mark_of
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import WIRE_VERSION
-from tokenyard.protocol.wording import counted
 from tokenyard.scripts import RESCUE_NOT_LEADER, Arg, Scripts, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
@@ -225,7 +225,7 @@ class Coordinator:
     def stop(self) -> None:
         """End `run` after the turn that is under way; idempotent, also before `run`."""
         self._is_stopped = True
-        self._wakeup.ring()
+        self._wakeup.set()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait until it leads or stands by."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from coordinator.history import FRESH, History, RetryLimits, read_history
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.wire import SYSTEM_FIELDS, Refused, Request, Unanswerable
-from tokenyard.protocol.wording import did_you_mean
 
 Verdict = Request | Refused | Unanswerable
 

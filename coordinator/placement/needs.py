@@ -13,7 +13,7 @@ from typing import Final
 
 from coordinator.dispatch.demand import Demand
 from coordinator.placement.turns import ModelTurns
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
 #: A model that failed so often in a row on every host is not waited for.

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
@@ -178,7 +178,7 @@ class LedgerReconciler:
         self._missed = {one: self._missed[one] for one in tally.missed if one in self._missed}
         if not excess and not told:
             return True
-        codes = self._scripts.reconcile(token, excess_tokens=excess, told=told)
+        codes = self._scripts.reconcile(token, excess_tokens=excess, info=told)
         return Reconciled.NOT_LEADER not in codes
 
 

@@ -25,8 +25,7 @@ from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.tables import Column, Listing, sheet
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.texts import printable
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted, printable
 
 ABOUT: Final = """Dead letters: requests that were given up, kept whole.
 

@@ -145,7 +145,7 @@ class Pool:
         for device in devices:
             self.goals[device] = goal
             self._retry_at.pop(device, None)
-        self.wakeup.ring()
+        self.wakeup.set()
         return goal
 
     def retry_now(self, models: Collection[str]) -> None:
@@ -164,7 +164,7 @@ class Pool:
     def recycle(self, member: WorkerProcessHandle) -> None:
         """Its process should end once it has nothing to do, and a new one start."""
         member.is_doomed = True
-        self.wakeup.ring()
+        self.wakeup.set()
 
     def close(self, member: WorkerProcessHandle, *, at_once: bool = False) -> None:
         """End its process for good: at once, or when it has finished what it has.
@@ -276,7 +276,7 @@ class Pool:
         deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
         heard = wait([*pipes, *deaths, self.wakeup.fileno()], timeout=timeout_s)
         if self.wakeup.fileno() in heard:
-            self.wakeup.hear()
+            self.wakeup.clear()
         for member in self.members:
             if member.output is not None:
                 member.output.pass_on()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tokenyard.process.environment import misspelt, unknown, variables_of
-from tokenyard.protocol.wording import counted, did_you_mean, nearest
+from tokenyard.protocol.texts import counted, did_you_mean, nearest
 
 BOTH = ("coordinator", "worker")
 

@@ -179,7 +179,7 @@ def test_an_epoch_is_a_whole_number_from_0(epoch: int | None) -> None:
 
 @pytest.mark.parametrize("scope", [ALL, ONE])
 def test_weights_are_a_models(scope: str) -> None:
-    with pytest.raises(Invalid, match="the scope must be model:<name>"):
+    with pytest.raises(Invalid, match="use the scope model:<name>"):
         after(DesiredState(run_state="PAUSED"), order("RELOAD_WEIGHTS", scope))
 
 

@@ -23,8 +23,7 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.tables import Column, Listing, sheet
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.texts import printable, span
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted, printable, span
 
 if TYPE_CHECKING:
     from tokenyard.batch.jobs import BatchQueue

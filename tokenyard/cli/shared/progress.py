@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 #: Whether a coordinator leads, and how many workers are ready.
 Tell = Callable[[bool, int], None]

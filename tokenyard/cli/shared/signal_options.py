@@ -28,7 +28,7 @@ from tokenyard.protocol.control import (
     said,
     worker_scope,
 )
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 #: What to do first, where a signal is not allowed.
