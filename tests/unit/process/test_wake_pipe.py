@@ -22,14 +22,14 @@ def _waited_s(wakeup: WakeupPipe, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
-def test_ringing_ends_the_wait_however_often(wakeup: WakeupPipe) -> None:
+def test_many_wakeups_end_one_wait(wakeup: WakeupPipe) -> None:
     for _ in range(100_000):
         wakeup.set()
 
     assert _waited_s(wakeup, 10.0) < 5.0
 
 
-def test_it_is_heard_from_another_thread(wakeup: WakeupPipe) -> None:
+def test_a_wakeup_from_another_thread_ends_the_wait(wakeup: WakeupPipe) -> None:
     ringer = threading.Timer(0.05, wakeup.set)
     ringer.start()
 
@@ -37,7 +37,7 @@ def test_it_is_heard_from_another_thread(wakeup: WakeupPipe) -> None:
     ringer.join()
 
 
-def test_what_was_heard_does_not_ring_again(wakeup: WakeupPipe) -> None:
+def test_a_cleared_wakeup_does_not_end_the_next_wait(wakeup: WakeupPipe) -> None:
     wakeup.set()
     wakeup.clear()
     wakeup.clear()
@@ -49,7 +49,7 @@ def test_a_time_that_has_passed_is_not_waited_for(wakeup: WakeupPipe) -> None:
     assert _waited_s(wakeup, -1.0) < 5.0
 
 
-def test_who_holds_it_may_ring_and_then_its_descriptors_are_free() -> None:
+def test_a_held_pipe_may_be_set_and_then_its_descriptors_are_free() -> None:
     wakeup = WakeupPipe()
     ears = wakeup.fileno()
     ring = wakeup.set
