@@ -167,6 +167,7 @@ def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
         asker = Asker(yard, client, plan.max_model_wait_s)
         for model in (ADDER, SUBTRACTOR):
             asker.hold(model)  # each has been there once before anything is timed
+        tell(f"{sleepers} sleepers: both models have been there, {time.monotonic() - began:.0f} s")
         rounds = list(_rounds(asker, plan, began))
         pairs = itertools.pairwise(swaps_s(read_commands(yard)))
         gaps_s = [later - sooner for sooner, later in pairs]

@@ -10,7 +10,7 @@ from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import WorkerSettings
 from worker.host.controller import Controller
-from worker.host.process_handle import State
+from worker.host.process_state import State
 
 #: With one model its workers are up when they hold it.
 _HOLDING = frozenset({State.READY, State.ATTACHED})

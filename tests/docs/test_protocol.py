@@ -136,8 +136,7 @@ def test_every_key_is_in_the_table() -> None:
 
 
 def test_the_handshake_is_complete() -> None:
-    sources = page("coordinator/coordinator.py").partition("def _publish_handshake")[2]
-    written = set(re.findall(r'^ +"(\w+)": ', sources.partition("def ")[0], re.MULTILINE))
+    written = set(re.findall(r'^ +"(\w+)": ', page("coordinator/handshake.py"), re.MULTILINE))
     for script in SCRIPTS:
         text = _code_of(script)
         written |= set(re.findall(r"(?:'HINCRBY', |next_in\()KEYS\[\d\], '(\w+)'", text))

@@ -12,7 +12,8 @@ import pytest
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, WorkerTotals
 from worker.engines import EngineInfo, Memory
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.host.roster_entry import lane_limit, roster_entry
 from worker.messages import Heartbeat, Ready, Warm
 from worker.models import ModelSpec
@@ -119,7 +120,7 @@ def test_each_state_has_its_name(state: State, shown: WorkerState) -> None:
 
 def test_how_it_gets_on() -> None:
     member = ready()
-    member.note_beat(Heartbeat(1, 0, WorkerTotals(finished=2, tokens=9), "q7: no memory"))
+    member.note_heartbeat(Heartbeat(1, 0, WorkerTotals(finished=2, tokens=9), "q7: no memory"))
     member.drain()
 
     info = entry(member)
