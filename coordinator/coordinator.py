@@ -44,7 +44,7 @@ from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 from tokenyard.scripts import Scripts, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
@@ -200,7 +200,7 @@ class Coordinator:
     def stop(self) -> None:
         """End `run` after the current turn; idempotent, also before `run`."""
         self._is_stopped = True
-        self._wakeup.ring()
+        self._wakeup.set()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait until it leads or stands by."""

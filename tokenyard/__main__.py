@@ -15,12 +15,12 @@ def run() -> None:
 
     What an extra brings and is missing is told in one sentence.
     """
-    interrupted.leave_at_once()
+    interrupted.exit_on_interrupt()
     _leave_current_folder()
     try:
         from tokenyard.cli import main
 
-        interrupted.interrupt()
+        interrupted.raise_on_interrupt()
         # What the terminal cannot show is shown as an escape.
         for output in (sys.stdout, sys.stderr):
             if output is not None:
@@ -31,7 +31,7 @@ def run() -> None:
     except KeyboardInterrupt:  # in the moments that `main` does not watch
         sys.exit(interrupted.SIGNALLED + 2)
     finally:
-        interrupted.leave_at_once()
+        interrupted.exit_on_interrupt()
         _flush()
 
 

@@ -211,7 +211,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
     def heed(number: int, _: object) -> None:
         nonlocal is_at_rest
         is_at_rest = number == signal.SIGUSR1
-        bell.ring()
+        bell.set()
 
     signal.signal(signal.SIGUSR1, heed)
     signal.signal(signal.SIGUSR2, heed)
@@ -225,7 +225,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
         hosts.append(PlayedHost(Scripts(connection, Keys(yard)), name, infos, step, address))
     with selectors.DefaultSelector() as selector:
         # A signal alone does not end `select`: it goes on for what is left of its time.
-        selector.register(bell, selectors.EVENT_READ, bell.hear)
+        selector.register(bell, selectors.EVENT_READ, bell.clear)
         for host in hosts:
             for worker in host.workers:
                 selector.register(worker.socket, selectors.EVENT_READ, worker.take)

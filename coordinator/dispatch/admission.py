@@ -20,8 +20,8 @@ from coordinator.routing.queued_request import NO_TRACE, QueuedRequest, prompt_t
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.streams import position
+from tokenyard.protocol.texts import counted, did_you_mean
 from tokenyard.protocol.wire import SYSTEM_FIELDS, Refused, Request, Unanswerable
-from tokenyard.protocol.wording import counted, did_you_mean
 
 Verdict = QueuedRequest | Refused | Unanswerable
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 #: Chooses among the lanes of a request's model; None: the request has to wait.
 Choose = Callable[[QueuedRequest, Lanes], Pick | None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.placement.turns import ModelTurns
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
 #: Requests do not wait for a model that failed to load so often in a row on every host.

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from coordinator.leadership import LostLeadership
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
@@ -174,7 +174,7 @@ class LedgerReconciler:
         self._missed = {one: self._missed[one] for one in totals.missed if one in self._missed}
         if not excess and not report:
             return
-        codes = self._scripts.reconcile(token, excess_tokens=excess, told=report)
+        codes = self._scripts.reconcile(token, excess_tokens=excess, info=report)
         if Reconciled.NOT_LEADER in codes:
             raise LostLeadership
 

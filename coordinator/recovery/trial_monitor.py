@@ -15,8 +15,8 @@ from coordinator.routing.suspicion import QuarantineMark, TrialLimits, TrialMemb
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.streams import position, whole
+from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.wording import counted
 from tokenyard.scripts import ACQUIT_DONE, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.trial_monitor")

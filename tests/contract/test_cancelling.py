@@ -1,4 +1,4 @@
-"""What a client promises of cancels, also where it may only wish for them."""
+"""Cancels of a client, also where it may only request them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from tokenyard.scripts import client as client_scripts
 
 
 class TestCancel:
-    def test_what_waits_has_its_result_at_once(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_cancel_of_a_waiting_request_has_its_result_immediately(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         handle = new_client().submit([1])
         assert handle.cancel() == Cancellation.CANCELLED
         with pytest.raises(RequestFailed) as caught:
@@ -35,7 +37,7 @@ class TestCancel:
         assert (caught.value.code, caught.value.result.status) == (Code.CANCELLED, "cancelled")
         assert yard.dispatch() == 0
 
-    def test_what_runs_keeps_the_tokens_that_were_shown(
+    def test_cancel_of_a_running_request_keeps_its_published_tokens(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         handle = new_client().submit("go", stream=True)
@@ -50,7 +52,7 @@ class TestCancel:
         yard.dispatch()
         assert not yard.lane, "the worker was told"
 
-    def test_what_is_over_stays_as_it_is(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_an_ended_request_is_not_cancelled(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit([1])
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]
@@ -61,7 +63,7 @@ class TestCancel:
         handle = new_client().submit([1])
         assert [handle.cancel(), handle.cancel()] == [Cancellation.CANCELLED, Cancellation.OVER]
 
-    def test_what_has_not_come_yet_is_forestalled(
+    def test_cancel_of_an_unknown_id_comes_before_its_arrival(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         client = new_client()
@@ -79,7 +81,7 @@ class TestCancel:
         assert new_client(client_id="me").cancel(handle.id) == Cancellation.CANCELLED
         assert handle.wait(WAIT_S).status == "cancelled"
 
-    def test_what_moves_all_the_time_is_given_up(
+    def test_cancel_of_a_request_that_always_moves_times_out(
         self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
         handle = new_client(client_id="me").submit([1])
@@ -157,7 +159,7 @@ class TestCancelWithoutTheRight:
         yield lambda **options: new_client_at(url, **{"client_id": name, **options})
         connection.execute_command("ACL", "DELUSER", user)
 
-    def test_what_waits_is_cancelled_soon(
+    def test_requested_cancel_of_a_waiting_request_is_carried_out(
         self, yard: StandIn, confined: NewClient, granting: Granting
     ) -> None:
         handle = confined().submit([1])
@@ -168,7 +170,7 @@ class TestCancelWithoutTheRight:
         assert (caught.value.code, caught.value.result.status) == (Code.CANCELLED, "cancelled")
         assert yard.dispatch() == 0
 
-    def test_what_runs_keeps_the_tokens_that_were_shown(
+    def test_cancel_of_a_running_request_keeps_its_published_tokens(
         self, yard: StandIn, confined: NewClient, granting: Granting
     ) -> None:
         handle = confined().submit("go", stream=True)
@@ -181,7 +183,7 @@ class TestCancelWithoutTheRight:
         yard.dispatch()
         assert not yard.lane, "the worker was told"
 
-    def test_what_is_over_is_so_at_once(
+    def test_cancel_of_an_ended_request_is_over_immediately(
         self, yard: StandIn, confined: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
         client = confined()
@@ -191,7 +193,7 @@ class TestCancelWithoutTheRight:
         assert handle.cancel() == Cancellation.OVER
         assert not connection.exists(keys.cancelling, keys.cancels(client.client_id))
 
-    def test_what_ends_meanwhile_is_over(
+    def test_cancel_of_a_request_that_ends_meanwhile_is_over(
         self, yard: StandIn, confined: NewClient, granting: Granting
     ) -> None:
         handle = confined().submit([1])
@@ -199,7 +201,7 @@ class TestCancelWithoutTheRight:
             assert handle.cancel() == Cancellation.OVER
         assert handle.wait(WAIT_S).tokens == [2]
 
-    def test_what_has_not_come_yet_is_forestalled(
+    def test_cancel_of_an_unknown_id_comes_before_its_arrival(
         self, yard: StandIn, confined: NewClient, granting: Granting
     ) -> None:
         client = confined()
@@ -208,7 +210,7 @@ class TestCancelWithoutTheRight:
         assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
         assert yard.dispatch() == 0
 
-    def test_without_a_coordinator_the_wish_stands(
+    def test_a_requested_cancel_stays_without_a_coordinator(
         self, yard: StandIn, confined: NewClient, granting: Granting
     ) -> None:
         handle = confined(connect_timeout_s=0.3).submit([1])
@@ -218,7 +220,7 @@ class TestCancelWithoutTheRight:
         granting.once()
         assert handle.wait(WAIT_S).status == "cancelled"
 
-    def test_a_leader_that_was_told_and_died_is_made_up_for(
+    def test_a_requested_cancel_is_repeated_after_the_leader_died(
         self,
         yard: StandIn,
         confined: NewClient,
@@ -244,7 +246,7 @@ class TestCancelWithoutTheRight:
         thread.join(10)
         assert lost == [1]
 
-    def test_too_many_wishes_are_refused(
+    def test_too_many_requested_cancels_are_refused(
         self, yard: StandIn, confined: NewClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(client_scripts, "MOST_CANCELS", 1)
@@ -282,7 +284,7 @@ class TestCancelOnDisconnect:
         assert again.status("stays").state == "waiting"
         assert not connection.exists(keys.attached("me"), keys.clients)
 
-    def test_what_it_cannot_cancel_in_time_is_left_to_the_coordinator(
+    def test_close_leaves_cancels_beyond_its_limit_to_the_coordinator(
         self,
         yard: StandIn,
         new_client: NewClient,

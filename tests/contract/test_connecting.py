@@ -74,11 +74,13 @@ class TestHandshake:
     @pytest.mark.parametrize(
         "url", ["http://localhost", "redis://localhost:port", "localhost:6379"]
     )
-    def test_a_bad_url_is_refused_at_once(self, new_client_at: NewClient, url: str) -> None:
+    def test_an_invalid_url_is_refused_immediately(
+        self, new_client_at: NewClient, url: str
+    ) -> None:
         with pytest.raises(SettingsError, match="redis"):
             new_client_at(url)
 
-    def test_a_bad_name_is_refused_at_once(self, new_client: NewClient) -> None:
+    def test_an_invalid_name_is_refused_immediately(self, new_client: NewClient) -> None:
         with pytest.raises(SettingsError, match="client_id"):
             new_client(client_id="a b")
 
@@ -93,7 +95,9 @@ class TestClosing:
         started.close()
         started.close()
 
-    def test_whoever_waits_is_told(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_waits_end_with_the_error_of_the_client(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         client = new_client()
         handle = client.submit([1])
         client.close()

@@ -86,7 +86,7 @@ def test_a_replica_has_it_when_the_submission_returns(
     assert waits(there, "wait") == 1
 
 
-def test_who_cannot_be_sure_hears_it_and_has_the_handles(
+def test_not_durable_has_the_handles_of_accepted_requests(
     primary: ServerWith,
     there: redis.Redis,
     new_client_at: NewClient,
@@ -151,6 +151,6 @@ def test_so_is_one_without_the_command(
         server.stop()
 
 
-def test_other_words_are_refused(new_client: NewClient, yard: StandIn) -> None:
+def test_an_unknown_durability_is_refused(new_client: NewClient, yard: StandIn) -> None:
     with pytest.raises(InvalidRequest, match="use one of memory, disk, replicated"):
         new_client().submit("a", durability="certain")

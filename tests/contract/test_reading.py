@@ -71,7 +71,9 @@ class TestMap:
             answers = list(new_client().map([[number] for number in range(1, 21)]))
         assert sorted(result.tokens[0] for _, result in answers) == list(range(2, 22))
 
-    def test_one_id_twice(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_an_id_twice_in_a_burst_is_accepted_once(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         items = [{"prompt": [1], "id": "same"}, {"prompt": [1], "id": "same"}]
         with yard.running():
             answers = dict(new_client().map(items))

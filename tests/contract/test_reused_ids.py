@@ -41,7 +41,9 @@ def test_another_request_of_a_known_id_is_refused(
     assert len(yard.seen) == 1
 
 
-def test_what_does_not_change_the_answer_may_differ(yard: StandIn, new_client: NewClient) -> None:
+def test_fields_that_do_not_change_the_answer_may_differ(
+    yard: StandIn, new_client: NewClient
+) -> None:
     handle = new_client(client_id="me").submit([1], id="q", max_tokens=3)
     yard.answer_all()
 
@@ -109,6 +111,6 @@ def test_map_gives_it_as_the_result_of_that_item(yard: StandIn, new_client: NewC
     assert (results[1].status, results[1].error.code) == ("failed", "ID_REUSED")
 
 
-def test_it_is_neither_transient_nor_a_bad_request() -> None:
+def test_an_unknown_request_is_neither_transient_nor_invalid() -> None:
     assert issubclass(IdReused, TokenyardError)
     assert not issubclass(IdReused, InvalidRequest)

@@ -62,7 +62,7 @@ class TestSubmit:
         assert yard.seen[0].messages == messages
         assert handle.result(WAIT_S).text == "IBM"
 
-    def test_what_a_chat_template_is_given_reaches_the_worker(
+    def test_options_of_a_chat_template_reach_the_worker(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         messages = [{"role": "user", "content": [{"type": "text", "text": "HAL"}]}]
@@ -158,7 +158,7 @@ class TestSubmit:
             ("x" * 2_000_000, {}, "prompt"),
         ],
     )
-    def test_what_is_wrong_is_said_at_once(
+    def test_an_invalid_option_is_reported_immediately(
         self, yard: StandIn, new_client: NewClient, prompt: Any, options: Any, field: str
     ) -> None:
         with pytest.raises(InvalidRequest) as caught:
@@ -166,7 +166,7 @@ class TestSubmit:
         assert caught.value.field == field
         assert yard.dispatch() == 0
 
-    def test_a_full_queue_is_said_at_once(
+    def test_a_full_queue_is_reported_immediately(
         self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
     ) -> None:
         yard = StandIn(connection, scripts)

@@ -194,12 +194,12 @@ class TestFailing:
         # Given a controller whose model takes long to load
         settings = working(leading, simulated_load_s=300.0)
         process, pipe, _ = family.start(worker.entrypoint, settings)
-        with pytest.raises(WaitTimeout, match=r"is not up within 0\.1 s"):
+        with pytest.raises(WaitTimeout, match=r"is not ready within 0\.1 s"):
             wait_started(process, pipe, 0.1)
 
         process.kill()
 
-        with pytest.raises(NotStarted, match=r"has ended before it was up \(-9\)"):
+        with pytest.raises(NotStarted, match=r"has ended before it was ready \(-9\)"):
             wait_started(process, pipe, START_S)
 
     def test_one_that_is_stopped_before_it_is_up(
@@ -212,7 +212,7 @@ class TestFailing:
 
         process.terminate()
 
-        with pytest.raises(NotStarted, match="it was stopped before it was up"):
+        with pytest.raises(NotStarted, match="it was stopped before it was ready"):
             wait_started(process, pipe, START_S)
 
     def test_a_daemonic_process_can_have_no_workers(

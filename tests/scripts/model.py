@@ -31,7 +31,7 @@ class Known:
     history: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HISTORY, 0))
     replies_before: int = 0  # of the lives before it was a dead letter
     is_astray: bool = False  # somebody has deleted its entry
-    is_forestalled: bool = False  # cancelled before anybody knew where its replies go
+    is_cancelled_early: bool = False  # cancelled before its arrival
 
     def suffer(self, why: Why, *, alone: bool) -> None:
         """Its worker has gone."""
@@ -105,7 +105,7 @@ class Snapshot:
                 pipe.hgetall(keys.ledger(*name))
                 pipe.get(keys.tokens(*name))
                 stream = destination(keys, item.request)
-                pipe.xrange(keys.reply(*name) if item.is_forestalled else stream)
+                pipe.xrange(keys.reply(*name) if item.is_cancelled_early else stream)
             answers = iter(pipe.execute())
         leases, roster = set(next(answers)), set(next(answers))
         seen = cls(leases, roster, next(answers), int(next(answers) or 0))

@@ -103,7 +103,7 @@ def test_a_queue_that_takes_long_is_not_polled(yard: Yard) -> None:
     assert len(times) > 20, "they do not all come back at the same moment"
 
 
-def test_who_has_to_wait_longest_does_not_come_back_with_all_others(yard: Yard) -> None:
+def test_the_longest_retry_pause_has_jitter(yard: Yard) -> None:
     tell(yard, max_num_queued_reqs=500, rate=1)
     submit(yard, *requests(500))
 
@@ -114,7 +114,7 @@ def test_who_has_to_wait_longest_does_not_come_back_with_all_others(yard: Yard) 
     assert len(times) > 20
 
 
-def test_of_a_burst_the_later_ones_wait_for_longer(yard: Yard) -> None:
+def test_later_requests_of_a_refused_burst_retry_later(yard: Yard) -> None:
     tell(yard, max_num_queued_reqs=1, rate=1)
 
     first, *_, last = submit(yard, *requests(12))[1:]
@@ -192,7 +192,7 @@ def test_refused_requests_add_nothing_to_the_count(yard: Yard) -> None:
     assert yard.queued_tokens() == 10
 
 
-def test_deadline_that_cannot_be_met_is_refused_at_once_where_asked(yard: Yard) -> None:
+def test_an_unmeetable_deadline_is_refused_immediately_where_asked(yard: Yard) -> None:
     tell(yard, rate=1)
     submit(yard, *requests(5))
     soon = make_request(deadline_ms=now_ms(yard) + 2000)
@@ -232,7 +232,7 @@ def test_intake_emptied_by_hand_is_counted_anew(yard: Yard) -> None:
 
 
 def test_count_below_zero_lets_nobody_slip_past_the_bound(yard: Yard) -> None:
-    """Given a count that an operator spoilt, I expect the bound to hold again at once."""
+    """Given a count that an operator made invalid, I expect the bound to hold again at once."""
     tell(yard, max_num_queued_tokens=100)
     yard.connection.hset(yard.keys.tally, "queued_tokens", -1000)
     yard.push({"id": "q1", "prompt": "x"})

@@ -146,7 +146,7 @@ def test_class_of_the_intake_is_part_of_the_server_id(yard: Yard, intake: Intake
     assert yard.ledger(request)["sid"] == f"{intake}/{waiting.entry}"
 
 
-def test_short_wish_does_not_shorten_the_life_of_the_clients_other_results(yard: Yard) -> None:
+def test_a_short_result_ttl_does_not_shorten_the_life_of_other_results(yard: Yard) -> None:
     answer(yard, yard.submit(framed(client="ann", result_ttl_s=1000)))
     answer(yard, yard.submit(framed(client="ann", result_ttl_s=10)))
 

@@ -39,7 +39,7 @@ def test_without_being_asked_nobody_is_watched(yard: Yard) -> None:
     assert not yard.connection.exists(yard.keys.clients)
 
 
-def test_what_has_ended_is_detached_and_the_lease_begins_anew(yard: Yard) -> None:
+def test_ended_requests_are_detached_and_the_lease_is_renewed(yard: Yard) -> None:
     submit(yard, "a", "b")
     yard.connection.zadd(yard.keys.clients, {"ann": 1})
 

@@ -55,7 +55,7 @@ def only_result(yard: Yard, request: Request) -> Reply:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_read", [True, False])
-def test_waiting_request_is_answered_at_once(yard: Yard, kind, is_read: bool) -> None:
+def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind, is_read: bool) -> None:
     request = kind(result_ttl_s=100)
     yard.submit(request)
     if is_read:
@@ -159,7 +159,7 @@ def test_request_that_is_over_stays_as_it_is(yard: Yard, state: str) -> None:
 
 
 @pytest.mark.parametrize("seen", ["other intake", "still waiting", "other worker", "unknown"])
-def test_look_that_is_out_of_date_changes_nothing(yard: Yard, seen: str) -> None:
+def test_an_outdated_read_of_the_ledger_cancels_nothing(yard: Yard, seen: str) -> None:
     """Given a request that moved between look and call, I expect MOVED, so that one looks again."""
     worker, waiting = yard.worker(), yard.submit()
     request = waiting.request
@@ -182,7 +182,9 @@ def test_look_that_is_out_of_date_changes_nothing(yard: Yard, seen: str) -> None
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_plain_entry_that_nobody_knows_is_forestalled(yard: Yard, is_there: bool) -> None:
+def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
+    yard: Yard, is_there: bool
+) -> None:
     """Given an XADD that comes after its cancel, or is not read yet, I expect it dropped."""
     request, worker = make_request(), yard.worker()
     early = yard.push(request_fields(request), request) if is_there else None
@@ -281,7 +283,7 @@ class TestLedgersThatAClientWrote:
         return request
 
     def test_intake_that_is_empty_is_none(self, yard: Yard) -> None:
-        # The leader tried to grant such a wish again and again, without a pause.
+        # The leader retried such a requested cancel, without a pause.
         mine = self.forge(yard, state="waiting", sid="normal/1-1", intake="")
 
         assert stop(yard, mine) is Cancelled.CANCELLED

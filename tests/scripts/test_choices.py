@@ -50,7 +50,7 @@ def test_what_is_repeated_or_stale_is_not_noted_again(yard: Yard) -> None:
     assert noted(yard, assignment.request) == b"\1"
 
 
-def test_what_an_earlier_life_of_the_id_has_left_goes_with_no_retry(yard: Yard) -> None:
+def test_tokens_of_an_earlier_request_of_the_id_go_with_no_retry(yard: Yard) -> None:
     # Given a stream that was cancelled, and forgotten before what it noted was
     request = several()
     emit(yard, yard.assign(yard.worker(), request), (0, 1, [1]))

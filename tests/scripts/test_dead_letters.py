@@ -50,7 +50,7 @@ def test_a_letter_says_whose_it_was_and_why(yard: Yard) -> None:
     assert abs(letter.died_ms / 1000 - seconds) < 60
 
 
-def test_what_names_nobody_is_shown_whatever_it_holds(yard: Yard) -> None:
+def test_an_unanswerable_dead_letter_is_shown(yard: Yard) -> None:
     letter = bury(yard, prompt=b"\xff\x00", tokens=b"[1]")
 
     assert not letter.is_answerable
@@ -139,7 +139,7 @@ def test_a_request_that_is_under_way_again_is_not_doubled(yard: Yard) -> None:
     assert dead_letters(yard.connection, yard.keys) == [letter]
 
 
-def test_what_names_nobody_cannot_be_requeued(yard: Yard) -> None:
+def test_an_unanswerable_dead_letter_cannot_be_requeued(yard: Yard) -> None:
     assert requeue_letter(yard.connection, yard.keys, bury(yard, prompt="x")) == ""
     assert len(dead_letters(yard.connection, yard.keys)) == 1
 

@@ -146,7 +146,7 @@ def test_only_the_holder_of_the_attempt_publishes(yard: Yard) -> None:
     assert yard.scripts.emit(two, [delta(again, 0, [1])]) == [Published.PUBLISHED]
 
 
-def test_next_attempt_goes_on_behind_the_last_published_token(yard: Yard) -> None:
+def test_the_next_attempt_continues_after_the_last_published_token(yard: Yard) -> None:
     first, second = yard.worker(), yard.worker()
     request = make_request(stream=True)
     assignment = yard.assign(first, request)

@@ -190,7 +190,7 @@ def test_wrong_attempt_of_ones_own_entry_does_not_lose_it(yard: Yard) -> None:
     assert yard.lane(worker) == [assignment]
 
 
-def test_longest_wish_keeps_a_shared_stream(yard: Yard) -> None:
+def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard) -> None:
     worker = yard.worker()
     stream = yard.keys.replies("ann")
 

@@ -76,7 +76,7 @@ class TestCounts:
 
 
 @pytest.mark.parametrize("odd", [*ODD, "9" * 5000, "9" * 5000 + "-1 w.1"])
-def test_what_a_hearing_reads(yard: Yard, odd) -> None:
+def test_listener_reads_entries(yard: Yard, odd) -> None:
     # The leader died of it, and so did its successors.
     roster = Roster(yard.connection, yard.keys)
     patience = TrialLimits(tokens=1, ms=60_000)

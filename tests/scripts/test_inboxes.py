@@ -24,7 +24,7 @@ def write(yard: Yard, fields: dict[str, str], entry: str = "*") -> str:
     return str(yard.connection.xadd(inbox, dict(fields), id=entry).decode())  # type: ignore[union-attr]
 
 
-def test_what_is_given_stays_until_it_is_settled(yard: Yard) -> None:
+def test_collected_entries_stay_until_they_are_settled(yard: Yard) -> None:
     entries = [write(yard, {"id": f"q{n}"}) for n in range(3)]
     for _ in range(2):
         assert [entry for entry, _ in collect(yard).entries] == entries
@@ -55,7 +55,7 @@ def test_an_inbox_that_is_too_large_is_deleted_unread(yard: Yard) -> None:
     assert not yard.connection.exists(yard.keys.inbox("ann"))
 
 
-def test_it_gives_so_many_entries_and_bytes(yard: Yard) -> None:
+def test_collect_returns_a_bounded_number_of_entries_and_bytes(yard: Yard) -> None:
     for _ in range(20):
         write(yard, {"x": "x" * 300})
     assert len(collect(yard).entries) == 4  # the one that goes beyond 1000 bytes is the last
@@ -63,7 +63,7 @@ def test_it_gives_so_many_entries_and_bytes(yard: Yard) -> None:
     assert collect(yard, most_entries=2).deleted == 0
 
 
-def test_the_highest_id_ends_the_look_and_is_forgotten(yard: Yard) -> None:
+def test_the_highest_entry_id_ends_the_scan_and_is_reset(yard: Yard) -> None:
     write(yard, {"id": "q1"}, HIGHEST)
     [(entry, _)] = collect(yard).entries
     assert yard.scripts.settle("ann", [entry], []) == 1
@@ -71,7 +71,7 @@ def test_the_highest_id_ends_the_look_and_is_forgotten(yard: Yard) -> None:
     assert len(collect(yard).entries) == 1
 
 
-def test_of_several_inboxes_each_has_its_own(yard: Yard) -> None:
+def test_each_of_several_inboxes_returns_its_own_entries(yard: Yard) -> None:
     yard.connection.xadd(yard.keys.inbox("bob"), {"id": "b"})
     write(yard, {"id": "a"})
     hauls = yard.scripts.collect(

@@ -46,7 +46,7 @@ def test_lease_that_ends_opens_the_lead_under_a_new_epoch(scripts: Scripts) -> N
     assert scripts.lead("ann", LONG_MS, old) == ""
 
 
-def test_leader_that_slept_too_long_leads_anew_and_can_see_it(
+def test_a_leader_whose_lease_expired_leads_again_with_a_new_token(
     scripts: Scripts, connection: redis.Redis, keys: Keys
 ) -> None:
     old = scripts.lead("ann", LONG_MS)

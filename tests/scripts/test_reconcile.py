@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scripts.test_spoilt import SPOILT
+from tests.scripts.test_invalid_counters import INVALID
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.replies import decode_replies, to_result
@@ -48,7 +48,7 @@ def error(yard: Yard, request: Request) -> str:
 
 
 class TestLook:
-    def test_what_is_where_it_should_be_is_not_astray(self, yard: Yard) -> None:
+    def test_requests_in_their_places_are_not_lost(self, yard: Yard) -> None:
         worker = yard.worker()
         waits, runs, back, over = requests(4)
         yard.submit(waits)
@@ -95,7 +95,7 @@ class TestLook:
 
         assert not found.may_run
 
-    def test_look_is_bounded_and_comes_to_an_end(self, yard: Yard) -> None:
+    def test_a_scan_is_bounded_and_ends(self, yard: Yard) -> None:
         asked = requests(200)
         for request in asked:
             drop(yard, yard.submit(request))
@@ -110,7 +110,7 @@ class TestLook:
         assert found >= {request.id for request in asked}
         assert cursors > 3
 
-    def test_other_yards_are_left_alone(self, yard: Yard) -> None:
+    def test_other_yards_are_not_touched(self, yard: Yard) -> None:
         other = "tokenyard:{other}:request:anon/x"
         yard.connection.hset(other, mapping={"state": "waiting", "sid": "normal/1-1"})
         try:
@@ -201,8 +201,8 @@ class TestEnd:
         yard.scripts.reconcile(yard.token, [], excess_tokens=100)
         assert yard.queued_tokens() == 0
 
-    @pytest.mark.parametrize("value", SPOILT)
-    def test_count_that_was_spoilt_begins_anew(self, yard: Yard, value: str) -> None:
+    @pytest.mark.parametrize("value", INVALID)
+    def test_an_invalid_count_restarts(self, yard: Yard, value: str) -> None:
         yard.submit(make_request(tokens=range(20)))
         yard.connection.hset(yard.keys.tally, "queued_tokens", value)
         look = yard.scripts.astray(0, 1_000_000)

@@ -21,7 +21,7 @@ def cancelling(yard: Yard) -> list[dict[bytes, bytes]]:
     return [fields for _, fields in yard.connection.xrange(yard.keys.cancelling)]
 
 
-def test_a_request_is_kept_and_the_leader_told(yard: Yard) -> None:
+def test_a_requested_cancel_is_kept_and_wakes_the_leader(yard: Yard) -> None:
     assert ask(yard, "a/b") is CancelRequested.REQUESTED
 
     assert cancels(yard) == {b"a/b"}

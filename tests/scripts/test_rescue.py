@@ -150,7 +150,7 @@ def test_finished_request_is_not_run_again(yard: Yard) -> None:
     assert len(yard.intake("retry")) == 1
 
 
-def test_what_is_no_assignment_is_dropped_so_that_the_lane_can_end(yard: Yard) -> None:
+def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: Yard) -> None:
     worker = yard.worker()
     strange = yard.connection.xadd(yard.keys.lane(worker), {"x": "y"}).decode()
     yard.expire(worker)

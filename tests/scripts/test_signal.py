@@ -34,7 +34,7 @@ def entries(yard: Yard) -> list[tuple[str, Order | None]]:
     return [(entry.decode(), parse_order(fields)) for entry, fields in found]
 
 
-def test_a_signal_changes_the_posture_and_tells_everybody(yard: Yard) -> None:
+def test_a_signal_changes_the_desired_state_and_announces_it(yard: Yard) -> None:
     # Given a yard in which no signal was ever given
     signal = yard.scripts.signal(PAUSE, b"", PAUSED)
 
@@ -46,7 +46,7 @@ def test_a_signal_changes_the_posture_and_tells_everybody(yard: Yard) -> None:
     assert yard.events()[-1] == {b"event": b"signal"}
 
 
-def test_who_has_seen_another_posture_changes_nothing(yard: Yard) -> None:
+def test_a_signal_on_an_outdated_desired_state_changes_nothing(yard: Yard) -> None:
     # Given a desired state that was changed by somebody else since the caller looked
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     events = len(yard.events())
@@ -61,7 +61,7 @@ def test_who_has_seen_another_posture_changes_nothing(yard: Yard) -> None:
     assert len(yard.events()) == events
 
 
-def test_the_first_posture_leaves_no_field(yard: Yard) -> None:
+def test_the_default_desired_state_has_no_field(yard: Yard) -> None:
     # Given a paused yard, if it is unpaused,
     yard.scripts.signal(PAUSE, b"", PAUSED)
     signal = yard.scripts.signal(Order(signal="UNPAUSE"), encode_desired(PAUSED), DesiredState())
@@ -70,7 +70,7 @@ def test_the_first_posture_leaves_no_field(yard: Yard) -> None:
     assert yard.connection.hgetall(yard.keys.desired) == {CHANGED.encode(): (signal or "").encode()}
 
 
-def test_each_scope_has_its_own_posture(yard: Yard) -> None:
+def test_each_scope_has_its_own_desired_state(yard: Yard) -> None:
     scope = model_scope("adder")
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     epoch = Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=3)
@@ -84,7 +84,7 @@ def test_each_scope_has_its_own_posture(yard: Yard) -> None:
     assert entries(yard) == [(first, PAUSE), (second, epoch)]
 
 
-def test_what_cannot_be_read_there_can_be_replaced_by_who_has_seen_it(yard: Yard) -> None:
+def test_an_unreadable_desired_state_can_be_replaced_by_its_reader(yard: Yard) -> None:
     for nonsense in (b"{", b"\xff\x00", b'{"run_state":"DANCING"}'):
         yard.connection.hset(yard.keys.desired, ALL, nonsense)
         assert yard.scripts.signal(PAUSE, nonsense, PAUSED)

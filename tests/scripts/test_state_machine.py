@@ -255,7 +255,7 @@ class Walk(RuleBasedStateMachine):
         assert code is (Cancelled.CANCELLED if state else Cancelled.CANCELLED_BEFORE_ARRIVAL)
         assert known.result is None
         known.result, known.running = ("cancelled", list(known.published)), None
-        known.is_forestalled = not state
+        known.is_cancelled_early = not state
         assert self.scripts.cancel(*name, "") is Cancelled.OVER
         if obeyed:
             self._obey()

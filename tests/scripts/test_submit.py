@@ -184,7 +184,7 @@ def test_another_request_under_a_known_id_is_refused(yard: Yard, other: dict[str
         {"tenant": "t", "session": "s"},
     ],
 )
-def test_what_does_not_decide_the_answer_may_differ(yard: Yard, other: dict[str, Any]) -> None:
+def test_other_fields_of_a_reused_id_may_differ(yard: Yard, other: dict[str, Any]) -> None:
     waiting = yard.submit()
 
     (known,) = yard.scripts.submit("high", [msgspec.structs.replace(waiting.request, **other)])

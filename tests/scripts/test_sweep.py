@@ -18,7 +18,7 @@ def test_entries_past_their_deadline_are_found_and_stay(yard: Yard) -> None:
     assert len(yard.intake()) == 4
 
 
-def test_look_is_bounded_and_goes_on_where_it_stopped(yard: Yard) -> None:
+def test_a_scan_is_bounded_and_continues_where_it_stopped(yard: Yard) -> None:
     waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(5)]
     cursor, looks = "-", []
     while cursor:
@@ -29,7 +29,7 @@ def test_look_is_bounded_and_goes_on_where_it_stopped(yard: Yard) -> None:
     assert [entry for found in looks for entry in found] == [item.entry for item in waiting]
 
 
-def test_stream_that_ends_with_the_look_has_nothing_behind_it(yard: Yard) -> None:
+def test_a_stream_that_ends_with_the_scan_has_nothing_left(yard: Yard) -> None:
     waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(2)]
 
     cursor, found = yard.scripts.overdue("normal", "-", 2)
@@ -50,7 +50,7 @@ def test_deadline_that_is_no_number_is_left_to_the_dispatcher(yard: Yard) -> Non
     assert yard.scripts.overdue("normal", "-", 10) == ("", [])
 
 
-def test_of_a_deadline_named_twice_the_last_counts(yard: Yard) -> None:
+def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
     stream = yard.keys.intake("normal")
     xadd = ("XADD", stream, "*", "id", "a", "prompt", "x", "deadline")
     yard.connection.execute_command(*xadd, PAST_MS, "deadline", FUTURE_MS)

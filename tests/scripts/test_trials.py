@@ -159,7 +159,7 @@ class TestAcquit:
         assert yard.alone(worker) == ("-" if keep else None)
         put_on_trial(yard, worker, 1)
 
-    def test_who_has_left_the_lane_meanwhile_is_not_touched(self, yard: Yard) -> None:
+    def test_acquit_does_not_touch_requests_that_left_the_lane(self, yard: Yard) -> None:
         worker = yard.worker()
         (one,) = put_on_trial(yard, worker, 1)
         mark, entry = yard.alone(worker) or "", yard.lane(worker)[0]

@@ -103,7 +103,7 @@ def test_a_model_with_an_odd_name_is_no_tally(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1
 
 
-def test_what_a_lost_worker_says_wakes_nobody(yard: Yard) -> None:
+def test_the_renewal_of_a_lost_worker_wakes_nobody(yard: Yard) -> None:
     worker = yard.worker()
     yard.assign(worker)
     yard.scripts.retire(worker, "lost")
@@ -146,7 +146,7 @@ def test_lease_that_is_gone_does_not_come_back(yard: Yard, how: str) -> None:
     assert (lease(yard, worker), roster(yard)) == before
 
 
-def test_one_lost_lease_does_not_spoil_the_others(yard: Yard) -> None:
+def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: Yard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     info = b"{}"
 

@@ -125,7 +125,7 @@ class Theatre:
     def turn(self) -> list[tuple[Any, ...]]:
         """Let the pool act, hear, and act on what it has heard; what it has told since."""
         for _ in range(2):
-            self.pool.wakeup.ring()
+            self.pool.wakeup.set()
             self.pool.run_once()
         told, self.owner.told = self.owner.told, []
         return told

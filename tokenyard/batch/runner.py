@@ -32,7 +32,7 @@ from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError, UnknownRequest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Result
-from tokenyard.protocol.wording import did_you_mean
+from tokenyard.protocol.texts import did_you_mean
 
 #: A job waits for workers without limit; only a completion window ends it.
 _NO_HURRY_S: Final = 365 * 24 * 3600.0

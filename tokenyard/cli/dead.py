@@ -24,8 +24,7 @@ from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.texts import printable
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted, printable
 
 ABOUT: Final = """Dead letters: failed requests that are kept whole.
 

@@ -32,7 +32,7 @@ from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import RequestFailed
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.settings import DeviceName
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
 

@@ -15,7 +15,7 @@ from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.doctor import Finding, Verdict, diagnose, gather
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 ABOUT: Final = """Check a yard and its broker, and print a remedy for each problem.
 

@@ -17,8 +17,8 @@ from tokenyard.cli.shared.options import ask_first, yes_option
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
-from tokenyard.protocol.wording import counted
 from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
 
 ABOUT: Final = """Cancel the requests that wait in the intakes; running ones continue.

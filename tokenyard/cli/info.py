@@ -24,8 +24,7 @@ from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.cli.shared.watching import watch
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
-from tokenyard.protocol.texts import printable
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
 
 ABOUT: Final = """Show a yard: its leader, waiting requests, pauses, and what each worker holds.

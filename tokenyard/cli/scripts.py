@@ -10,7 +10,7 @@ import msgspec
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.process.program import PlainCommand, PlainGroup
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 from tokenyard.scripts import load_scripts
 
 ABOUT: Final = """Load the scripts of this release into the server, for clients without that right.

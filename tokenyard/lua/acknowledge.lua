@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- A controller says what came of a command.
+-- A controller reports the outcome of a command.
 --
--- KEYS[1] acks:<command> (hash): what came of it (JSON), by worker
+-- KEYS[1] acks:<command> (hash): the outcome (JSON), by worker
 -- KEYS[2] events (stream)
 -- ARGV[1] the worker
--- ARGV[2] what came of it (JSON)
+-- ARGV[2] the outcome (JSON)
 -- Returns nothing
--- Atomic, because an acknowledgement that does not expire would stay for ever.
+-- Atomic, because an acknowledgement that does not expire would stay forever.
 
 local KEPT_S = 3600
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A group on trial has survived: its members are suspects no more, and the lane is open again.
+-- Acquit a group on trial: its members are no suspects any more, and the lane is open again.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] quarantine (hash): what is on trial on a lane, by worker

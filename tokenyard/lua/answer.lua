@@ -22,7 +22,7 @@
 -- ARGV[12] the digest of the request ('': not to be compared)
 -- ARGV[13] why a request that reuses an id is a dead letter
 -- Returns -1 NOT_LEADER, 1 ANSWERED, 2 DUPLICATE (dropped: the id is known otherwise),
---   5 GONE (nobody waits there any more), 6 REUSED (now a dead letter: the id is known with
+--   5 GONE (it does not wait there any more), 6 REUSED (now a dead letter: the id is known with
 --   another digest)
 -- Atomic, because the result must appear exactly when the request stops waiting.
 

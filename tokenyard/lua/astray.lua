@@ -1,16 +1,16 @@
 #!lua flags=no-writes
--- Look through a part of the ledgers for requests that wait or run by their ledger, but whose entry
--- somebody has deleted from the stream in which it should be.
+-- Scan some ledgers for requests that wait or run by their ledger, but whose entry was deleted from
+-- its stream by hand.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker; its name says how the yard's keys begin
 -- KEYS[2] tally (hash): counters
 -- ARGV[1] the cursor of SCAN: 0 to begin
--- ARGV[2] most keys of the server to look at, about; a request that waits or runs counts as five
--- Returns where to go on (0 at the end), the number of ledgers looked at, the tokens of those among
---   them that wait where they should, the yard's count of tokens that wait, and the requests
---   found, each as <client>/<id>, state, class or worker where it should be, entry there, 1 if
---   that worker may still run it (else 0)
--- Atomic by itself: nothing is changed. So what it finds has to be looked at again by `reconcile`.
+-- ARGV[2] most keys of the server to visit, about; a request that waits or runs counts as five
+-- Returns where to continue (0 at the end), the number of ledgers read, the tokens of those among
+--   them that wait in their places, the yard's count of waiting tokens, and the requests found,
+--   each as <client>/<id>, state, class or worker where it should be, entry there, 1 if that
+--   worker may still run it (else 0)
+-- Atomic by itself: nothing is changed. So `reconcile` has to check its findings again.
 
 -- @include counted
 -- @include entry_at

@@ -1,14 +1,13 @@
 #!lua flags=allow-oom
--- A client that wants its requests cancelled when it disappears says that it is there, or that
--- it leaves.
+-- Renew or end the lease of a client whose requests are cancelled when it disappears.
 --
 -- KEYS[1] clients (zset): lease expiry in ms by client
 -- KEYS[2] attached:<client> (set): ids to cancel when its lease ends
 -- ARGV[1] the client
 -- ARGV[2] length of its lease in ms from now; 0: it leaves
--- ARGV[3...] ids that have ended, to be cancelled no more
--- Returns the number of ids that are attached still; at 0 the client is watched no more
--- Atomic, because a client must be watched as long as a request of its is attached.
+-- ARGV[3...] ids that have ended, and are detached
+-- Returns the number of ids that are still attached; at 0 the client has no lease any more
+-- Atomic, because a client must have a lease as long as one of its requests is attached.
 
 -- @include server_ms
 

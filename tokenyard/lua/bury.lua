@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Put an entry that nobody can be answered for into the dead letters, whole, with the reason.
+-- Move an entry that cannot be answered to the dead letters, with the reason.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] intake:<class> (stream)

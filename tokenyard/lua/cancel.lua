@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Cancel a request, wherever it is: it has its result at once, and whoever runs it is told.
+-- Cancel a request, wherever it is: it gets its result immediately, and its worker is told.
 --
 -- KEYS[1] request:<client>/<id> (hash)
 -- KEYS[2] tokens:<client>/<id> (string)
@@ -17,8 +17,8 @@
 -- ARGV[7] the error (JSON)
 -- ARGV[8] the entry in the intake where the caller saw a request that has no ledger yet, else ''
 -- Returns 1 CANCELLED, 2 OVER (it has its result already), 3 MOVED (it is elsewhere now: look
---   again), 4 CANCELLED_BEFORE_ARRIVAL (nobody knows the id: if it comes, it is dropped; its result
---   is there)
+--   again), 4 CANCELLED_BEFORE_ARRIVAL (the id is unknown: its result is stored, and a request that
+--   comes later is dropped)
 -- Atomic, because a request must not be taken from a place that it has left.
 
 -- @include add_replies
@@ -64,16 +64,16 @@ if state then
   where, entry = place_of(known)
   if state ~= ARGV[1] or where ~= ARGV[2] then return MOVED end
 else
-  -- A plain XADD that nobody has dispatched: its entry is all that there is of it.
+  -- A plain XADD that was not dispatched yet: it has only its entry.
   entry = ARGV[8]
 end
 
--- A ledger that its client has written itself may name the entry of somebody else, or none.
+-- A ledger that a client has written may name the entry of another request, or none.
 local found = entry ~= '' and entry_at(place, entry)
 local fields = entry_fields(found or {})
 if not found then
   if not state then return MOVED end
-  -- Somebody has deleted it by hand; the worker and its lane may be gone, too.
+  -- It was deleted by hand; the worker and its lane may be gone, too.
   if state == 'assigned' then end_quarantine(KEYS[7], ARGV[2], entry) end
 elseif not is_of(fields, ledger) then
   if not state then return MOVED end
@@ -90,13 +90,13 @@ else
     count_in(KEYS[6], 'queued_tokens', -queued_tokens_of(found))
   end
 end
--- For the leader's metrics: nobody else hears of all that is cancelled.
+-- For the leader's metrics: no other process sees all cancels.
 local class = string.match(known[2] or ARGV[2], '^%l+')
 count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)
--- Nobody may have judged this entry yet.
+-- The entry may not be validated yet.
 local ttl = tonumber((fields['result_ttl'] or ''):match('^%d+$') or '0')
 if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end
--- Where its client waits for the result was told by its entry alone.
+-- Only the entry has the reply stream, so the result goes to both.
 local is_framed = (fields['reply_to'] or '') ~= ''
 conclude(ttl, not found or not is_framed, not found or is_framed)
 return CANCELLED

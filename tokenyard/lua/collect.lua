@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Give out a bounded part of what guests have written, and delete what is too large to be looked at.
+-- Return the first entries of guests' inboxes, and delete those that are too large to be read.
 --
 -- KEYS[1...] inbox:<guest> (stream), one for each guest
 -- ARGV[1] most bytes of memory that an inbox may take
@@ -11,7 +11,7 @@
 -- Atomic, because an entry must be looked at before anybody reads it: it may have gigabytes, or
 --   millions of fields.
 
--- Behind this one there is no place to go on from; a guest may have chosen it.
+-- No entry can follow this id, which a guest may choose.
 local HIGHEST = '18446744073709551615-18446744073709551615'
 local most_memory, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2])
 local most_fields, most_entries = tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Tell a worker's controller what the worker is to do.
+-- Send a command for a worker to its controller.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] control (stream)

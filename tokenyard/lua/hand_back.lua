@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A worker gives a request back that its engine could not serve this time; it is tried again later.
+-- A worker hands back a request that its engine could not serve; it is retried later.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
 -- KEYS[2] lane:<worker> (stream)
@@ -13,7 +13,7 @@
 -- ARGV[2] lane entry
 -- ARGV[3] attempt
 -- ARGV[4] pause before the next attempt in ms
--- ARGV[5] what was wrong
+-- ARGV[5] the error
 -- Returns -1 LEASE_LOST, 1 HANDED_BACK, 0 STALE (another attempt has the request, or none)
 -- Atomic, because the request must be on the lane or in the intake at every moment.
 

@@ -1,17 +1,17 @@
 #!lua flags=no-writes
--- Look through a part of an intake, without moving its payload, for requests past their deadline.
+-- Scan some entries of an intake on the server for requests past their deadline.
 --
 -- KEYS[1] intake:<class> (stream)
--- ARGV[1] the entry behind which to begin, or '-' for the first
--- ARGV[2] most entries to look at
--- Returns the last entry looked at, or '' at the end of the stream, then the overdue entries
+-- ARGV[1] the entry after which to begin, or '-' for the first
+-- ARGV[2] most entries to read
+-- Returns the last entry read, or '' at the end of the stream, then the overdue entries
 -- Atomic by itself: nothing is changed.
 
 -- @include server_ms
 -- @include entry_fields
 
--- Requests of one client mostly say the same in `common`, and reading that costs more than all the
--- rest: each text is read once.
+-- Requests of one client mostly have the same `common`, and parsing it costs more than all the rest:
+-- each text is parsed once.
 local deadlines = {}
 local function common_deadline(common)
   if deadlines[common] == nil then

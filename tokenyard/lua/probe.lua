@@ -1,5 +1,5 @@
 #!lua
--- Find out whether the server takes writes; nothing is changed.
+-- Check whether the server takes writes; nothing is changed.
 --
 -- KEYS[1] intake:retry (stream): only named, as a key that every caller may write to
 -- Returns the length of the key's name

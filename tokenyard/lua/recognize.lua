@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- The leader looks whether the yard lies on another server than before: on a replica that took the
--- master's place and may lack its last writes. Then every worker loses its lease, and joins anew.
+-- Check whether the yard is on another server than before: on a promoted replica, which may lack the
+-- last writes of its master. Then every worker loses its lease, and joins again.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] info (hash): holds the server seen last, and the counter of incarnations
@@ -11,12 +11,12 @@
 -- ARGV[2] the server, by the id of its process
 -- ARGV[3] 1 if that process has been a replica, else 0
 -- Returns -1 NOT_LEADER, or the number of workers that were fenced
--- Atomic, because no worker of before may be given anything on the new server.
+-- Atomic, because no earlier worker may get a request on the new server.
 
 -- @include has_lease
 
 local NOT_LEADER = -1
--- More incarnations than can have joined in what was lost: none may be given out twice.
+-- More incarnations than can have joined in the lost writes: none may be given out twice.
 local SKIPPED = 1000
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local known = redis.call('HMGET', KEYS[2], 'server')[1]
@@ -31,7 +31,7 @@ for _, worker in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
     fenced = fenced + 1
   end
 end
--- One that was spoilt begins anew at the next registration, far beyond.
+-- An invalid counter restarts at the next registration, far beyond.
 redis.pcall('HINCRBY', KEYS[2], 'incarnation', SKIPPED)
 redis.call('XADD', KEYS[5], 'MAXLEN', '~', 1000, '*', 'event', 'gone', 'worker', '')
 return fenced

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Requests whose entry somebody has deleted from an intake or a lane end as failed: nobody could
--- ever run them. And the count of tokens that wait is set right.
+-- End requests whose entry was deleted from an intake or a lane by hand, as failed, and correct the
+-- count of waiting tokens.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] info (hash)
@@ -11,16 +11,16 @@
 --   intake:<class> or lane:<worker> (stream) where the caller missed it (any where its ledger
 --   names no place), reply:<client>/<id> (stream), replies:<client> (stream)
 -- ARGV[1] the caller's leader token
--- ARGV[2] tokens that wait, too many by count
+-- ARGV[2] the excess of the count of waiting tokens
 -- ARGV[3] time to live of a result in s
 -- ARGV[4] most entries a reply stream keeps, about
 -- ARGV[5] the intakes' consumer group
--- ARGV[6] number of fields of info that follow: what the caller has to tell of its looks
+-- ARGV[6] number of fields of info that follow: the report of the caller's scan
 -- ARGV[7...] these fields and their values; then for each request: its id, state, class or worker
---   and entry as the caller saw them, the error (JSON)
+--   and entry as the caller has read them, the error (JSON)
 -- Returns -1 NOT_LEADER, or one code for each request: 1 ENDED, 0 STAYS (its entry is there, or
---   it has moved on since the caller looked)
--- Atomic, because a request that is just moving must not be taken for lost.
+--   it has moved since)
+-- Atomic, because a request that is moving must not be treated as lost.
 
 -- @include add_replies
 -- @include counted
@@ -43,7 +43,7 @@ local function is_as_seen(ledger, place, state, where, entry)
   return where == '' or not entry_at(place, entry)
 end
 
--- Where its client waits for it was told by its entry alone, so the result is in both places.
+-- Only the entry had the reply stream, so the result goes to both.
 local function publish(result, flat, framed)
   for kind, destination in pairs({flat = flat, frame = framed}) do
     add_replies(destination, kind, {result}, ARGV[4])

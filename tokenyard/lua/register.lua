@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A worker joins: it gets a new incarnation, an empty lane of its own, and a lease.
+-- A worker joins: it gets a new incarnation, an empty lane and a lease.
 --
 -- KEYS[1] info (hash): holds the counter of incarnations
 -- KEYS[2] workers (hash): the roster

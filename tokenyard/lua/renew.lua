@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- Extend the leases that their owners still hold, and show what the workers do.
+-- Extend the leases that workers still hold, and update their roster entries.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker
 -- KEYS[2] workers (hash): the roster
 -- KEYS[3] events (stream): what a worker does has changed; how much it has done (tally) is no news
 -- ARGV[1] length of the lease in ms
 -- ARGV[2...] for each worker: the worker, its roster entry (JSON)
--- Returns one code for each worker: 1 HELD, 0 LOST (it must stop and register anew)
+-- Returns one code for each worker: 1 HELD, 0 LOST (it must stop and register again)
 -- Atomic, because a lease that the rescuer has taken must not come back.
 
 -- @include has_lease

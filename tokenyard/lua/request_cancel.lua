@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A client that has no right to cancel asks the leader to cancel a request of its own.
+-- A client without permission to cancel asks the leader to cancel one of its requests.
 --
 -- KEYS[1] cancels:<client> (set): ids of its requests that the leader is to cancel
 -- KEYS[2] cancelling (stream): clients that have such ids
@@ -7,8 +7,8 @@
 -- ARGV[2] request id
 -- ARGV[3] most ids of a client that may wait
 -- ARGV[4] time to live of those ids in s
--- Returns 1 REQUESTED, 0 FULL (so many wait already: nobody leads)
--- Atomic, because the ids of a client must stay within their bound.
+-- Returns 1 REQUESTED, 0 FULL (so many wait already: no coordinator leads)
+-- Atomic, because the number of ids of a client is bounded.
 
 local REQUESTED, FULL = 1, 0
 local is_new = redis.call('SISMEMBER', KEYS[1], ARGV[2]) == 0

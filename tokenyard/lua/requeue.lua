@@ -1,4 +1,4 @@
--- Give a dead letter another life: it waits again, as if it had just been submitted.
+-- Queue a dead letter again, as if it had just been submitted.
 --
 -- KEYS[1] dead (stream)
 -- KEYS[2] intake:<class> (stream)
@@ -33,7 +33,7 @@ redis.call('XDEL', KEYS[1], ARGV[1])
 redis.call('DEL', KEYS[3], KEYS[4], KEYS[5])
 local entry = redis.call('XADD', KEYS[2], '*', unpack(fields))
 local sid = ARGV[2] .. '/' .. entry
--- The attempts go on counting: the number is the fence against workers of the life before.
+-- The attempts continue to count: the number is the fence against earlier workers.
 redis.call('HSET', KEYS[3], 'state', 'waiting', 'sid', sid, 'attempt', known[2] or 0,
   'digest', known[3] or '')
 count_in(KEYS[6], 'queued_tokens', queued_tokens_of(fields))

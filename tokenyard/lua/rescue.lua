@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Take back what a worker without a lease holds: a bounded batch of its lane goes to
--- intake:retry, each entry with the tokens that its readers have already seen.
+-- Take back requests of a worker without a lease: a bounded batch of its lane goes to
+-- intake:retry, each entry with its published tokens.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] leases (zset): lease expiry in ms by worker; 0 lost, -1 left, -2 crashed
@@ -13,14 +13,14 @@
 --   tokens:<client>#/<id> (string): whose those are
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the worker
--- ARGV[3...] for each entry to move, in the order of KEYS: its id, and what it means for it if
---   the worker crashed: the most suspects of its next trial, itself among them (0: it must run
---   alone), or '' where it is no suspect of this crash
+-- ARGV[3...] for each entry to move, in the order of KEYS: its id, and for a worker that crashed
+--   the most suspects of its next trial, including itself (0: it must run alone), or '' where it
+--   is not a suspect of this crash
 -- Returns -1 NOT_LEADER, -2 HELD (the lease runs; nothing was touched), or the number of
---   entries left on the lane; at 0 the worker is forgotten. A call without entries only ends
---   the lease, after which nobody but the rescuer can change the lane.
+--   entries left on the lane; at 0 the worker is removed. A call without entries only ends
+--   the lease, after which only the rescuer can change the lane.
 -- Atomic, because a request must be on the lane or in the intake at every moment, and the dead
--- worker's late writes must be refused from this moment on.
+-- worker's late writes must be refused from now on.
 
 -- @include back_fields
 -- @include count_up
@@ -42,8 +42,8 @@ local why = WHY[tostring(lease)]
 local reason = redis.call('HGET', KEYS[7], worker) or 'its lease ran out'
 local alone = redis.call('HGET', KEYS[6], worker)
 
--- Note in the ledger what this departure means for a request that was here. The coordinator reads
--- from it whether the request may have caused it.
+-- Note this departure in the ledger of a request. The coordinator reads there whether the request
+-- may have caused it.
 local function note(ledger, entry, trial)
   redis.call('HDEL', ledger, 'not_before')
   if why == 'left' or (why == 'crashed' and trial == '') then return end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Give up the lead, so that a standby need not wait for the lease to end.
+-- Give up the lead, so that a standby need not wait for the lease to expire.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] events (stream)

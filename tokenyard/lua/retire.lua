@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A worker leaves, or its controller has seen it die: its lease ends now.
+-- A worker leaves, or its controller reports its death: its lease ends now.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker; 0 lost, -1 left, -2 crashed
 -- KEYS[2] workers (hash): the roster
@@ -8,9 +8,9 @@
 -- KEYS[5] departed (hash): why a worker is gone, by worker
 -- KEYS[6] quarantine (hash): the entry that runs alone, by worker
 -- ARGV[1] the worker
--- ARGV[2] why: left (of its own will: costs its requests nothing), lost (killed from outside),
---   crashed (died by itself: what it ran is suspect)
--- ARGV[3] what is known of it, in words
+-- ARGV[2] why: left (in order: does not count for its requests), lost (killed from outside),
+--   crashed (its requests are suspects)
+-- ARGV[3] the reason, as text
 -- Returns the number of entries on its lane that the rescuer has to move, or -1 UNKNOWN
 -- Atomic, because an entry dispatched after the count would be forgotten.
 

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Take entries out of a guest's inbox, and tell the guest what became of them.
+-- Delete entries of a guest's inbox, and send the guest their receipts.
 --
 -- KEYS[1] inbox:<guest> (stream)
 -- KEYS[2...] for each reply its stream: reply:<client>/<id> or replies:<client> (stream)
@@ -8,14 +8,14 @@
 -- ARGV[3] number of entries
 -- ARGV[4...] the entries; then for each reply its kind, `flat` or `frame`, and the reply (msgpack map)
 -- Returns how many entries were there
--- Atomic, because who is told must not be told again.
+-- Atomic, because a receipt must be sent only once.
 
 -- @include add_replies
 -- @include keep_for
 
 local taken, entries = 0, tonumber(ARGV[3])
 for i = 4, 3 + entries do taken = taken + redis.call('XDEL', KEYS[1], ARGV[i]) end
--- Gone with its last id, which a guest may have chosen so high that no other follows.
+-- Also resets its last id, which a guest may have chosen so high that no other can follow.
 if redis.call('XLEN', KEYS[1]) == 0 then redis.call('DEL', KEYS[1]) end
 for i = 2, #KEYS do
   local at = 4 + entries + 2 * (i - 2)

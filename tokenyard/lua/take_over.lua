@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A new leader makes the yard ready and tells clients about it; also when what it tells changes.
+-- A new leader prepares the yard and publishes the handshake; also when that changes.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
 -- KEYS[2] info (hash)

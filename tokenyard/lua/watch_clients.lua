@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- The clients whose leases have run out, so that what they wanted cancelled can be.
+-- The clients whose leases have expired, so that their attached requests are cancelled.
 --
 -- KEYS[1] clients (zset): lease expiry in ms by client
 -- ARGV[1] most clients to name

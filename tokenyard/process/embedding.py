@@ -1,8 +1,8 @@
-"""A coordinator or a controller as a process of one's own program.
+"""A coordinator or a controller as a child process of the user's own program.
 
-`coordinator.entrypoint` and `worker.entrypoint` are targets for `multiprocessing.Process`, with
-any of its start methods. They say over a pipe where they are, or why they could not start, and
-set an event once they are up. `wait_started` waits for either, and for the end of the process.
+`coordinator.entrypoint` and `worker.entrypoint` are targets for `multiprocessing.Process`, with any
+of its start methods. They send their address over a pipe, or why they could not start, and set an
+event once they are ready. `wait_started` waits for either, and for the end of the process.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 log = logging.getLogger("tokenyard.process.embedding")
 
 DEFAULT_START_TIMEOUT_S: Final = 600.0
-_LOOK_S: Final = 0.2
-#: Longest wait for a process that has let go of its pipes to have ended.
+_POLL_S: Final = 0.2
+#: Longest wait for the end of a process that has closed its pipes.
 _END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceAddress:
-    """Where a coordinator or a controller is, once it is up."""
+    """Identifies a coordinator or a controller that is ready."""
 
     role: Literal["coordinator", "worker"]
     redis_url: str  # without user and password
     yard: str
     name: str
     pid: int
-    epoch: int = 0  # of a coordinator that leads; 0: it stands by
+    epoch: int = 0  # of a leading coordinator; 0: it is a standby
     workers: tuple[str, ...] = ()  # of a controller: their names in the yard, with incarnation
 
     @property
     def leads(self) -> bool:
-        """Whether it is the coordinator that leads."""
+        """Whether it is the leading coordinator."""
         return self.epoch > 0
 
 
@@ -64,19 +64,19 @@ class StartupError:
 
 
 class Embedded(Protocol):
-    """What runs in the process."""
+    """The program that runs in the process."""
 
     def run(self) -> int:
-        """Work until stopped; the exit status."""
+        """Run until stopped; returns the exit status."""
 
     def stop(self) -> None:
-        """End `run` in order."""
+        """End `run`."""
 
     def wait_until_ready(self, timeout_s: float) -> bool:
-        """Wait until it is up."""
+        """Wait until it is ready."""
 
     def address(self) -> ServiceAddress:
-        """Where it is."""
+        """Its address."""
 
 
 def run_embedded(
@@ -87,7 +87,7 @@ def run_embedded(
     pipe: Connection | None,
     die_with_parent: bool,
 ) -> NoReturn:
-    """Run it until SIGTERM or SIGINT, and end the process; what goes wrong goes over the pipe."""
+    """Run a program until SIGTERM or SIGINT, and end the process; errors go over the pipe."""
     report = _StartupReport(ready_event, pipe)
     collect_seldom()
     try:
@@ -105,62 +105,62 @@ def run_embedded(
     except Exception as error:
         report.failed(type(error).__name__, str(error))
         raise
-    report.failed("NotStarted", f"it was stopped before it was up (status {status})")
+    report.failed("NotStarted", f"it was stopped before it was ready (status {status})")
     sys.exit(status)
 
 
 def wait_started(
     process: BaseProcess, pipe: Connection, timeout_s: float = DEFAULT_START_TIMEOUT_S
 ) -> ServiceAddress:
-    """Wait in the parent until the process is up; ``pipe`` is the parent's end.
+    """Wait in the parent until the process is ready; ``pipe`` is the parent's end.
 
-    Raises `NotStarted` with its reason where it is not or has died, and `WaitTimeout`, after
-    which it goes on starting.
+    Raises `NotStarted` with the reason where it could not start or has died, and `WaitTimeout`,
+    after which it continues to start.
     """
-    is_heard = multiprocessing.connection.wait([pipe, process.sentinel], timeout_s)
-    # What it has said counts, also where it has ended since.
+    has_signalled = multiprocessing.connection.wait([pipe, process.sentinel], timeout_s)
+    # A message counts also where the process has ended since.
     with contextlib.suppress(EOFError, OSError):
         if pipe.poll():
-            said: ServiceAddress | StartupError = pipe.recv()
-            if isinstance(said, ServiceAddress):
-                return said
-            raise NotStarted(f"{process.name}: {said.kind}: {said.message}")
-    # Its pipes close a moment before it can be seen to have ended.
-    process.join(_END_S if is_heard else 0)
+            message: ServiceAddress | StartupError = pipe.recv()
+            if isinstance(message, ServiceAddress):
+                return message
+            raise NotStarted(f"{process.name}: {message.kind}: {message.message}")
+    # The pipes close a moment before the process is reported as ended.
+    process.join(_END_S if has_signalled else 0)
     if process.exitcode is not None:
-        raise NotStarted(f"{process.name}: it has ended before it was up ({process.exitcode})")
-    raise WaitTimeout(f"{process.name} is not up within {timeout_s:g} s")
+        raise NotStarted(f"{process.name}: it has ended before it was ready ({process.exitcode})")
+    raise WaitTimeout(f"{process.name} is not ready within {timeout_s:g} s")
 
 
 class _StartupReport:
-    """Tells the parent once whether it is up; nobody need be there to hear it."""
+    """Reports the start to the parent, once; the parent may be gone."""
 
     def __init__(self, ready_event: Event | None, pipe: Connection | None) -> None:
         self._ready_event = ready_event
         self._pipe = pipe
-        self._turn = threading.Lock()
-        self._has_told = False
+        self._lock = threading.Lock()
+        self._is_sent = False
 
     def up_when_ready(self, program: Embedded) -> None:
-        """Wait until it is up, and say so."""
-        while not program.wait_until_ready(_LOOK_S):
-            if self._has_told:
+        """Wait until the program is ready, and report its address."""
+        while not program.wait_until_ready(_POLL_S):
+            if self._is_sent:
                 return
-        if self._tell(program.address()) and self._ready_event is not None:
+        if self._send(program.address()) and self._ready_event is not None:
             self._ready_event.set()
 
     def failed(self, kind: str, message: str) -> None:
-        """It ends; of interest where it was not up before."""
-        self._tell(StartupError(kind, message))
+        """Report the end of the program, unless it was ready before."""
+        self._send(StartupError(kind, message))
 
-    def _tell(self, what: ServiceAddress | StartupError) -> bool:
-        with self._turn:
-            if self._has_told:
+    def _send(self, message: ServiceAddress | StartupError) -> bool:
+        with self._lock:
+            if self._is_sent:
                 return False
-            self._has_told = True
+            self._is_sent = True
             if self._pipe is not None:
                 with contextlib.suppress(OSError):  # the other end is gone
-                    self._pipe.send(what)
+                    self._pipe.send(message)
                 self._pipe.close()
             return True
 
@@ -177,7 +177,7 @@ def _expect_broker(settings: CoordinatorSettings | WorkerSettings) -> None:
 
 
 def _follow(parent: BaseProcess, program: Embedded) -> None:
-    """Without its parent nobody would stop it."""
+    """Stop the program when the parent ends."""
     parent.join()
     log.warning("the parent has ended; stopping")
     program.stop()
@@ -195,7 +195,7 @@ def started_address(
     epoch: int = 0,
     workers: tuple[str, ...] = (),
 ) -> ServiceAddress:
-    """The address of what runs with these settings."""
+    """The address of a program with these settings."""
     return ServiceAddress(
         role=role,
         redis_url=public_url(settings.redis_url),

@@ -1,11 +1,11 @@
-"""Which extra brings a package that is not installed."""
+"""The extra that installs a missing package."""
 
 from __future__ import annotations
 
 import sys
 from typing import Final, NoReturn
 
-#: Extra by package, as one imports it. What only `worker` brings, `worker.host.diagnosis` knows.
+#: Extra by import name. `worker.host.diagnosis` has those of the extra `worker`.
 EXTRAS: Final = {
     "click": "cli",
     "rich": "cli",
@@ -23,16 +23,16 @@ _USAGE: Final = 2  # `tokenyard.process.program.Exit`, which needs an extra itse
 
 
 def how_to_install(error: ImportError) -> str:
-    """One sentence for a package that an extra brings; "" for any other."""
+    """How to install a missing package of an extra; "" for any other package."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
     return f"this needs {package}: pip install 'tokenyard[{extra}]'" if extra else ""
 
 
 def refuse(error: ImportError) -> NoReturn:
-    """End a program with that sentence and status 2; raises any other fault again."""
-    told = how_to_install(error)
-    if not told:
+    """End a program with that message and status 2; raises any other error again."""
+    message = how_to_install(error)
+    if not message:
         raise error
-    sys.stderr.write(f"Error: {told}\n")
+    sys.stderr.write(f"Error: {message}\n")
     raise SystemExit(_USAGE) from None

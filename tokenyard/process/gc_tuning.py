@@ -1,8 +1,8 @@
-"""How often a service looks for cycles of garbage.
+"""The garbage collector of services.
 
-Services make many objects for each request and hardly a cycle, so Python's collector, which looks
-after each 700 objects, takes a tenth of their time and finds nothing (measured). Clients keep what
-their programs have chosen.
+Services make many objects for each request and hardly any reference cycles. Python's collector,
+which runs after every 700 objects, takes a tenth of their time and finds nothing (measured).
+Clients leave it as it is.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-#: Objects made and not freed before the youngest generation is looked at, and so on.
+#: Thresholds of the three generations.
 SELDOM: Final = (50_000, 20, 100)
 
 
 def collect_seldom() -> None:
-    """Look seldom, and never at what is there already: the imported program."""
+    """Collect seldom, and never visit the objects that exist already."""
     gc.freeze()
     gc.set_threshold(*SELDOM)

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-#: What a shell adds to the number of the signal that ended a program.
+#: Added to the number of the signal that ended a program, as shells do.
 SIGNALLED: Final = 128
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal was heard; ``status`` is the exit status that stands for it.
+    """A signal has arrived; ``status`` is the exit status for it.
 
-    Not `KeyboardInterrupt` itself: when that passes through the `exec` of a string, as dataclasses
-    do at import, CPython ends the process by SIGINT in the end, also if it was caught.
+    Not `KeyboardInterrupt` itself: after that has passed through the `exec` of a string, as in
+    dataclasses at import, CPython ends the process by SIGINT, even if it was caught.
     """
 
     def __init__(self, number: int = signal.SIGINT) -> None:
@@ -25,20 +25,20 @@ class Interrupted(KeyboardInterrupt):
         self.status = SIGNALLED + number
 
 
-def leave_at_once() -> None:
-    """Let Ctrl-C end the process where it stands, while it is imported or about to end anyway."""
+def exit_on_interrupt() -> None:
+    """Let Ctrl-C end the process immediately, during imports and at its end."""
     _handle(_leave)
 
 
-def interrupt() -> None:
+def raise_on_interrupt() -> None:
     """Let Ctrl-C raise `Interrupted` in the main thread."""
     _handle(_raise)
-    # Where an exception cannot go on, as in a `__del__`, Python prints it and forgets it.
-    sys.unraisablehook = _lost
+    # Where an exception cannot propagate, as in a `__del__`, Python prints and drops it.
+    sys.unraisablehook = _unraisable
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
-    # A shell lets what it runs in the background ignore Ctrl-C.
+    # Shells let background programs ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 
@@ -51,7 +51,7 @@ def _raise(number: int, _frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def _lost(lost: sys.UnraisableHookArgs) -> None:
-    if isinstance(lost.exc_value, KeyboardInterrupt):
+def _unraisable(error: sys.UnraisableHookArgs) -> None:
+    if isinstance(error.exc_value, KeyboardInterrupt):
         os._exit(SIGNALLED + signal.SIGINT)
-    sys.__unraisablehook__(lost)
+    sys.__unraisablehook__(error)

@@ -40,8 +40,7 @@ from tokenyard.protocol.errors import (
 )
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
-from tokenyard.protocol.texts import harmless
-from tokenyard.protocol.wording import nearest
+from tokenyard.protocol.texts import harmless, nearest
 from tokenyard.telemetry import logs
 
 REDIS_URL_HELP: Final = (

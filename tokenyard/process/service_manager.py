@@ -1,7 +1,7 @@
-"""What a service manager hears from a program: that it is up, gets on, and ends.
+"""Notifications to a service manager: ready, alive, stopping.
 
-The protocol is that of systemd's sd_notify(3): datagrams to the socket that the variable
-``NOTIFY_SOCKET`` names. Where there is none, nothing is said.
+The protocol is that of systemd's sd_notify(3): datagrams to the socket in the variable
+``NOTIFY_SOCKET``. Without that nothing is sent.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from collections.abc import Mapping
 
 
 class ServiceManager:
-    """Tells whoever has started this program how it gets on."""
+    """The service manager that has started this program, if any."""
 
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
         """``address`` of a Unix socket; a name that begins with ``@`` is an abstract one.
 
-        ``watchdog_s`` is how long it may hear nothing before it takes the program for hanging.
+        After ``watchdog_s`` without a notification, the manager considers the program hung.
         """
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._every_s = watchdog_s / 4
-        self._said_at = 0.0
+        self._sent_at = 0.0
         self._is_ready = False
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ServiceManager:
-        """The one that the environment names, if any."""
+        """The manager that the environment names, if any."""
         microseconds = environment.get("WATCHDOG_USEC", "")
         watchdog_s = int(microseconds) / 1e6 if microseconds.isdigit() else 0.0
         return cls(environment.get("NOTIFY_SOCKET", ""), watchdog_s)
 
     def alive(self) -> None:
-        """The program gets on; the first time it says that it is up. Cheap, so call it often."""
+        """Notify that the program is alive, or at first ready; cheap, so call it often."""
         now = time.monotonic()
         if not self._is_ready:
             self._is_ready = True
-            self._tell("READY=1")
-        elif self._every_s and now - self._said_at >= self._every_s:
-            self._tell("WATCHDOG=1")
+            self._send("READY=1")
+        elif self._every_s and now - self._sent_at >= self._every_s:
+            self._send("WATCHDOG=1")
         else:
             return
-        self._said_at = now
+        self._sent_at = now
 
     def stopping(self) -> None:
-        """It ends now, in order, and says no more."""
-        self._tell("STOPPING=1")
+        """Notify that the program ends in order."""
+        self._send("STOPPING=1")
 
-    def _tell(self, state: str) -> None:
+    def _send(self, state: str) -> None:
         if not self._address:
             return
-        # A manager that is gone needs no news.
+        # The manager may be gone.
         with (
             contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as teller,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
         ):
-            teller.settimeout(1.0)
-            teller.sendto(state.encode(), self._address)
+            sender.settimeout(1.0)
+            sender.sendto(state.encode(), self._address)

@@ -1,6 +1,6 @@
-"""Something that a signal handler may ring.
+"""A wake-up that is safe in signal handlers.
 
-`threading.Event` is not: its lock may be held by the very thread that the signal interrupts.
+`threading.Event` is not: the interrupted thread itself may hold its lock.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ import select
 
 
 class WakeupPipe:
-    """Wakes whoever waits for it; can be waited for together with other file descriptors."""
+    """A pipe that wakes a waiting thread; can be polled together with other descriptors."""
 
     def __init__(self) -> None:
-        self._ear, self._hand = os.pipe()
-        for end in (self._ear, self._hand):
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
 
     def fileno(self) -> int:
-        """Readable once it has rung."""
-        return self._ear
+        """A descriptor that is readable once the pipe was set."""
+        return self._read_end
 
-    def ring(self) -> None:
-        """Wake; what has rung and was not heard yet need not ring louder."""
+    def set(self) -> None:
+        """Wake the waiting thread."""
         with contextlib.suppress(BlockingIOError):
-            os.write(self._hand, b"!")
+            os.write(self._write_end, b"!")
 
-    def hear(self) -> None:
-        """Forget that it rang."""
+    def clear(self) -> None:
+        """Clear the pipe."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._ear, 4096)
+            os.read(self._read_end, 4096)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it rings, at most ``timeout_s``."""
-        # Not `select.select`, which knows no descriptor above 1023.
-        ears = select.poll()
-        ears.register(self._ear, select.POLLIN)
-        if ears.poll(max(0.0, timeout_s) * 1000):
-            self.hear()
+        """Wait until the pipe is set, at most ``timeout_s``, and clear it."""
+        # Not `select.select`, which is limited to descriptors below 1024.
+        poller = select.poll()
+        poller.register(self._read_end, select.POLLIN)
+        if poller.poll(max(0.0, timeout_s) * 1000):
+            self.clear()
 
     def __del__(self) -> None:
-        # Not before: who still holds it may ring, and would write into whatever has the number now.
-        os.close(self._ear)
-        os.close(self._hand)
+        # Not earlier: a holder that sets it would write into another file with the same number.
+        os.close(self._read_end)
+        os.close(self._write_end)

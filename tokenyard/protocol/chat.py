@@ -1,7 +1,7 @@
-"""What is refused in a chat before a chat template sees it, with the same words everywhere.
+"""Checks of chat messages before a chat template renders them, the same in every program.
 
-vLLM parses the messages, in the worker. It trusts that somebody has checked their form, and passes
-over some of what it cannot use; here that is an error, since the answer would be to another chat.
+The worker's vLLM parses the messages. It expects their form to be checked, and ignores some parts
+that it cannot use; here that is an error, since the answer would belong to another chat.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from tokenyard.protocol.errors import InvalidRequest
 
-#: Objects and arrays inside each other, in anything that a chat template is given.
+#: Most levels of nested objects and arrays in any value for a chat template.
 MAX_CHAT_DEPTH: Final = 64
-#: Parts that are text, by type, and the field that holds it.
+#: Parts with text, by type, with the field that holds it.
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
     "input_text": "text",
@@ -23,7 +23,7 @@ TEXT_PARTS: Final[Mapping[str, str]] = {
     "thinking": "thinking",
     "tool_reference": "name",
 }
-#: Parts that are no text, by type; each is also the name of a field that makes a part one of these.
+#: Parts without text, by type; a part with a field of such a name is one, too.
 MEDIA_PARTS: Final = frozenset(
     {
         "audio_embeds",
@@ -38,8 +38,8 @@ MEDIA_PARTS: Final = frozenset(
         "video_url",
     }
 )
-#: What ``chat_template_kwargs`` must not name: it has a field of its own, or is not the client's to
-#: say. A template is a program, so it is the model's and never a request's.
+#: Names that ``chat_template_kwargs`` must not set: they have fields of their own, or are not the
+#: client's choice. A template is a program, so it comes from the model and never from a request.
 RESERVED_KWARGS: Final = frozenset(
     {
         "add_generation_prompt",
@@ -64,12 +64,12 @@ RESERVED_KWARGS: Final = frozenset(
         "truncation",
     }
 )
-#: Roles whose messages say something. Of an assistant a tool call may be all.
+#: Roles whose messages need content; an assistant's may consist of tool calls alone.
 _SPEAKING: Final = frozenset({"developer", "system", "tool", "user"})
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:
-    """Refuse messages that are not as OpenAI's API has them, or hold more than text."""
+    """Refuse messages that are not in the format of OpenAI's API, or have more than text."""
     if not messages:
         raise InvalidRequest("messages", "is empty")
     _check_depth("messages", messages)
@@ -89,7 +89,7 @@ def check_objects(field: str, values: list[dict[str, Any]]) -> None:
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Refuse values for the chat template under names that are not the client's."""
+    """Refuse reserved names of values for the chat template."""
     for name in kwargs:
         if name in RESERVED_KWARGS:
             raise InvalidRequest(
@@ -99,7 +99,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 def chat_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """The texts of messages that `check_messages` has passed, without those of tool calls."""
+    """The texts of messages that `check_messages` accepts, without those of tool calls."""
     for message in messages:
         content = message.get("content") or ()
         for part in (content,) if isinstance(content, str) else content:
@@ -149,11 +149,11 @@ def _check_tool_calls(where: str, calls: Any) -> None:
 
 
 def _check_arguments(where: str, arguments: Any) -> None:
-    """An object, or JSON of one; nothing at all is an empty one."""
+    """Check arguments: an object, its JSON, or nothing."""
     if isinstance(arguments, str) and arguments:
         try:
             arguments = json.loads(arguments)
-            # Half a character, as JSON can write it, is no text that a tokenizer takes.
+            # JSON can escape half a character, which no tokenizer accepts.
             json.dumps(arguments, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(where, f"must be a JSON object: {error}") from None

@@ -1,7 +1,7 @@
-"""Commands to controllers: what a control entry says, and what its acknowledgement says.
+"""Commands to workers, and their acknowledgements.
 
-They travel on the stream ``control``; each controller reads all of it and obeys what is meant for
-its workers. The roster says what came of it; acknowledgements are for whoever waits for them.
+Commands are sent on the stream ``control``; each controller reads all of it and carries out those
+for its workers. The roster shows the effect; acknowledgements are for a caller that waits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Verb = Literal["load", "unload", "sleep", "wake", "reset", "profile", "drain", "
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that a worker is to do.
+    """A command to one worker; all verbs are idempotent.
 
-    ``load`` makes the worker's device serve ``model``: what runs there may finish, then it gives
-    way (to sleep where the host keeps sleepers, else it is unloaded). With ``devices`` a group
-    is formed on these, the worker's first. All verbs are idempotent.
+    ``load`` makes the worker's device serve ``model``: running requests may finish, then the
+    previous model sleeps (where the host keeps sleepers) or is unloaded. With ``devices`` it forms
+    a group on these, the worker's first.
 
-    ``drain`` and ``stop`` end the worker's process for good: ``drain`` when it has finished what
-    it has, ``stop`` at once, so that the rest goes back to the queue.
+    ``drain`` and ``stop`` end the worker's process for good: ``drain`` after its running requests,
+    ``stop`` immediately, so that they go back to the queue.
 
-    ``check`` changes nothing: the worker's host looks whether ``model`` could have ``weights``.
+    ``check`` changes nothing: the worker's host checks whether ``model`` could have ``weights``.
     """
 
     verb: Verb
@@ -34,16 +34,16 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: list[int] = msgspec.field(default_factory=list)  # load of a group
     level: int = 1  # sleep: vLLM's sleep level
     start: bool = True  # profile: start or stop
-    why: str = ""  # in words
+    why: str = ""  # a reason, free text
     weights: str = ""  # check: path of a checkpoint
 
 
 class Acknowledgement(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a command at one worker."""
+    """The outcome of a command at one worker."""
 
     worker: str
     done: bool
-    reason: str = ""  # why not
+    reason: str = ""  # where it is not done
 
 
 _command_decoder = msgspec.json.Decoder(Command)
@@ -56,7 +56,7 @@ def command_fields(command: Command) -> dict[str, bytes]:
 
 
 def parse_command(fields: Mapping[bytes, bytes]) -> Command | None:
-    """The command of an entry; None where there is none that we can read."""
+    """The command of an entry; None where it has none that this version can read."""
     try:
         return _command_decoder.decode(fields.get(b"command", b""))
     except msgspec.MsgspecError:

@@ -1,8 +1,7 @@
-"""Control signals: what operators tell a yard, and the desired state that each leaves behind.
+"""Control signals of operators, and the desired state that each of them results in.
 
-A desired state is kept for each scope, so that a worker that joins later, or comes back, finds
-itself in the right one. What a worker does is made up of the desired states of all scopes that it
-is in.
+A desired state is kept for each scope, so that it also applies to workers that join later or come
+back. The desired state of a worker combines those of all scopes that it is in.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 #: Megatron Core's control signals, and one for new weights. DRAIN and STOP end worker processes
-#: and leave no desired state behind, see `tokenyard.admin.signals`.
+#: and change no desired state, see `tokenyard.admin.signals`.
 Signal = Literal[
     "PAUSE",
     "UNPAUSE",
@@ -30,13 +29,12 @@ Signal = Literal[
 ]
 SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
 
-#: vLLM's words for what becomes of running requests. ``abort``: they go back to the queue at once
-#: and continue at their next token. ``wait``: they finish. ``keep``: they stay where they are, and
-#: the engine does not step.
+#: vLLM's modes for running requests. ``abort``: they go back to the queue immediately and continue
+#: at their next token. ``wait``: they finish. ``keep``: they stay, and the engine does not step.
 PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES: Final[tuple[PauseMode, ...]] = get_args(PauseMode)
 
-#: A paused worker is given nothing and runs nothing; a suspended one has let go of its device.
+#: A paused worker gets and runs no requests; a suspended one has also released its device.
 RunState = Literal["RUNNING", "PAUSED", "SUSPENDED"]
 RUN_STATES: Final[tuple[RunState, ...]] = get_args(RunState)
 
@@ -45,70 +43,70 @@ _MODEL, _WORKER = "model:", "worker:"
 
 
 def model_scope(model: str) -> str:
-    """The workers that hold a model, now or later."""
+    """The scope of all workers with a model, now or later."""
     return f"{_MODEL}{model}"
 
 
 def worker_scope(name: str) -> str:
-    """The worker of this name, in whatever incarnation."""
+    """The scope of the worker of this name, in any incarnation."""
     return f"{_WORKER}{name}"
 
 
 def said(scope: str) -> str:
-    """A scope as people read it."""
+    """A scope in words."""
     kind, _, name = scope.partition(":")
     return f"{kind} {name}" if name else "all workers"
 
 
 def is_scope(text: str) -> bool:
-    """Whether ``text`` names a scope."""
+    """Whether ``text`` is a scope."""
     return text == ALL or (text.startswith((_MODEL, _WORKER)) and not text.endswith(":"))
 
 
 class Trial(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What comes back where a reload fails, or who gave it is not heard of any more."""
+    """What is restored where a reload fails, or its caller disappears."""
 
-    until_ms: int  # unix time by the server's clock; then the leader ends it
+    until_ms: int  # unix time by the server's clock; then the leader undoes it
     weights: str = ""
     run_state: RunState = "RUNNING"
 
 
 class DesiredState(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the workers of a scope shall run state themselves."""
+    """The state that an operator wants for the workers of a scope."""
 
     run_state: RunState = "RUNNING"
-    mode: PauseMode = "abort"  # while not RUNNING: what became of running requests
+    mode: PauseMode = "abort"  # while not RUNNING: how running requests were treated
     epoch: int | None = None  # stamped on results; None: none was set
     profiling: bool = False
-    weights: str = ""  # path of a checkpoint that stands in for the model's own; "": its own
-    # Of the order that took it to where it is, while not RUNNING.
+    weights: str = ""  # path of a checkpoint that replaces the model's own; "": its own
+    # While not RUNNING, of the order that set this state:
     by: str = ""  # the operator, as user@host
-    why: str = ""  # in words
-    since_ms: int = 0  # unix time by the server's clock; 0: not known
+    why: str = ""  # a reason, free text
+    since_ms: int = 0  # unix time by the server's clock; 0: unknown
     trial: Trial | None = None  # while a reload is under way
 
 
 class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A signal with what belongs to it, as the control stream carries it."""
+    """A signal with its arguments, as the control stream carries it."""
 
     signal: Signal
     scope: str = ALL
     mode: PauseMode = "abort"  # PAUSE
     epoch: int | None = None  # SET_GENERATION_EPOCH
     weights: str = ""  # RELOAD_WEIGHTS
-    why: str = ""  # in words
+    why: str = ""  # a reason, free text
     by: str = ""  # the operator, as user@host
     trial: Trial | None = None  # of a reload: PAUSE, RELOAD_WEIGHTS, SET_GENERATION_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where a signal may be given, where it changes nothing, and where it leads."""
+    """The run states in which a signal is allowed or without effect, and the one it leads to."""
 
     allowed: frozenset[RunState]
     idempotent: frozenset[RunState] = frozenset()
-    leads_to: RunState | None = None  # None: run state stays
-    hint: str = ""  # what to do first, where it is not allowed
+    leads_to: RunState | None = None  # None: unchanged
+    hint: str = ""  # what to do first where it is not allowed
 
 
 _ANY: Final = frozenset(RUN_STATES)
@@ -133,16 +131,16 @@ TRANSITIONS: Final[Mapping[Signal, Rule]] = {
 
 
 class Invalid(Exception):
-    """A signal that its scope does not allow now; the message says why."""
+    """A signal that is not allowed in its scope now; the message has the reason."""
 
 
 def after(desired_state: DesiredState, order: Order, now_ms: int = 0) -> DesiredState:
-    """The desired state that an order leaves behind; the same one where it is redundant.
+    """The desired state after an order; the same object where it changes nothing.
 
     ``now_ms`` is unix time by the server's clock, 0 where it does not matter.
 
     Raises:
-        Invalid: it is not allowed now, or lacks what belongs to it.
+        Invalid: the signal is not allowed now, or lacks an argument.
     """
     rule = TRANSITIONS[order.signal]
     if desired_state.run_state in rule.idempotent:
@@ -174,14 +172,14 @@ def after(desired_state: DesiredState, order: Order, now_ms: int = 0) -> Desired
 
 
 def _held(desired_state: DesiredState, order: Order, now_ms: int) -> DesiredState:
-    """With who has ordered it, when, and why; a suspend without a reason has that of the pause."""
+    """With its operator, time and reason; a suspend without a reason keeps that of the pause."""
     return msgspec.structs.replace(
         desired_state, by=order.by, why=order.why or desired_state.why, since_ms=now_ms
     )
 
 
 def _running(desired_state: DesiredState) -> DesiredState:
-    """Running again, so that nobody holds it any more."""
+    """Running, without the data of the order that had paused it."""
     return msgspec.structs.replace(
         desired_state,
         run_state="RUNNING",
@@ -194,9 +192,9 @@ def _running(desired_state: DesiredState) -> DesiredState:
 
 
 def restored(desired_state: DesiredState) -> DesiredState:
-    """The desired state before the reload that is under way; without one, the same.
+    """The desired state before the reload in progress; without one, the same.
 
-    What an operator has suspended meanwhile stays so.
+    A scope that an operator has suspended meanwhile stays suspended.
     """
     if desired_state.trial is None:
         return desired_state
@@ -212,7 +210,7 @@ def restored(desired_state: DesiredState) -> DesiredState:
 
 
 def undo_reload(scope: str, desired_state: DesiredState, why: str) -> tuple[Order, DesiredState]:
-    """The order that ends a reload under way, and the desired state behind it."""
+    """The order that undoes a reload in progress, and the desired state after it."""
     before = restored(desired_state)
     return Order(signal="RELOAD_WEIGHTS", scope=scope, weights=before.weights, why=why), before
 
@@ -225,22 +223,22 @@ def _epoch(order: Order) -> int:
 
 def _weights(order: Order) -> str:
     if not order.scope.startswith(_MODEL):
-        raise Invalid(f"{order.signal}: weights are a model's; the scope must be model:<name>")
+        raise Invalid(f"{order.signal}: weights belong to a model: use the scope model:<name>")
     return order.weights
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredStates:
-    """The desired states of all scopes, as they were at one moment."""
+    """The desired states of all scopes at one moment."""
 
     by_scope: Mapping[str, DesiredState] = field(default_factory=dict)
-    changed: str = "0-0"  # id of the control entry that changed one last
+    changed: str = "0-0"  # id of the control entry that last changed one
 
     def of(self, worker: str, model: str) -> DesiredState:
         """The desired state of a worker by its name, with this model ("" for none).
 
-        Run state is that of the strictest scope, with its mode; the most forceful mode where
-        several are as strict. Epoch and weights are those of the narrowest scope that has any.
+        The run state and mode are those of the strictest scope (of several, the most forceful
+        mode); epoch and weights are those of the narrowest scope that sets them.
         """
         scopes = (ALL, model_scope(model), worker_scope(worker))
         found = [self.by_scope[scope] for scope in scopes if scope in self.by_scope]
@@ -256,7 +254,7 @@ class DesiredStates:
         )
 
     def is_running(self, worker: str, model: str) -> bool:
-        """Whether that worker may be given requests, or that model."""
+        """Whether this worker, with this model, may get requests."""
         return self.of(worker, model).run_state == "RUNNING"
 
 
@@ -264,25 +262,25 @@ def _strictness(desired_state: DesiredState) -> tuple[int, int]:
     return RUN_STATES.index(desired_state.run_state), -PAUSE_MODES.index(desired_state.mode)
 
 
-_posture_decoder = msgspec.json.Decoder(DesiredState)
+_desired_decoder = msgspec.json.Decoder(DesiredState)
 _order_decoder = msgspec.json.Decoder(Order)
-#: Field of the hash `desired_state` that is no scope.
+#: Field of the hash `desired` that is not a scope.
 CHANGED: Final = "changed"
 
 
 def encode_desired(desired_state: DesiredState) -> bytes:
-    """A desired state as JSON; that which every scope has at first is empty."""
+    """A desired state as JSON; empty for the default state."""
     return b"" if desired_state == DesiredState() else msgspec.json.encode(desired_state)
 
 
 def decode_desired(fields: Mapping[bytes, bytes]) -> DesiredStates:
-    """What the hash `desired_state` says; what cannot be read there is as if it were not."""
+    """Read the hash `desired`; values that cannot be read are skipped."""
     found = {}
     for scope, packed in fields.items():
         if scope.decode(errors="replace") == CHANGED:
             continue
         try:
-            found[scope.decode()] = _posture_decoder.decode(packed)
+            found[scope.decode()] = _desired_decoder.decode(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
     return DesiredStates(found, fields.get(CHANGED.encode(), b"0-0").decode(errors="replace"))
@@ -294,7 +292,7 @@ def order_fields(order: Order) -> dict[str, bytes]:
 
 
 def parse_order(fields: Mapping[bytes, bytes]) -> Order | None:
-    """The order of an entry; None where there is none that we can read."""
+    """The order of an entry; None where it has none that this version can read."""
     try:
         return _order_decoder.decode(fields.get(b"signal", b""))
     except msgspec.MsgspecError:

@@ -1,8 +1,8 @@
-"""Whether two requests under one id are the same request: a digest of what decides the answer.
+"""A digest of the fields that decide the answer, to compare two requests with one id.
 
-The ledger keeps it as ``digest``. Clients make it of what their user gave, before a tokenizer turns
-text into tokens, and hand it to `submit`; for a plain XADD the coordinator makes it of the entry.
-Both come to the same, so an id may be submitted in one way and again in the other.
+The ledger keeps it as ``digest``. Clients compute it from the user's input, before text becomes
+tokens, and pass it to `submit`; for a plain XADD the coordinator computes it from the entry. Both
+are equal, so that a request may be submitted in one way and again in the other.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import parse_chat, parse_content, parse_params, unfold
 from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
 
-#: The fields of `Request` that decide the answer; all others may differ when an id comes again.
+#: The fields of `Request` that decide the answer; the others may differ in a repeated request.
 DEFINING: Final = frozenset({"tokens", "prompt", "messages", "chat", "model", "params", "stated"})
-#: The digest of an entry that cannot be read, which is the same as no other but another of these.
+#: The digest of an entry that cannot be read.
 UNREADABLE: Final = "unreadable"
 
 _BYTES: Final = 8
 _PROMPTS: Final = frozenset({b"tokens", b"prompt", b"messages"})
-#: Longest fields whose reading is kept.
+#: Longest fields whose parsed form is cached.
 _LONGEST_KEPT: Final = 4096
 
 _KINDS: Final = {"tokens": b"\0tokens\0", "prompt": b"\0prompt\0", "messages": b"\0messages\0"}
@@ -34,22 +34,22 @@ _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 def _encode(value: Any) -> bytes:
-    """JSON that does not depend on the order of keys."""
+    """JSON with sorted keys."""
     return _sorted(msgspec.to_builtins(value, str_keys=True))
 
 
 class Recipe:
-    """The digest of requests that have model and parameters in common, but for their prompts."""
+    """The digest of requests with the same model and parameters, without their prompts."""
 
-    __slots__ = ("_begun",)
+    __slots__ = ("_prefix",)
 
     def __init__(self, model: str, params: SamplingParams, stated: Iterable[str]) -> None:
         said = _encode([model, params, sorted(stated)])
-        self._begun = blake2b(said, digest_size=_BYTES)
+        self._prefix = blake2b(said, digest_size=_BYTES)
 
     def digest(self, kind: str, content: bytes, chat: ChatOptions = PLAIN_CHAT) -> str:
-        """The digest with a prompt: the name of its field, and its value in canonical form."""
-        whole = self._begun.copy()
+        """The digest with a prompt, given as the name of its field and its canonical value."""
+        whole = self._prefix.copy()
         whole.update(_KINDS[kind])
         whole.update(content)
         if chat is not PLAIN_CHAT and chat != PLAIN_CHAT:
@@ -58,7 +58,7 @@ class Recipe:
 
 
 def request_digest(request: Request) -> str:
-    """The digest of a request whose text nobody has turned into tokens."""
+    """The digest of a request with the user's own prompt."""
     recipe = Recipe(request.model, request.params, request.stated)
     if request.tokens is not None:
         return recipe.digest("tokens", request.tokens)
@@ -68,12 +68,12 @@ def request_digest(request: Request) -> str:
 
 
 def canonical_messages(messages: Sequence[Mapping[str, Any]] | None) -> bytes:
-    """Chat messages as they count for a digest."""
+    """Chat messages in canonical form."""
     return _encode(messages)
 
 
 def entry_digest(fields: Mapping[bytes, bytes]) -> str:
-    """The digest of an intake entry that anybody may have written; never raises."""
+    """The digest of an untrusted intake entry; never raises."""
     try:
         kind, content = parse_content(fields if _PROMPTS & fields.keys() else unfold(fields))
         chat = PLAIN_CHAT
@@ -103,9 +103,9 @@ _read_once = functools.lru_cache(maxsize=256)(_read)
 
 
 def defaults_among(params: SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
-    """What was given although it is the default of the wire, which would not travel otherwise."""
+    """Parameters that were given with the wire's default, which is omitted otherwise."""
     return tuple(name for name in given if getattr(params, name) == getattr(_SILENT, name))
 
 
-#: The parameters of who says nothing.
+#: The default parameters.
 _SILENT: Final = SamplingParams()

@@ -1,29 +1,29 @@
-"""Everything that Tokenyard raises, as one tree.
+"""The errors of Tokenyard, as one tree.
 
 TokenyardError
 ├── TransientError                trying again helps
 │   ├── QueueFull                 the intake is full; ``retry_after_s`` says when to come back
-│   ├── NotDurable                accepted, and not known to be as safe as was asked for
+│   ├── NotDurable                accepted, but not known to be as durable as requested
 │   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
-│   ├── NoCoordinator             nobody leads the yard
+│   ├── NoCoordinator             no coordinator leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
-│   │   ├── BrokerNotWritable     it answers, and takes no writes; ``code`` is Redis' word for why
-│   │   └── ScriptsMissing        it has not got the scripts that the leader loads
-│   ├── EngineLost                the process of an engine of one's own died; it is loaded again
+│   │   ├── BrokerNotWritable     it answers, but takes no writes; ``code`` is Redis' reason
+│   │   └── ScriptsMissing        it lacks the scripts that the leader loads
+│   ├── EngineLost                the process of a local engine died; it is loaded again
 │   ├── NoFreeDevice              other engines hold the devices
 │   └── WaitTimeout               the result is not there yet (also a TimeoutError)
 └── PermanentError                trying the same again does not help
     ├── InvalidRequest            the request breaks the protocol; ``field`` says where
     ├── IdReused                  the id is known with another prompt or other parameters
     ├── ProtocolMismatch          the yard speaks another version
-    ├── SettingsError             ``faults`` lists everything that is wrong with the settings
-    ├── BrokerUnsuitable          this Redis cannot carry a yard
-    │   └── NotPermitted          its user has not the right to do that
+    ├── SettingsError             ``errors`` lists all errors in the settings
+    ├── BrokerUnsuitable          this Redis is not suitable for a yard
+    │   └── NotPermitted          its user lacks a permission
     ├── StartFailed               the workers of a host cannot start; the message says what to do
-    ├── LoadFailed                an engine could not be made; the message is the engine's
-    ├── NotStarted                a coordinator or controller did not come up; the reason is its own
-    ├── UnknownRequest            the yard never heard of it, or its result has expired
-    └── RequestFailed             the request ended without success; ``result`` has it all
+    ├── LoadFailed                a model could not be loaded; the message is the engine's
+    ├── NotStarted                a coordinator or controller did not start; the reason is its own
+    ├── UnknownRequest            the yard does not know it, or its result has expired
+    └── RequestFailed             the request did not complete; ``result`` has the details
 
 Codes on the wire (field ``error.code`` of a result) are the members of `Code`.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Code(enum.StrEnum):
-    """Why a request did not complete, as it stands on the wire."""
+    """Why a request did not complete, as on the wire."""
 
     INVALID_REQUEST = "INVALID_REQUEST"
     QUEUE_FULL = "QUEUE_FULL"
@@ -55,7 +55,7 @@ class Code(enum.StrEnum):
 
 
 def reused(request_id: str) -> str:
-    """Why a request is refused whose id is known with another: code and message."""
+    """Code and message for an id that is known with another request."""
     return f"{Code.ID_REUSED}: the id {request_id!r} is known with another request"
 
 
@@ -72,9 +72,9 @@ class PermanentError(TokenyardError):
 
 
 class QueueFull(TransientError):
-    """The intake holds as many requests as it may.
+    """The intake is full.
 
-    ``accepted`` has the handles of those of a burst that were accepted before it was full.
+    ``accepted`` has the handles of the requests that were accepted before.
     """
 
     def __init__(self, retry_after_s: float, accepted: Sequence[Any] = ()) -> None:
@@ -84,9 +84,9 @@ class QueueFull(TransientError):
 
 
 class NotDurable(TransientError):
-    """Requests were accepted and run, but are not known to be as safe as their submitter asked.
+    """Requests were accepted and run, but are not known to be as durable as requested.
 
-    ``accepted`` has their handles. Who submits them again with the same ids waits again.
+    ``accepted`` has their handles. Submitting them again with the same ids waits again.
     """
 
     def __init__(self, durability: str, why: str, accepted: Sequence[Any] = ()) -> None:
@@ -95,10 +95,10 @@ class NotDurable(TransientError):
 
 
 class DeadlineUnmeetable(TransientError):
-    """The request was refused, as its submitter asked: it would wait beyond its deadline.
+    """The request would wait beyond its deadline, and was refused, as ``refuse_late`` asks.
 
-    ``eta_s`` is how long the requests before it are likely to take; ``accepted`` has the handles
-    of those of a burst that were accepted before it.
+    ``eta_s`` is the estimated time of the requests before it; ``accepted`` has the handles of the
+    requests that were accepted before.
     """
 
     def __init__(self, eta_s: float, accepted: Sequence[Any] = ()) -> None:
@@ -108,7 +108,7 @@ class DeadlineUnmeetable(TransientError):
 
 
 class NoCoordinator(TransientError):
-    """Nobody leads the yard, so nothing would be dispatched."""
+    """No coordinator leads the yard, so no request would be dispatched."""
 
 
 class BrokerUnavailable(TransientError):
@@ -116,11 +116,11 @@ class BrokerUnavailable(TransientError):
 
 
 class BrokerNotWritable(BrokerUnavailable):
-    """Redis answers, and takes no writes: nothing can be submitted, and nobody can lead.
+    """Redis answers, but takes no writes: nothing can be submitted, and no coordinator can lead.
 
-    ``code`` is the first word of what Redis said: ``OOM`` (no memory), ``MISCONF`` (it cannot
-    write to its disk), ``READONLY`` (a replica) or ``NOREPLICAS`` (too few replicas follow). The
-    message says what to do.
+    ``code`` is the first word of Redis' error: ``OOM`` (no memory), ``MISCONF`` (it cannot write to
+    its disk), ``READONLY`` (a replica) or ``NOREPLICAS`` (too few replicas). The message says what
+    to do.
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -129,20 +129,20 @@ class BrokerNotWritable(BrokerUnavailable):
 
 
 class ScriptsMissing(BrokerUnavailable):
-    """The server has not got a script, and this user may not load it: the leader does."""
+    """The server lacks a script, and this user may not load it: the leader does."""
 
     def __init__(self, script: str) -> None:
         super().__init__(
-            f"Redis has not got the script {script!r} of this release, and this user may not load"
-            " it. The leader loads those of its own release; for those of another release run"
-            " `tokenyard scripts load` of that one as a user who may"
+            f"Redis lacks the script {script!r} of this release, and this user may not load it. The"
+            " leader loads the scripts of its own release; for those of another release run its"
+            " `tokenyard scripts load` as a user with the permission"
         )
 
 
 class EngineLost(TransientError):
-    """The engine is gone before it has answered: its process died, or somebody let go of it.
+    """The engine ended before it had answered: its process died, or it was closed.
 
-    ``results`` has the answers that were there, in the order of the prompts, and None for the rest.
+    ``results`` has the existing answers, in the order of the prompts, and None for the rest.
     """
 
     def __init__(self, message: str, results: Sequence[Result | None] = ()) -> None:
@@ -155,7 +155,7 @@ class NoFreeDevice(TransientError):
 
 
 class WaitTimeout(TransientError, TimeoutError):
-    """The result is not there yet; the request goes on."""
+    """The result is not there yet; the request continues."""
 
 
 class InvalidRequest(PermanentError):
@@ -171,9 +171,9 @@ class InvalidRequest(PermanentError):
 
 
 class IdReused(PermanentError):
-    """The id is known with another prompt, model or other parameters: its answer is another's.
+    """The id is known with another prompt, model or other parameters.
 
-    ``accepted`` has the handles of those of a burst that were accepted before it.
+    ``accepted`` has the handles of the requests that were accepted before.
     """
 
     def __init__(self, request_id: str, accepted: Sequence[Any] = ()) -> None:
@@ -189,7 +189,7 @@ class ProtocolMismatch(PermanentError):
 
 
 class SettingsError(PermanentError):
-    """The settings are wrong; every fault is reported at once."""
+    """The settings are invalid; all errors are reported together."""
 
     def __init__(self, errors: Sequence[str]) -> None:
         super().__init__("; ".join(errors))
@@ -197,11 +197,11 @@ class SettingsError(PermanentError):
 
 
 class BrokerUnsuitable(PermanentError):
-    """This Redis cannot carry a yard; the message says what to change."""
+    """This Redis is not suitable for a yard; the message says what to change."""
 
 
 class NotPermitted(BrokerUnsuitable):
-    """The user of this Redis has not the right to do that; the message says which is missing."""
+    """The user of this Redis lacks a permission, which the message names."""
 
 
 class StartFailed(PermanentError):
@@ -209,19 +209,19 @@ class StartFailed(PermanentError):
 
 
 class LoadFailed(PermanentError):
-    """An engine could not be made of a model; the message is the engine's own."""
+    """A model could not be loaded; the message is the engine's own."""
 
 
 class NotStarted(PermanentError):
-    """A coordinator or a controller in a process of one's own did not come up, and says why."""
+    """An embedded coordinator or controller did not start; the message has its reason."""
 
 
 class UnknownRequest(PermanentError):
-    """The yard never heard of this request, or its result has expired."""
+    """The yard does not know this request, or its result has expired."""
 
 
 class RequestFailed(PermanentError):
-    """The request ended as failed, cancelled or expired; ``result`` says how far it came."""
+    """The request ended as failed, cancelled or expired; ``result`` has its tokens so far."""
 
     def __init__(self, result: Result) -> None:
         code, message = (

@@ -1,7 +1,7 @@
-"""Every Redis key of a yard, and what lies there.
+"""Every Redis key of a yard, and what it holds.
 
-All keys of one yard share one hash tag, so a yard lives on one node of a Redis Cluster and a
-script may touch all of it. docs/protocol.md, section "Keys", is the public form of this file.
+All keys of a yard share one hash tag, so a yard lives on one node of a Redis Cluster, and a script
+may use all of them. docs/protocol.md, section "Keys", is the public form of this file.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from functools import cached_property
 from typing import Final, Literal, get_args
 
 PriorityClass = Literal["high", "normal", "low"]
-#: ``retry`` is written by the system alone and served first.
+#: Only the system writes ``retry``, which is served first.
 IntakeClass = Literal["retry", "high", "normal", "low"]
 PRIORITY_CLASSES: Final[tuple[PriorityClass, ...]] = get_args(PriorityClass)
 INTAKE_CLASSES: Final[tuple[IntakeClass, ...]] = get_args(IntakeClass)
 
-#: Consumer group of the intake streams, and its one consumer: whoever leads.
+#: Consumer group of the intake streams, and its only consumer, the leader.
 GROUP: Final = "coordinator"
 CONSUMER: Final = "leader"
 
-#: What a line of a batch job ends as.
+#: Final states of a line of a batch job.
 LINE_STATES: Final = ("completed", "failed")
-#: Fields of `tally` in which is counted what neither coordinator nor worker sees: what `submit`
-#: refuses, what is cancelled, lines of batch jobs. The leader takes the counts over when its
-#: metrics are read.
+#: Fields of `tally` that count what neither coordinator nor worker sees: requests that `submit`
+#: refuses, cancels, lines of batch jobs. The leader reads them for its metrics.
 COUNTED: Final = (
     "count:QUEUE_FULL",
     "count:DEADLINE_EXCEEDED",
@@ -34,7 +33,7 @@ COUNTED: Final = (
     *(f"count:lines:{name}" for name in LINE_STATES),
 )
 
-#: Yards, clients and workers are named within these bounds, so that keys cannot be forged.
+#: Names of yards, clients and workers, so that keys cannot be forged.
 NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 NAME_RULE: Final = "use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
 
@@ -57,11 +56,11 @@ class Keys:
         object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
 
     def intake(self, name: IntakeClass) -> str:
-        """Stream of requests waiting, read through the group `GROUP`."""
+        """Stream of waiting requests, read through the group `GROUP`."""
         return f"{self._prefix}intake:{name}"
 
     def lane(self, worker: str) -> str:
-        """Stream of what one worker incarnation has to do; its length is the worker's load."""
+        """Stream of the requests assigned to one worker incarnation; its length is the load."""
         return f"{self._prefix}lane:{worker}"
 
     def ledger(self, client: str, request_id: str) -> str:
@@ -73,9 +72,9 @@ class Keys:
         return f"{self._prefix}tokens:{client}/{request_id}"
 
     def choices(self, client: str, request_id: str) -> str:
-        """String: whose each of those tokens is, a byte each; only of streams with ``n`` above 1.
+        """String: the choice of each of those tokens, a byte each; only of streams with n > 1.
 
-        No client is named like this, so it is no other request's ``tokens``.
+        No client can have this name, so it is not the ``tokens`` of another request.
         """
         return f"{self._prefix}tokens:{client}#/{request_id}"
 
@@ -84,7 +83,7 @@ class Keys:
         return f"{self._prefix}reply:{client}/{request_id}"
 
     def replies(self, client: str) -> str:
-        """Stream of replies to all requests of one client that ask for it, in frames."""
+        """Stream of replies, in frames, to all requests of one client that ask for it."""
         return f"{self._prefix}replies:{client}"
 
     @cached_property
@@ -94,7 +93,7 @@ class Keys:
 
     @cached_property
     def hosts(self) -> str:
-        """Hash: controller to JSON, what each host may load."""
+        """Hash: controller to JSON, the models that each host may load."""
         return f"{self._prefix}hosts"
 
     @cached_property
@@ -103,12 +102,12 @@ class Keys:
         return f"{self._prefix}control"
 
     def acks(self, command: str) -> str:
-        """Hash: worker to JSON, what came of one command; expires."""
+        """Hash: worker to JSON, the outcome of one command; expires."""
         return f"{self._prefix}acks:{command}"
 
     @cached_property
     def desired(self) -> str:
-        """Hash: scope to JSON, what operators have told its workers; see `control`."""
+        """Hash: scope to JSON, the desired state that operators have set; see `control`."""
         return f"{self._prefix}desired"
 
     @cached_property
@@ -128,7 +127,7 @@ class Keys:
 
     @cached_property
     def capacity(self) -> str:
-        """Stream of places that became free on lanes, bounded; whoever waits for one is woken."""
+        """Stream of places that became free on lanes, bounded; wakes the leader."""
         return f"{self._prefix}capacity"
 
     @cached_property
@@ -143,12 +142,12 @@ class Keys:
 
     @cached_property
     def departed(self) -> str:
-        """Hash: worker to why it is gone, until its lane is rescued."""
+        """Hash: worker to the reason of its departure, until its lane is rescued."""
         return f"{self._prefix}departed"
 
     @cached_property
     def clients(self) -> str:
-        """Sorted set: client to lease expiry in ms, of those that want to be watched."""
+        """Sorted set: client to lease expiry in ms, for requests that end with their client."""
         return f"{self._prefix}clients"
 
     def attached(self, client: str) -> str:
@@ -156,7 +155,7 @@ class Keys:
         return f"{self._prefix}attached:{client}"
 
     def cancels(self, client: str) -> str:
-        """Set: ids of its requests that a client without the right to cancel wants cancelled."""
+        """Set: ids of requests that a client without permission to cancel wants cancelled."""
         return f"{self._prefix}cancels:{client}"
 
     @cached_property
@@ -165,15 +164,15 @@ class Keys:
         return f"{self._prefix}cancelling"
 
     def inbox(self, guest: str) -> str:
-        """Stream of what one guest asks for; the leader empties it."""
+        """Stream of the requests and commands of one guest; the leader empties it."""
         return f"{self._prefix}inbox:{guest}"
 
     @cached_property
     def info(self) -> str:
-        """Hash: what a client learns at the handshake, and the counters of names."""
+        """Hash: the contents of the handshake, and the counters of names."""
         return f"{self._prefix}info"
 
     @cached_property
     def tally(self) -> str:
-        """Hash of counters that clients write, too: tokens that wait, and `COUNTED`."""
+        """Hash of counters that clients also write: waiting tokens, and `COUNTED`."""
         return f"{self._prefix}tally"

@@ -1,4 +1,4 @@
-"""Reading entries that anybody may have written, without ever raising (guarantee G7)."""
+"""Parsing untrusted entries; never raises (guarantee G7)."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from tokenyard.protocol.wire import (
 _SID = re.compile(rb"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
 _LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
-#: The place of a fault in what msgspec says of it.
+#: The path in a message of msgspec.
 _PATH = re.compile(r"`\$([^`]*)`")
 
-#: What msgspec says of a name that it does not know.
+#: msgspec's message for an unknown name.
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 
-#: What is not taken from the field ``common``.
+#: Fields that are ignored in ``common``.
 _NOT_COMMON: Final = SYSTEM_FIELDS | {b"common"}
-#: Longest field ``common`` whose reading is kept.
+#: Longest field ``common`` whose parsed form is cached.
 _LONGEST_TEMPLATE: Final = 4096
-#: An entry with no other fields than these can be read by way of its template.
-_CAST_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
+#: An entry with only these fields can be parsed by its template.
+_TEMPLATE_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
 
-#: What only a chat has.
+#: Fields for chats only.
 _CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -67,13 +67,13 @@ _ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_
 
 
 def parse_name(raw: bytes) -> str | None:
-    """The name of a client; None for what is none."""
+    """The name of a client; None where it is invalid."""
     text = raw.decode(errors="replace")
     return text if is_name(text) else None
 
 
 def parse_id(raw: bytes) -> str | None:
-    """The id of a request; None for what is none."""
+    """The id of a request; None where it is invalid."""
     try:
         return raw.decode() if 0 < len(raw) <= MAX_ID_BYTES else None
     except UnicodeDecodeError:
@@ -83,14 +83,14 @@ def parse_id(raw: bytes) -> str | None:
 def parse_request(
     fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
 ) -> Request | Refused | Unanswerable:
-    """Read an entry that anybody may have written; never raises.
+    """Parse an untrusted entry; never raises.
 
-    An entry whose id and client are sound is a `Request`, or `Refused` with the reason; any
-    other is `Unanswerable`. ``defaults`` are sampling parameters, as JSON would have them, for
-    a request that says nothing of them.
+    An entry with a valid id and client is a `Request`, or `Refused` with the reason; any other is
+    `Unanswerable`. ``defaults`` are sampling parameters, as in JSON, for those that the request
+    does not set.
     """
     if b"common" in fields:
-        request = None if defaults else _cast(fields)
+        request = None if defaults else _from_template(fields)
         if request is not None:
             return request
         try:
@@ -101,10 +101,10 @@ def parse_request(
 
 
 def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """The fields of an entry together with those in its field ``common``; its own come first.
+    """The fields of an entry together with those in its field ``common``; its own take precedence.
 
-    Raises `InvalidRequest` where that field cannot be read. What only the system writes is not
-    taken from there, nor is another ``common``.
+    Raises `InvalidRequest` where that field cannot be read. Fields that only the system writes, and
+    another ``common``, are ignored there.
     """
     if b"common" not in fields:
         return fields
@@ -116,14 +116,14 @@ def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     return {**common, **own}
 
 
-def _cast(fields: Mapping[bytes, bytes]) -> Request | None:
-    """A request of token ids or text from its template; None where a longer look is needed.
+def _from_template(fields: Mapping[bytes, bytes]) -> Request | None:
+    """A request of token ids or text, by its template; None where it needs the full parser.
 
-    Nearly all requests of one client differ in id and prompt alone, so the rest is read once.
+    Nearly all requests of one client differ only in id and prompt, so the rest is parsed once.
     """
     common, raw_id = fields[b"common"], fields.get(b"id", b"")
     packed, text = fields.get(b"tokens"), fields.get(b"prompt")
-    if len(common) > _LONGEST_TEMPLATE or not _CAST_FIELDS.issuperset(fields):
+    if len(common) > _LONGEST_TEMPLATE or not _TEMPLATE_FIELDS.issuperset(fields):
         return None
     template = _template(common)
     if (
@@ -144,7 +144,7 @@ def _cast(fields: Mapping[bytes, bytes]) -> Request | None:
 
 @functools.lru_cache(maxsize=256)
 def _template(common: bytes) -> Request | None:
-    """The request without its id and prompt; None where it is not as it should be."""
+    """The request without its id and prompt; None where it is not valid."""
     try:
         fields = unfold({b"common": common})
     except InvalidRequest:
@@ -156,9 +156,9 @@ def _template(common: bytes) -> Request | None:
 
 
 def _refuse_unread(fields: Mapping[bytes, bytes], error: str) -> Refused | Unanswerable:
-    """What becomes of an entry whose field ``common`` cannot be read.
+    """The outcome for an entry whose field ``common`` cannot be read.
 
-    Who asks may stand there, unless the entry says it by itself.
+    The client may be named there, unless the entry has a field ``client`` of its own.
     """
     if b"client" not in fields:
         return Unanswerable(error)
@@ -244,9 +244,9 @@ def _parse_body(
 def parse_assignment(
     entry: str, fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
 ) -> Assignment | None:
-    """Read a lane entry; None where nobody could be answered for it, so that it is no assignment.
+    """Parse a lane entry; None where it is not an assignment.
 
-    A request that the coordinator passed and this version cannot read has its `Assignment.error`.
+    A request that the coordinator accepted and this version cannot read has `Assignment.fault`.
     ``defaults`` are the model's sampling parameters, as in `parse_request`.
     """
     request = parse_request(fields, defaults)
@@ -279,7 +279,7 @@ def parse_assignment(
 
 
 def _count(text: bytes | None) -> int | None:
-    """A count, 0 where nothing is said; None where that is no count."""
+    """A count, 0 where the field is missing; None where it is invalid."""
     if text is None:
         return 0
     return int(text) if text.isdigit() and len(text) < _LONGEST_COUNT else None
@@ -340,7 +340,7 @@ def _params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> Sampl
 
 
 def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams, list[str]]:
-    """The sampling parameters of an entry, and the names of those that it gives.
+    """The sampling parameters of an entry, and the names of those that it sets.
 
     Raises `InvalidRequest`.
     """
@@ -367,9 +367,9 @@ def parse_messages(raw: bytes) -> list[dict[str, Any]]:
 
 
 def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
-    """Options of a chat as a program writes them; raises `InvalidRequest`.
+    """Options of a chat, as a program writes them; raises `InvalidRequest`.
 
-    Their values are looked at where the request is read.
+    Their values are checked when the request is parsed.
     """
     try:
         return msgspec.convert(msgspec.to_builtins(given, str_keys=True), ChatOptions)
@@ -381,9 +381,9 @@ def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
 
 
 def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:
-    """What a chat template is given beside the messages; raises `InvalidRequest`.
+    """The options for a chat template; raises `InvalidRequest`.
 
-    ``prompt`` is the field that holds the prompt.
+    ``prompt`` is the name of the field with the prompt.
     """
     if _CHAT_FIELDS.isdisjoint(fields):
         return PLAIN_CHAT
@@ -420,8 +420,8 @@ def _prompt(fields: Mapping[bytes, bytes]) -> str:
 def _tokens(fields: Mapping[bytes, bytes]) -> bytes:
     """Packed ids, or a JSON array of them.
 
-    The two cannot be mistaken: the last byte of packed ids is the top byte of an int32, and
-    ``]`` there would mean an id above 1.5 billion.
+    They cannot be confused: ``]`` as the last byte of packed ids, the top byte of an int32,
+    would mean an id above 1.5 billion.
     """
     raw = fields[b"tokens"]
     if raw[:1] == b"[" and raw[-1:] == b"]":
@@ -432,7 +432,7 @@ def _tokens(fields: Mapping[bytes, bytes]) -> bytes:
         raise InvalidRequest("tokens", "is empty")
     if len(packed) % 4:
         raise InvalidRequest("tokens", "packed ids are int32: the length must divide by four")
-    # The top byte of a negative id is 0x80 or more; this is how bytes are compared fastest.
+    # The top byte of a negative id is 0x80 or more; `isascii` is the fastest check for that.
     if not packed[3::4].isascii():
         raise InvalidRequest("tokens", "token ids must not be negative")
     return packed

@@ -1,6 +1,6 @@
-"""What a guest writes into its inbox beside requests, and what it is told of each entry.
+"""Receipts: the answers to the entries of a guest's inbox.
 
-Coordinator and client share these words; docs/protocol.md, section "Guests", is their public form.
+docs/protocol.md, section "Guests", is the public form of this file.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from msgspec import Struct
 
 ReceiptCode = Literal["accepted", "known", "full", "late", "reused", "invalid"]
 
-#: Longest text by which a guest tells its receipts apart, in bytes.
+#: Longest name of a receipt, in bytes.
 MAX_RECEIPT_BYTES: Final = 100
-#: Most ids in one entry that says which requests have ended.
+#: Most ids in one entry that reports ended requests.
 MOST_ENDED: Final = 500
 
 
 class Receipt(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What became of an entry of an inbox; it grows by the rules of `tokenyard.protocol.wire`."""
+    """The outcome of an inbox entry; it grows by the rules of `tokenyard.protocol.wire`."""
 
-    receipt: str  # as the entry had it
+    receipt: str  # its name in the entry
     code: ReceiptCode
     sid: str = ""  # accepted: the server's id
-    position: int = 0  # accepted: requests that are served before it
-    eta_ms: int = -1  # accepted: their time; late: the time that it would wait
+    position: int = 0  # accepted: requests to be served before it
+    eta_ms: int = -1  # accepted: their estimated time; late: that of its own wait
     retry_after_ms: int = 0  # full
     state: str = ""  # known, reused
-    message: str = ""  # invalid: the field and what is wrong with it
+    message: str = ""  # invalid: the field and the error
 
 
 _decoder = msgspec.json.Decoder(Receipt)
@@ -41,10 +41,10 @@ def decode_receipt(text: str) -> Receipt:
 
 
 def mark_of(yard: str, guest: str) -> str:
-    """By which a guest finds itself in the handshake, which does not name the others to it."""
+    """A guest's mark in the handshake, which does not reveal the names of other guests."""
     return hashlib.blake2b(f"{yard} {guest}".encode(), digest_size=8).hexdigest()
 
 
 def owns(guest: str, client: str) -> bool:
-    """Whether a client's name is one of this guest's."""
+    """Whether a guest may use a client name."""
     return client == guest or client.startswith(f"{guest}-")

@@ -1,4 +1,4 @@
-"""What the leader tells of its looks for requests whose entry somebody has deleted by hand."""
+"""The leader's report of its scans for requests whose entry was deleted by hand."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import Final
 
 import msgspec
 
-#: Fields of `info`: the last look through all ledgers (told once a minute), and the last that has
-#: ended any request.
+#: Fields of `info`: the last scan of all ledgers (written once a minute), and the last one that has
+#: ended a request.
 LAST: Final = "reconciled"
 LAST_FOUND: Final = "reconciled_found"
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One look through all ledgers of the yard. New fields go last, with defaults."""
+    """One scan of all ledgers of the yard. New fields come last, with defaults."""
 
     at_ms: int  # its end, by the server's clock
     took_s: float
-    ledgers: int  # looked at
+    ledgers: int  # that were read
     ended: int  # requests, as ENTRY_LOST
 
 
-def encode_pass(told: Pass) -> bytes:
-    """As it stands in `info`."""
-    return msgspec.json.encode(told)
+def encode_pass(scan: Pass) -> bytes:
+    """The JSON for `info`."""
+    return msgspec.json.encode(scan)
 
 
 def parse_pass(text: str) -> Pass | None:
-    """Read what anybody may have written; None where it is nothing of the kind."""
+    """Read an untrusted value; None where it is not valid."""
     try:
         return msgspec.json.decode(text, type=Pass)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""What crosses a process boundary on the way out: deltas and results.
+"""Replies: the deltas and results that workers send to clients.
 
-A `Reply` is the travelling form, flat; `Delta` and `Result` are what a user holds. The rules of
-growth are those of `tokenyard.protocol.wire`.
+A `Reply` is the flat form on the wire; `Delta` and `Result` are those of the user. They grow by the
+rules of `tokenyard.protocol.wire`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TERMINAL: Final[frozenset[str]] = frozenset(get_args(Status))
 
 
 class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """A delta or the result of a request as it travels: a flat mapping.
+    """A delta or the result of a request on the wire: a flat mapping.
 
     Structured values (``usage``, ``error``, ``provenance``, ``timing``, ``logprobs``,
     ``choices``) are JSON texts. The same mapping is a msgpack map in the ledger and in frames,
@@ -50,8 +50,9 @@ class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
 class Usage(Struct, frozen=True, omit_defaults=True):
     """OpenAI's ``usage``: tokens in and out, over all attempts.
 
-    And how many of the prompt the last attempt's engine had in its prefix cache (OpenAI's
-    ``prompt_tokens_details.cached_tokens``); None where it does not say.
+    ``cached_tokens`` counts the prompt tokens that the last attempt's engine had in its prefix
+    cache (OpenAI's ``prompt_tokens_details.cached_tokens``); None where the engine does not report
+    them.
     """
 
     prompt_tokens: int
@@ -68,7 +69,7 @@ class ErrorInfo(Struct, frozen=True):
 
 
 class Provenance(Struct, frozen=True, omit_defaults=True):
-    """What produced a result (guarantee G8)."""
+    """How a result was produced (guarantee G8)."""
 
     model: str
     revision: str
@@ -82,7 +83,7 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
 
 
 class Timing(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Where the time went, in milliseconds. Engine times are those of the last attempt."""
+    """Times in milliseconds. Engine times are those of the last attempt."""
 
     queue_ms: int  # accepted to assigned
     engine_ms: float | None = None  # given to the engine to finished
@@ -103,8 +104,8 @@ class Choice(Struct, frozen=True, omit_defaults=True):
 class Delta(Struct, frozen=True):
     """A piece of a streamed reply.
 
-    ``seq`` counts the tokens of the request that came before it; ``index`` is the choice it
-    continues; ``logprobs`` has one entry for each token, where asked.
+    ``seq`` counts the tokens of the request before it; ``index`` is the choice that it continues;
+    ``logprobs`` has one entry for each token, where requested.
     """
 
     id: str
@@ -116,7 +117,7 @@ class Delta(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, gc=False):
-    """The one final answer for a request; its own fields are those of choice 0."""
+    """The final answer to a request; its own fields are those of choice 0."""
 
     id: str
     status: Status
@@ -216,7 +217,7 @@ def _opened(name: str, text: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _usage(text: str) -> Usage:
-    """Many results say the same; what they share is frozen."""
+    """Cached, since many results have the same; the value is frozen."""
     return cast(Usage, _opened("usage", text))
 
 
@@ -232,7 +233,7 @@ def refusal(
     *,
     published: bytes = b"",
 ) -> Reply:
-    """The result of a request that ends without an engine; the code says its status."""
+    """The result of a request that ends without an engine; its status follows from the code."""
     return Reply(
         id=request.id,
         event="result",

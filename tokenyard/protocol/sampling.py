@@ -1,8 +1,8 @@
-"""What becomes of each sampling parameter of vLLM: one table.
+"""The support for each sampling parameter of vLLM, in one table.
 
-A name is either taken, and then a field of `tokenyard.protocol.wire.SamplingParams`, or refused
-with the reason. A test compares the table with the installed ``vllm.SamplingParams``, so that a new
-one of theirs must be decided on; docs/parity.md is made of it.
+A name is either accepted, and then a field of `tokenyard.protocol.wire.SamplingParams`, or refused
+with the reason. A test compares the table with the installed ``vllm.SamplingParams``, so that each
+new parameter needs a decision; docs/parity.md is generated from it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tokenyard.protocol.wording import did_you_mean
+from tokenyard.protocol.texts import did_you_mean
 
 _PLAIN: Final = "as in vLLM"
 _TEXT: Final = "as in vLLM, where replies carry text"
 _DEVICE: Final = "as in vLLM, which refuses it where its model runner cannot"
 
-#: What is taken, and how.
+#: Accepted parameters, and their meaning.
 TAKEN: Final[Mapping[str, str]] = {
     "n": "as in vLLM, up to 64",
     "presence_penalty": _PLAIN,
@@ -59,7 +59,7 @@ TAKEN: Final[Mapping[str, str]] = {
     "trace_decode_token_ids": "as in vLLM, where the engine replays traces",
 }
 
-#: What is not, and why not.
+#: Refused parameters, and the reasons.
 REFUSED: Final[Mapping[str, str]] = {
     "output_kind": "the request's field `stream` says whether there are deltas",
     "skip_clone": "internal to the process of the engine",
@@ -69,7 +69,7 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 def why_unknown(name: str) -> str:
-    """Why a name is not taken, for the message to whoever has given it."""
+    """The error message for a name that is not accepted."""
     reason = REFUSED.get(name)
     if reason:
         return f"is not taken: {reason}"

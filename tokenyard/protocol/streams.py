@@ -1,4 +1,4 @@
-"""Places in a stream, and numbers as Redis holds them."""
+"""Positions in a stream, and integers in Redis values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _LONGEST: Final = 41
 
 
 def position(entry: str) -> tuple[int, int]:
-    """A stream entry's place in its stream: unix time in ms, and the number within that.
+    """A stream entry's position: unix time in ms, and the number within that.
 
-    What is no entry's id stands before all.
+    Text that is not an entry id sorts before all.
     """
     ms, _, count = entry.partition("-")
     is_place = ms.isdecimal() and count.isdecimal() and len(entry) <= _LONGEST
@@ -19,7 +19,7 @@ def position(entry: str) -> tuple[int, int]:
 
 
 def whole(value: bytes | str | None) -> int:
-    """A whole number as Redis holds it; 0 for none, and for what is no such number."""
+    """The integer in a Redis value; 0 where it has none."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value or ""
     digits = text.removeprefix("-")
     return int(text) if digits.isdecimal() and digits.isascii() and len(digits) < 20 else 0

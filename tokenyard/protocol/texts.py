@@ -1,6 +1,9 @@
-"""What people read on a terminal: times in short, and names that somebody else has chosen."""
+"""Text for terminals and logs: escaping of untrusted values, short times, counts, suggestions."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 def span(ms: float) -> str:
@@ -15,24 +18,21 @@ def span(ms: float) -> str:
 
 
 def printable(text: str) -> str:
-    """With control characters and the like as Python writes them, so that they move no cursor.
-
-    For a value that somebody else has chosen: it stays on one line.
-    """
+    """An untrusted value in one line, with control characters escaped as in Python."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
 
 
 def harmless(text: str) -> str:
-    """`printable` for whole texts of several lines: what goes to a terminal or into a log."""
+    """`printable` for texts of several lines."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in text)
 
 
 def harmless_json(text: str) -> str:
-    """The same for JSON, which means what it meant before."""
+    """`harmless` for JSON, whose meaning does not change."""
     if text.isprintable():
         return text
     return "".join(
@@ -41,8 +41,26 @@ def harmless_json(text: str) -> str:
 
 
 def indented(text: str) -> str:
-    """A value of several lines, each `printable`; none but the first begins where a line begins."""
+    """A value of several lines, each `printable`; all but the first are indented."""
     return "\n  ".join(map(printable, text.splitlines()))
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean temperature?`` where a known name is similar, else ""."""
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The most similar known name, of at least this likeness; else ""."""
+    by_form = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), by_form, 1, likeness)
+    return by_form[near[0]] if near else ""
 
 
 def _escaped(one: str) -> str:

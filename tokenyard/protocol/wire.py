@@ -1,15 +1,15 @@
-"""What crosses a process boundary on the way in: requests and assignments.
+"""Requests and assignments on the wire.
 
-docs/protocol.md is the public form of this file, `tokenyard.protocol.parse` reads it, and
-`tokenyard.protocol.replies` is the way out. The wire only grows: new fields come last and have
-defaults, readers skip fields that they do not know, and `WIRE_VERSION` changes only when an old
-reader would misunderstand (then the old reading stays for one release).
+docs/protocol.md is the public form of this file, `tokenyard.protocol.parse` parses requests, and
+`tokenyard.protocol.replies` has the replies. The wire only grows: new fields come last and have
+defaults, readers skip unknown fields, and `WIRE_VERSION` changes only when an old reader would
+misunderstand (then the old version stays readable for one release).
 
-A request is a Redis stream entry: a mapping of field names to bytes. Token ids travel packed, as
+A request is a Redis stream entry: a mapping of field names to bytes. Token ids are packed as
 little-endian int32.
 
-Structs with ``gc=False`` are frozen and hold nothing that knows them, so they are part of no cycle,
-and the collector need not look at thousands of them again and again.
+Structs with ``gc=False`` are frozen and cannot be part of a reference cycle, so the collector need
+not visit thousands of them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ReplyKind = Literal["flat", "frame"]
 
 _SEQUENCES: Final = (list, tuple)
 
-#: Bytes of text that make a token, about, where nobody has counted.
+#: Estimated bytes of text for a token.
 BYTES_PER_TOKEN: Final = 4
-#: Tokens that an answer is taken for whose length nobody has bounded.
+#: Estimated tokens of an answer without a limit.
 UNBOUNDED_ANSWER: Final = 512
 
 
@@ -53,7 +53,7 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
         try:
             return _packer(len(tokens))(*tokens)  # a third of the time of an array
         except struct.error:
-            pass  # the array has the better words
+            pass  # the array has better error messages
     packed = array("i", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -77,12 +77,12 @@ def unpack_tokens(packed: bytes) -> list[int]:
 
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-#: As a count, or -1 for all there are.
+#: A count, or -1 for all.
 CountOrAll = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 # Engines hold counts and token ids in 32 bits.
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-#: As a token id, or -1 where a row of them is shorter than others.
+#: A token id, or -1 to pad a row.
 TokenIdOrNone = Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)]
 
 
@@ -156,7 +156,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True, gc=False):
-    """What a chat template is given beside the messages, by the names of ``vllm.LLM.chat``."""
+    """Options for a chat template, by the names of ``vllm.LLM.chat``."""
 
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -169,7 +169,7 @@ PLAIN_CHAT: Final = ChatOptions()
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
-    """What a client asks; it never changes. Exactly one of the three prompts is given."""
+    """A client's request, immutable. It has exactly one of the three prompts."""
 
     id: str
     client: str = DEFAULT_CLIENT
@@ -186,14 +186,14 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = ""
     session: str = ""
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
-    #: Parameters to be written though they are the defaults of the wire, so that those of a model
-    #: do not take their place. Not a field of its own.
+    #: Parameters that are written although they have the wire's default, so that a model's default
+    #: does not replace it. Not a field on the wire.
     stated: tuple[str, ...] = ()
     chat: ChatOptions = PLAIN_CHAT  # with messages only
 
     @property
     def wants_text(self) -> bool:
-        """Whether replies carry text: where asked, else where the prompt was text."""
+        """Whether replies have text: as requested, by default where the prompt was text."""
         if self.params.detokenize is not UNSET:
             return self.params.detokenize
         return self.tokens is None
@@ -205,10 +205,10 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def work(self) -> int:
-        """Tokens in and out, at most; a prompt that is text is estimated.
+        """Most tokens in and out; those of a text prompt are estimated.
 
-        Coordinator and worker both work it out, and must come to the same: what is given out
-        here is given back there.
+        Coordinator and worker must compute the same number: one adds it to a load, the other
+        subtracts it.
         """
         answer = self.params.max_tokens or UNBOUNDED_ANSWER
         return self._prompt_tokens() + self.params.n * answer
@@ -221,7 +221,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Refused(Struct, frozen=True):
-    """A request that is answered without being run."""
+    """A request that is answered without an engine."""
 
     id: str
     client: str
@@ -229,7 +229,7 @@ class Refused(Struct, frozen=True):
     code: Code
     message: str
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
-    is_dead: bool = False  # kept among the dead letters, too
+    is_dead: bool = False  # also kept as a dead letter
 
     @property
     def kind(self) -> ReplyKind:
@@ -238,7 +238,7 @@ class Refused(Struct, frozen=True):
 
 
 class Unanswerable(Struct, frozen=True):
-    """An entry that cannot be answered, since it names nobody to answer."""
+    """An entry that cannot be answered, since it has no valid id and client."""
 
     reason: str
 
@@ -250,15 +250,15 @@ class Assignment(Struct, frozen=True, kw_only=True):
     entry: str  # of the lane
     sid: str  # server-side id: "<priority class>/<intake entry>"
     attempt: int
-    crashes: int = 0  # workers that died with it
-    published: bytes = b""  # packed tokens that its readers have seen
-    faults: int = 0  # times that an engine could not serve it
+    crashes: int = 0  # workers that died while they ran it
+    published: bytes = b""  # packed tokens that were published before
+    faults: int = 0  # how often an engine could not serve it
     fault: str = ""  # why this version cannot read the request, if it cannot
-    first_epoch: int | None = None  # of generation, in which the first published token was made
-    choices: bytes = b""  # whose each of the published tokens is, a byte each; of n > 1 only
+    first_epoch: int | None = None  # the generation epoch of the first published token
+    choices: bytes = b""  # the choice of each published token, a byte each; for n > 1 only
 
     def published_of(self, index: int) -> list[int]:
-        """The tokens of one choice that its readers have seen."""
+        """The published tokens of one choice."""
         tokens = unpack_tokens(self.published)
         if self.request.params.n == 1:
             return tokens
@@ -266,7 +266,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
     @property
     def accepted_ms(self) -> int:
-        """Unix time of acceptance by the server's clock; every attempt has the same."""
+        """Unix time of acceptance by the server's clock, the same for each attempt."""
         return int(self.sid.rpartition("/")[2].partition("-")[0])
 
     @property
@@ -275,7 +275,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
         return max(0, int(self.entry.partition("-")[0]) - self.accepted_ms)
 
 
-#: Fields that only the system writes, beside those of the request; a client's own are dropped.
+#: Fields that only the system writes; those of a client are dropped.
 SYSTEM_FIELDS: Final = frozenset(
     {
         b"sid",
@@ -295,10 +295,10 @@ SYSTEM_FIELDS: Final = frozenset(
     }
 )
 
-#: The fields of an entry that no other has: the rest may stand in ``common``.
+#: The fields that differ for each entry; the rest may be in ``common``.
 OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
 
-#: Its other fields that a client may write.
+#: The other fields that a client may write.
 COMMON_FIELDS: Final = frozenset(
     {
         *("client", "model", "params", "stream", "reply_to", "priority", "deadline", "result_ttl"),
@@ -310,7 +310,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def request_fields(request: Request) -> dict[str, bytes | str | int]:
-    """A request as the fields of its intake entry; defaults stay away."""
+    """A request as the fields of its intake entry, without defaults."""
     fields: dict[str, bytes | str | int] = {"id": request.id, "v": WIRE_VERSION}
     if request.tokens is not None:
         fields["tokens"] = request.tokens
@@ -345,7 +345,7 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
 
 
 def chat_fields(chat: ChatOptions) -> dict[str, bytes | int]:
-    """The options of a chat template as fields of an entry; defaults stay away."""
+    """The options for a chat template as fields of an entry, without defaults."""
     fields: dict[str, bytes | int] = {}
     if chat.tools is not None:
         fields["tools"] = _encode_json(chat.tools)
@@ -361,17 +361,17 @@ def chat_fields(chat: ChatOptions) -> dict[str, bytes | int]:
 
 
 class RequestTemplate(Struct, frozen=True):
-    """What requests have in common, as `tokenyard.scripts.submit` writes it."""
+    """The common part of requests, as `tokenyard.scripts.submit` writes it."""
 
     client: str
-    field: str  # the one that holds the prompt
-    common: str  # JSON object of all other fields but the id, and their texts
-    size: int  # bytes of an entry with it, but for its id and prompt
+    field: str  # that holds the prompt
+    common: str  # JSON object: all other fields except the id, as texts
+    size: int  # bytes of an entry without the values of its id and prompt
     deadline_ms: int = 0
 
 
 def template_of(request: Request) -> RequestTemplate:
-    """What may be said once for all requests that differ in id and prompt alone."""
+    """The common part of all requests that differ only in id and prompt."""
     fields = request_fields(request)
     [field] = OWN_FIELDS & fields.keys() - {"id"}
     texts = {
@@ -385,7 +385,7 @@ def template_of(request: Request) -> RequestTemplate:
 
 
 def prompt_value(request: Request) -> bytes | str:
-    """The prompt of a request, of whatever kind, as the value of its field."""
+    """The prompt of a request as the value of its field."""
     if request.tokens is not None:
         return request.tokens
     return request.prompt if request.prompt is not None else _encode_json(request.messages)

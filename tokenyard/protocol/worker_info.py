@@ -1,4 +1,4 @@
-"""What the roster says of workers, and of the hosts that they run on."""
+"""The roster's entries of workers and hosts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from tokenyard.protocol.control import RunState
 
-#: Life of a worker process. Only a ready one is given requests. ``attached`` lends its device to
-#: another worker of its host, the leader of a group. A draining one finishes what it has.
+#: The states of a worker process. Only a ready worker gets requests. An attached one lends its
+#: device to the leader of a group on its host. A draining one finishes its running requests.
 WorkerState = Literal[
     "warming",
     "warm",
@@ -26,7 +26,7 @@ WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 
 class WorkerTotals(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker has published since it joined. Numbers only: `renew` takes them for no news."""
+    """A worker's counts since it joined. Numbers only: `renew` announces no change of them."""
 
     finished: int = 0  # results
     tokens: int = 0  # of deltas and results, each once
@@ -34,9 +34,9 @@ class WorkerTotals(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the roster says of one worker.
+    """The roster's entry of one worker.
 
-    A worker serves one model at most: for another one it leaves and joins anew.
+    A worker serves one model at most: for another one it leaves and joins again.
     """
 
     name: str
@@ -51,27 +51,27 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     lane_limit: int = 1  # most entries on its lane: slots and a small look-ahead
     max_model_len: int = 0  # tokens, prompt and output together
     vocab_size: int = 0
-    tokenizer: str = ""  # where a client on the same host finds it
+    tokenizer: str = ""  # its path, for clients on the same host
     started_ms: int = 0  # unix time
     phases_s: dict[str, float] = msgspec.field(default_factory=dict)  # time by phase of start
     controller: str = ""  # the controller that owns its process
     device: int = 0  # index of its device on the host
-    adapters: list[str] = msgspec.field(default_factory=list)  # names that it serves too
+    adapters: list[str] = msgspec.field(default_factory=list)  # names that it also serves
     group: list[str] = msgspec.field(default_factory=list)  # names of a group, its leader first
-    since_ms: int = 0  # unix time at which it came into this state
-    swapped_ms: int = 0  # unix time at which its device last gave up a model for another; 0: never
+    since_ms: int = 0  # unix time at which it entered this state
+    swapped_ms: int = 0  # unix time at which its device last changed its model; 0: never
     memory_bytes: int = 0  # of the device (on a CPU: of the process) when last measured
-    warm_bytes: int = 0  # the same before any model: what an unload must come back to
-    run_state: RunState = "RUNNING"  # what it does of what its desired state says
+    warm_bytes: int = 0  # the same before any model: the target of an unload
+    run_state: RunState = "RUNNING"  # the observed one
     epoch: int | None = None  # that it stamps on results
     profiling: bool = False
-    weights: str = ""  # that it has loaded in place of the model's own
-    obeyed: str = ""  # id of the newest signal that it is in accord with
+    weights: str = ""  # that it has loaded instead of the model's own
+    obeyed: str = ""  # id of the newest signal that it has carried out
     tally: WorkerTotals = WorkerTotals()  # about once a second
-    last_error: str = ""  # why its process died the last time, or what its engine could not do
+    last_error: str = ""  # why its process last died, or what its engine could not do
     last_error_ms: int = 0  # unix time of that
     lease_ms: int = 0  # length of its lease
-    cache_tokens: int = 0  # that its prefix cache holds; 0: not told
+    cache_tokens: int = 0  # capacity of its prefix cache; 0: unknown
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,18 +79,18 @@ class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str  # that requests use
     adapters: list[str] = msgspec.field(default_factory=list)  # LoRA; requests use these names too
-    ranks: int = 1  # devices that it takes: tensor times pipeline parallelism
+    ranks: int = 1  # devices that it needs: tensor times pipeline parallelism
     pin: int = 0  # workers that always hold it
-    max_model_wait_s: float = 0.0  # longest wait of a request for its turn; 0: the yard decides
-    load_s: float = 0.0  # what loading took when last measured; 0: not yet
-    fault: str = ""  # why it could not be loaded the last time
-    faulted_ms: int = 0  # when that was, unix time
+    max_model_wait_s: float = 0.0  # longest wait of a request for the model; 0: the yard decides
+    load_s: float = 0.0  # last measured time of a load; 0: none yet
+    fault: str = ""  # why the last load failed
+    faulted_ms: int = 0  # unix time of that
     faults: int = 0  # how often in a row
-    swap_s: float = 0.0  # what its coming and going took last, from files or asleep; 0: not yet
+    swap_s: float = 0.0  # last measured time of a swap, from files or asleep; 0: none yet
 
 
 class HostInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A controller, and what it may load."""
+    """A controller, and the models that it may load."""
 
     name: str  # of the controller
     host: str = ""

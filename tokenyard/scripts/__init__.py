@@ -1,9 +1,8 @@
 """One typed method for each Lua file in ``tokenyard/lua``.
 
-`Scripts` calls them over a synchronous connection; the clients, which may be asynchronous, use
-the same `Call` values. Scripts are called by EVALSHA with the hash of their text, so two versions
-of Tokenyard can share one server. Expected refusals are values here; only the public client
-raises.
+`Scripts` calls them over a synchronous connection; both clients use the same `Call` values. Scripts
+are called by EVALSHA with the hash of their text, so two versions of Tokenyard can share a server.
+Expected refusals are return values here; only the public client raises.
 """
 
 from tokenyard.scripts.answers import (

@@ -1,9 +1,9 @@
-"""What the scripts answer, and the values that are handed to them."""
+"""The return values of the scripts, and the structs that they take."""
 
 from __future__ import annotations
 
 import enum
-from typing import Final, Literal
+from typing import Literal
 
 from msgspec import Struct
 
@@ -11,12 +11,12 @@ from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 
-#: Why a worker's lease ends: it left of its own will, was killed from outside, or died by itself.
+#: Why a worker's lease ends: it left in order, was killed from outside, or crashed.
 Why = Literal["left", "lost", "crashed"]
 
 
 class Submitted(enum.IntEnum):
-    """What became of a submission."""
+    """The outcome of a submission."""
 
     FULL = 0
     ACCEPTED = 1
@@ -26,7 +26,7 @@ class Submitted(enum.IntEnum):
 
 
 class Dispatched(enum.IntEnum):
-    """What became of an intake entry that was to move to a lane."""
+    """The outcome of moving an intake entry to a lane."""
 
     NOT_LEADER = -1
     DISPATCHED = 1
@@ -38,7 +38,7 @@ class Dispatched(enum.IntEnum):
 
 
 class Answered(enum.IntEnum):
-    """What became of an intake entry that was to be answered or buried."""
+    """The outcome of answering or burying an intake entry."""
 
     NOT_LEADER = -1
     DONE = 1
@@ -48,7 +48,7 @@ class Answered(enum.IntEnum):
 
 
 class Published(enum.IntEnum):
-    """What became of a delta or a result that a worker wanted to publish."""
+    """The outcome of publishing a delta or a result."""
 
     LEASE_LOST = -1
     STALE = 0
@@ -63,15 +63,8 @@ class Renewed(enum.IntEnum):
     HELD = 1
 
 
-#: Answers of `Scripts.rescue` beside the number of entries left.
-RESCUE_NOT_LEADER: Final = -1
-RESCUE_HELD: Final = -2
-#: Answer of `Scripts.retire` for a worker that the yard does not know.
-RETIRE_UNKNOWN: Final = -1
-
-
 class Cancelled(enum.IntEnum):
-    """What became of a request that was to be cancelled."""
+    """The outcome of a cancel."""
 
     CANCELLED = 1
     OVER = 2
@@ -80,14 +73,14 @@ class Cancelled(enum.IntEnum):
 
 
 class CancelRequested(enum.IntEnum):
-    """What became of a wish that a request be cancelled."""
+    """The outcome of requesting a cancel."""
 
     FULL = 0
     REQUESTED = 1
 
 
 class Reconciled(enum.IntEnum):
-    """What became of a request whose entry was missed."""
+    """The outcome for a request whose entry was missing."""
 
     NOT_LEADER = -1
     STAYS = 0
@@ -95,7 +88,7 @@ class Reconciled(enum.IntEnum):
 
 
 class HandedBack(enum.IntEnum):
-    """What became of a request that a worker wanted to give back."""
+    """The outcome of handing back a request."""
 
     LEASE_LOST = -1
     STALE = 0
@@ -105,9 +98,9 @@ class HandedBack(enum.IntEnum):
 class Acceptance(Struct, frozen=True, gc=False):
     """Answer to one submission.
 
-    ACCEPTED has the server id, how many requests are served before it and their time in ms (-1
-    while no rate is known); KNOWN and REUSED the state; FULL when to retry; LATE the time it
-    would wait.
+    ACCEPTED has the server id, the number of requests before it and their estimated time in ms (-1
+    while no rate is known); KNOWN and REUSED have the state, FULL the time to retry after, LATE the
+    time that it would wait.
     """
 
     code: Submitted
@@ -119,7 +112,7 @@ class Acceptance(Struct, frozen=True, gc=False):
 
 
 class Move(Struct, frozen=True, gc=False):
-    """One intake entry that should go onto one lane."""
+    """One intake entry to move to one lane."""
 
     intake: IntakeClass
     entry: str
@@ -128,9 +121,9 @@ class Move(Struct, frozen=True, gc=False):
     worker: str
     lane_limit: int
     alone: bool = False  # nothing else may be on the lane with it
-    why: str = ""  # there; for the record
+    why: str = ""  # that lane; for the record
     digest: str = ""  # of the request
-    on_trial: bool = False  # with all moves of this call to that lane that are, too: a group
+    on_trial: bool = False  # in a group with the other moves on trial to that lane in this call
 
 
 class Publication(Struct, frozen=True):
@@ -138,25 +131,25 @@ class Publication(Struct, frozen=True):
 
     assignment: Assignment
     reply: Reply
-    epoch: int | None = None  # to be kept as that of the first published token, if none is
+    epoch: int | None = None  # kept as that of the first published token, unless one is
 
 
 class LostRequest(Struct, frozen=True, gc=False):
-    """A request whose entry is not where its ledger says."""
+    """A request whose entry is not where its ledger has it."""
 
     client: str
     request_id: str
     state: str  # waiting or assigned
     where: str  # the class or the worker; "" where the ledger names none
     entry: str
-    may_run: bool  # its worker holds its lease, and may have read the entry before it was deleted
+    may_run: bool  # its worker holds its lease, and may have read the entry before its deletion
 
 
 class LedgerScan(Struct, frozen=True):
-    """What a look through a part of the ledgers has shown."""
+    """The findings of a scan of some ledgers."""
 
-    cursor: int  # where to go on; 0 at the end
+    cursor: int  # where to continue; 0 at the end
     ledgers: int
-    tokens: int  # of those that wait where they should
-    queued_tokens: int  # of all, by the yard's count
+    tokens: int  # of the requests found waiting in their places
+    queued_tokens: int  # of all requests, by the yard's counter
     found: list[LostRequest]

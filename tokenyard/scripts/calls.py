@@ -1,4 +1,4 @@
-"""One call of a script, and the text of the scripts."""
+"""Calls of scripts, and the sources of the scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One script call and how to read its answer; doing it is left to a connection."""
+    """One script call and how to read its answer; a connection carries it out."""
 
     script: str
     keys: Sequence[str]
@@ -33,7 +33,7 @@ class Call(Generic[T]):
 
 
 def command_of(call: Call[Any]) -> tuple[Arg, ...]:
-    """The call as a command, for a server that has the script."""
+    """The call as a command, for a server that has the script loaded."""
     return ("EVALSHA", digest(call.script), len(call.keys), *call.keys, *call.args)
 
 
@@ -42,7 +42,7 @@ _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 
 @functools.cache
 def source(name: str) -> str:
-    """Text of one script, its includes spliced in."""
+    """The text of a script with its includes."""
     folder = resources.files("tokenyard") / "lua"
     text = (folder / f"{name}.lua").read_text(encoding="utf-8")
     return _INCLUDE.sub(
@@ -52,20 +52,20 @@ def source(name: str) -> str:
 
 @functools.cache
 def digest(name: str) -> str:
-    """By which the server knows a script."""
+    """The server's id of a script."""
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
 def codes(kind: type[E], answers: int | list[int], count: int) -> list[E]:
-    """One code for each item; a single answer stands for all."""
+    """One code for each item; a single answer applies to all."""
     if isinstance(answers, int):
         return [kind(answers)] * count
-    found = {answer: kind(answer) for answer in set(answers)}  # of very many they are few
+    found = {answer: kind(answer) for answer in set(answers)}  # few distinct ones among many
     return [found[answer] for answer in answers]
 
 
 def load_scripts(connection: redis.Redis) -> int:
-    """Load the scripts that the server has not got, for those who may not; how many."""
+    """Load missing scripts, for users without the permission; returns their number."""
     names = script_names()
     known: Any = connection.script_exists(*map(digest, names))
     missing = [name for name, is_there in zip(names, known, strict=True) if not is_there]
@@ -74,7 +74,7 @@ def load_scripts(connection: redis.Redis) -> int:
     return len(missing)
 
 
-#: So often is a script called again that the leader is to load.
+#: Pause between calls of a missing script, until the leader loads it.
 MISSING_EVERY_S: Final = 0.05
 
 

@@ -1,4 +1,4 @@
-"""The scripts that clients and operators call, as values: the connection is the caller's."""
+"""The scripts of clients and operators, as calls that any connection can carry out."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tokenyard.protocol.wire import (
 from tokenyard.scripts.answers import Acceptance, Cancelled, CancelRequested, Submitted
 from tokenyard.scripts.calls import Arg, Call, Caller
 
-#: A client that wants to be watched renews its lease three times in this.
+#: A client with requests that end with it renews its lease three times in this time.
 CLIENT_LEASE_MS = 30_000
-#: A request moves a few times in its life, and seldom between a look and a call.
+#: A request seldom moves between the read of its ledger and the call.
 CANCEL_ATTEMPTS = 8
-#: A client may wish for so many cancels at once, and a wish that no leader hears is dropped then.
+#: Most requested cancels of one client, and the time after which unread ones are dropped.
 MOST_CANCELS = 10_000
 CANCEL_TTL_S = 3600
-#: What to read of a ledger for `place_of`.
+#: The fields of a ledger that `place_of` reads.
 PLACE_FIELDS = ("state", "sid", "intake", "worker", "entry")
 _ACCEPTED = Submitted.ACCEPTED
 _PLACE = re.compile(r"[A-Za-z0-9_.:@-]+")
@@ -47,15 +47,17 @@ def submit(
 ) -> Call[list[Acceptance]]:
     """Accept a burst of requests of one priority class, each at most once.
 
-    ``watched`` names the client whose requests these are, if they are to be cancelled when it
-    disappears. With ``refuse_late`` a request that would wait beyond its deadline is refused.
-    ``templates`` and ``digests`` are those of the requests, for a caller who has them.
+    ``watched`` names the client if its requests are to be cancelled when it disappears. With
+    ``refuse_late`` a request that would wait beyond its deadline is refused. ``templates`` and
+    ``digests`` are those of the requests, where the caller has them.
     """
     numbers: dict[RequestTemplate, int] = {}
     args: list[Arg] = []
     ledgers: list[str] = []
-    had = zip(templates or itertools.repeat(None), digests or itertools.repeat(None), strict=False)
-    for request, (known, digest) in zip(requests, had, strict=False):
+    given = zip(
+        templates or itertools.repeat(None), digests or itertools.repeat(None), strict=False
+    )
+    for request, (known, digest) in zip(requests, given, strict=False):
         template = known or template_of(request)
         number = numbers.setdefault(template, len(numbers) + 1)
         args += (number, request.id, prompt_value(request), digest or request_digest(request))
@@ -99,12 +101,12 @@ def cancel(
     reply_maxlen: int = 10_000,
     unknown_ttl_s: int = DEFAULT_RESULT_TTL_S,
 ) -> Call[Cancelled]:
-    """Cancel a request that its ledger shows in ``state`` (or "", if it has none).
+    """Cancel a request whose ledger has ``state`` ("" where it has no ledger).
 
-    ``where`` is as `place_of` reads it from the ledger: the intake of a request that waits, the
-    worker of one that is assigned. One without a ledger that was seen in an intake is cancelled
-    there: ``where`` is that intake, ``entry`` its entry. MOVED asks to look again. The result of an
-    id that nobody knows is kept for ``unknown_ttl_s``.
+    ``where`` comes from `place_of`: the intake of a waiting request, the worker of an assigned one.
+    A request without a ledger is cancelled in an intake: ``where`` is that intake, ``entry`` its
+    entry. MOVED asks the caller to read the ledger again. The result of an unknown id is kept for
+    ``unknown_ttl_s``.
     """
     place = keys.ledger(client, request_id)
     if entry or (state == "waiting" and where):
@@ -119,12 +121,12 @@ def cancel(
 
 
 def probe(keys: Keys) -> Call[int]:
-    """Find out whether the server takes writes; what it refuses comes as redis-py's error."""
+    """Check whether the server takes writes; raises redis-py's error where it does not."""
     return Call("probe", [keys.intake("retry")], [], int)
 
 
 def request_cancel(keys: Keys, client: str, request_id: str) -> Call[CancelRequested]:
-    """Ask the leader to cancel a request: for a client that has no right to `cancel`."""
+    """Ask the leader to cancel a request, for a client without permission to `cancel`."""
     args: list[Arg] = [client, request_id, MOST_CANCELS, CANCEL_TTL_S]
     return Call("request_cancel", [keys.cancels(client), keys.cancelling], args, CancelRequested)
 
@@ -132,9 +134,9 @@ def request_cancel(keys: Keys, client: str, request_id: str) -> Call[CancelReque
 def attend(
     keys: Keys, client: str, ended: Sequence[str], *, lease_ms: int = CLIENT_LEASE_MS
 ) -> Call[int]:
-    """Renew the lease of a client whose requests end with it; how many of them have not ended.
+    """Renew the lease of a client whose requests end with it; returns how many are left.
 
-    ``lease_ms`` of 0 says that it leaves: the coordinator cancels what it has left.
+    With ``lease_ms`` 0 the client leaves: the coordinator cancels the requests that are left.
     """
     call_keys = [keys.clients, keys.attached(client)]
     return Call("attend", call_keys, [client, lease_ms, *ended], int)
@@ -143,8 +145,8 @@ def attend(
 def place_of(seen: Sequence[bytes | None]) -> tuple[str, str]:
     """State and place of a request, for `cancel`, from `PLACE_FIELDS` of its ledger.
 
-    A ledger that its client has written itself may name no place at all: then it is "", as the
-    script has it (`place_of.lua`).
+    The place is "" for a ledger with an invalid one, which a client can write (as in
+    `place_of.lua`).
     """
     texts = [(value or b"").decode(errors="replace") for value in seen]
     state, sid, intake, worker, entry = texts
@@ -157,14 +159,14 @@ def place_of(seen: Sequence[bytes | None]) -> tuple[str, str]:
 
 
 def _is_entry(text: str) -> bool:
-    """Whether this can be the id of an entry: two numbers of 64 bits."""
+    """Whether this is a valid entry id: two numbers of 64 bits."""
     return bool(_ENTRY.fullmatch(text)) and all(int(half) < 2**64 for half in text.split("-"))
 
 
 def waits_at(sid: str, intake: str = "", entry: str = "") -> tuple[str, str]:
-    """Class and entry at which a request waits, from its ledger.
+    """Class and entry of a waiting request, from its ledger.
 
-    Until it has been given back its server id says it, and the ledger has no ``intake``.
+    Until it is handed back they are in its server id, and the ledger has no ``intake``.
     """
     if intake:
         return intake, entry
@@ -175,14 +177,14 @@ def waits_at(sid: str, intake: str = "", entry: str = "") -> tuple[str, str]:
 def requeue(
     keys: Keys, letter: str, client: str, request_id: str, priority_class: PriorityClass
 ) -> Call[str]:
-    """Let a dead letter wait again; its new server id, or "" where that cannot be."""
+    """Queue a dead letter again; returns its new server id, or "" where that is impossible."""
     call_keys = [keys.dead, keys.intake(priority_class), keys.ledger(client, request_id)]
     call_keys += [keys.tokens(client, request_id), keys.reply(client, request_id), keys.tally]
     return Call("requeue", call_keys, [letter, priority_class], bytes.decode)
 
 
 class ClientScripts(Caller):
-    """`submit` and its kin over a synchronous connection."""
+    """The calls above over a synchronous connection."""
 
     def submit(
         self,
@@ -205,7 +207,7 @@ class ClientScripts(Caller):
         *,
         unknown_ttl_s: int = DEFAULT_RESULT_TTL_S,
     ) -> Cancelled:
-        """Cancel a request wherever it is; MOVED only where it moves faster than one can look."""
+        """Cancel a request wherever it is; MOVED where it moves faster than its ledger is read."""
         code = Cancelled.MOVED
         for _ in range(CANCEL_ATTEMPTS):
             ledger = self.keys.ledger(client, request_id)

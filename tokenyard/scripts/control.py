@@ -1,4 +1,4 @@
-"""The scripts of the control stream: commands to controllers, and what came of them."""
+"""The scripts of the control stream: commands to controllers, and their outcomes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tokenyard.scripts.calls import Arg, Caller
 
 
 class ControlScripts(Caller):
-    """Commanding and acknowledging."""
+    """Commands, signals and acknowledgements."""
 
     def command(self, command: Command, token: str = "") -> str | None:
-        """Command a worker; the command's id, or None for a deposed leader.
+        """Command a worker; returns the command's id, or None for a deposed leader.
 
-        The leader gives its ``token``; an operator needs none. Called again after an answer was
-        lost, it commands twice, which does no harm: all commands are idempotent.
+        The leader passes its ``token``; an operator needs none. A repeated call after a lost answer
+        commands twice, which is harmless: all commands are idempotent.
         """
         keys = [self.keys.leader, self.keys.control]
         args: list[Arg] = [token]
@@ -29,10 +29,10 @@ class ControlScripts(Caller):
         return answer.decode() or None
 
     def signal(self, order: Order, seen: bytes, now: DesiredState) -> str | None:
-        """Change the desired state of the order's scope, and tell everybody; the signal's id.
+        """Change the desired state of the order's scope and announce it; returns the signal's id.
 
-        ``seen`` is its JSON as the caller found it; None where it is another by now: look again.
-        So it is, too, where a call is made again after its answer was lost.
+        ``seen`` is the state's JSON as the caller has read it. Returns None where it has changed
+        since: read it again. A repeated call after a lost answer also returns None.
         """
         keys = [self.keys.desired, self.keys.control, self.keys.events]
         args: list[Arg] = [order.scope, seen, encode_desired(now)]
@@ -42,7 +42,7 @@ class ControlScripts(Caller):
         return answer.decode() or None
 
     def acknowledge(self, command_id: str, acknowledgement: Acknowledgement) -> None:
-        """Say what came of a command at one worker, and wake the leader."""
+        """Report the outcome of a command at one worker, and wake the leader."""
         keys = [self.keys.acks(command_id), self.keys.events]
         packed = encode_acknowledgement(acknowledgement)
         self._run("acknowledge", keys, [acknowledgement.worker, packed])

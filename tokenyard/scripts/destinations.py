@@ -1,4 +1,4 @@
-"""Which stream a reply goes to."""
+"""The reply stream of a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def destination(keys: Keys, request: Request | Refused) -> str:
 
 
 def by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
-    """Publications by reply stream, each with its place in ``items``."""
+    """Group publications by reply stream, each with its index in ``items``."""
     groups: dict[tuple[str, str], list[tuple[int, Publication]]] = {}
     for at, item in enumerate(items):
         request = item.assignment.request

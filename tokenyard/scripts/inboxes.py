@@ -1,4 +1,4 @@
-"""The scripts by which the leader reads what guests have written."""
+"""The scripts with which the leader reads the inboxes of guests."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tokenyard.protocol.replies import Reply, encode_reply
 from tokenyard.protocol.wire import MAX_FIELDS, ReplyKind
 from tokenyard.scripts.calls import Arg, Caller
 
-#: Fields of an entry that it takes beside those of a request.
+#: Most fields of an entry beside those of a request.
 MORE_FIELDS: Final = 20
-#: How long a guest can read what became of an entry.
+#: How long a guest can read the receipt of an entry.
 RECEIPT_TTL_S: Final = 30
 
 
 class Haul(Struct, frozen=True):
-    """What an inbox held."""
+    """The contents of an inbox."""
 
-    #: Bytes that it took where it was deleted unread, else 0.
+    #: Size in bytes of an inbox that was deleted unread, else 0.
     overrun: int
-    #: Entries that were deleted, since they were too long or had too many fields.
+    #: Number of entries that were deleted because of their size or number of fields.
     deleted: int
     entries: Sequence[tuple[str, Mapping[bytes, bytes]]]
 
 
 class Notice(Struct, frozen=True):
-    """A reply to a guest that no worker makes."""
+    """A reply to a guest from the coordinator."""
 
     client: str
     kind: ReplyKind
@@ -36,18 +36,18 @@ class Notice(Struct, frozen=True):
 
 
 class InboxScripts(Caller):
-    """Neither compares the leader's token: `submit` knows an id that is handed on twice."""
+    """Neither checks the leader's token: `submit` detects a repeated id."""
 
     def collect(
         self, guests: Sequence[str], *, most_memory: int, most_bytes: int, most_entries: int
     ) -> list[Haul]:
-        """The first entries of some inboxes, which stay there until `settle`."""
+        """Read the first entries of some inboxes; they stay there until `settle`."""
         keys = [self.keys.inbox(guest) for guest in guests]
         args: list[Arg] = [most_memory, most_bytes, MAX_FIELDS + MORE_FIELDS, most_entries]
         return [_haul(*found) for found in self._run("collect", keys, args)]
 
     def settle(self, guest: str, entries: Sequence[str], notices: Sequence[Notice]) -> int:
-        """Take entries out of an inbox and publish what became of them; how many were there."""
+        """Delete entries of an inbox and publish their replies; returns how many were there."""
         keys = [self.keys.inbox(guest)]
         args: list[Arg] = [self._reply_maxlen, RECEIPT_TTL_S, len(entries), *entries]
         for notice in notices:

@@ -1,4 +1,4 @@
-"""The scripts of the coordinator that leads."""
+"""The scripts of the leader."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ ACQUIT_CHANGED: Final = 0
 
 
 class LeaderScripts(Caller):
-    """What only the leader may do; every call that changes something compares its token."""
+    """Calls for the leader only; each one that writes checks the leader's token."""
 
     def lead(self, name: str, lease_ms: int, token: str = "") -> str:
-        """Take or keep the lead; the leader token, or "" while another leads."""
+        """Take or keep the lead; returns the leader token, or "" while another leads."""
         keys = [self.keys.leader, self.keys.info]
         answer: bytes = self._run("lead", keys, [name, lease_ms, token])
         return answer.decode()
 
     def resign(self, token: str) -> bool:
-        """Give up the lead; False if it was another's."""
+        """Give up the lead; returns False if another coordinator has it."""
         return bool(self._run("resign", [self.keys.leader, self.keys.events], [token]))
 
     def take_over(self, token: str, info: Mapping[str, Arg]) -> bool:
-        """Make the groups of the streams and publish the handshake; False for a deposed leader."""
+        """Create the streams' groups and publish the handshake; False for a deposed leader."""
         keys = [self.keys.leader, self.keys.info]
         keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
         args: list[Arg] = [token, GROUP]
@@ -54,9 +54,10 @@ class LeaderScripts(Caller):
         return bool(self._run("take_over", keys, args) == 1)
 
     def recognize(self, token: str, server: str, *, was_replica: bool) -> int:
-        """Fence all workers where the server is a promoted replica; how many, or -1: deposed.
+        """Fence all workers if the server is a promoted replica; returns their number.
 
-        ``server`` is the id of its process, which may have been a replica before.
+        Returns -1 for a deposed leader. ``server`` is the id of the server's process, which may
+        have been a replica before.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases]
         keys += [self.keys.departed, self.keys.events]
@@ -64,7 +65,7 @@ class LeaderScripts(Caller):
         return fenced
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
-        """Move entries onto lanes; one code for each, all NOT_LEADER for a deposed leader."""
+        """Move entries to lanes; one code for each, all NOT_LEADER for a deposed leader."""
         routes: dict[tuple[IntakeClass, str, int, int], int] = {}
         items: list[Arg] = []
         for move in moves:
@@ -93,8 +94,8 @@ class LeaderScripts(Caller):
     ) -> Answered:
         """Give a waiting request its result without running it.
 
-        With ``dead``, a reason, the request is also kept among the dead letters. So is one whose
-        id is known with another ``digest``, which is given no result: the id's reply is another's.
+        With ``dead``, a reason, the request is also kept as a dead letter. So is a request whose id
+        is known with another ``digest``, which gets no result: the id's reply is the other's.
         """
         client, request_id = request.client, request.id
         keys = [
@@ -112,7 +113,7 @@ class LeaderScripts(Caller):
         return Answered(self._run("answer", keys, args))
 
     def bury(self, token: str, intake: IntakeClass, entry: str, reason: str) -> Answered:
-        """Put an entry that nobody can be answered for into the dead letters."""
+        """Move an entry that cannot be answered to the dead letters."""
         keys = [self.keys.leader, self.keys.intake(intake), self.keys.dead]
         args: list[Arg] = [token, GROUP, intake, entry, reason, self._dead_maxlen]
         return Answered(self._run("bury", keys, args))
@@ -126,10 +127,10 @@ class LeaderScripts(Caller):
     ) -> int:
         """Take back lane entries, given as (entry, client, request id), of a lost worker.
 
-        ``trials`` says for each, should the worker have crashed, with how many suspects at most it
-        may be tried again (0: alone), or None where it is none; by default all must run alone.
-        Returns how many are left on its lane, `RESCUE_HELD` or `RESCUE_NOT_LEADER`. Call it
-        first without entries, which ends the lease.
+        Where the worker has crashed, ``trials`` has for each entry the most suspects that it may be
+        tried with (0: alone), or None where it is not a suspect; by default all must run alone.
+        Returns how many are left on the lane, `RESCUE_HELD` or `RESCUE_NOT_LEADER`. Call it first
+        without entries, which ends the lease.
         """
         keys = [self.keys.leader, self.keys.leases, self.keys.workers]
         keys += [self.keys.lane(worker), self.keys.intake("retry")]
@@ -152,10 +153,10 @@ class LeaderScripts(Caller):
         *,
         keep: bool,
     ) -> int:
-        """Free a group on trial, given as (client, request id); ``mark`` is what was seen.
+        """Acquit a group on trial, given as (client, request id); ``mark`` is its mark as read.
 
-        With ``keep`` the lane stays one for suspects. Returns `ACQUIT_DONE`, `ACQUIT_CHANGED` or
-        `ACQUIT_NOT_LEADER`.
+        With ``keep`` the lane stays reserved for suspects. Returns `ACQUIT_DONE`, `ACQUIT_CHANGED`
+        or `ACQUIT_NOT_LEADER`.
         """
         keys = [self.keys.leader, self.keys.quarantine]
         keys += [self.keys.ledger(client, request_id) for client, request_id in members]
@@ -163,15 +164,15 @@ class LeaderScripts(Caller):
         return answer
 
     def overdue(self, intake: IntakeClass, after: str, count: int) -> tuple[str, list[str]]:
-        """Entries past their deadline among ``count`` behind ``after`` ("-": from the first).
+        """Entries past their deadline among the ``count`` after ``after`` ("-": from the first).
 
-        Returns where to go on ("" at the end) and the entries.
+        Returns where to continue ("" at the end) and the entries.
         """
         cursor, *entries = self._run("overdue", [self.keys.intake(intake)], [after, count])
         return cursor.decode(), [entry.decode() for entry in entries]
 
     def astray(self, cursor: int, count: int) -> LedgerScan:
-        """Requests whose entry is gone, among about ``count`` keys of the server."""
+        """Requests whose entry is missing, among about ``count`` keys of the server."""
         keys = [self.keys.leases, self.keys.tally]
         after, ledgers, tokens, queued, found = self._run("astray", keys, [cursor, count])
         missed = [one for each in found for one in _astray(*each)]
@@ -183,18 +184,18 @@ class LeaderScripts(Caller):
         lost: Sequence[LostRequest] = (),
         *,
         excess_tokens: int = 0,
-        told: Mapping[str, Arg] = types.MappingProxyType({}),
+        info: Mapping[str, Arg] = types.MappingProxyType({}),
     ) -> list[Reconciled]:
-        """End requests whose entry is gone, and count ``excess_tokens`` fewer that wait.
+        """End requests whose entry is missing, and subtract ``excess_tokens`` from the queued ones.
 
-        ``told`` are fields of `info` to be set. One code for each request; NOT_LEADER, at least
-        once, for a deposed leader.
+        ``info`` has fields of the key `info` to set. Returns one code for each request, and at
+        least one NOT_LEADER for a deposed leader.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
         keys.append(self.keys.tally)
         args: list[Arg] = [token, excess_tokens, DEFAULT_RESULT_TTL_S, self._reply_maxlen, GROUP]
-        args.append(len(told))
-        for item in told.items():
+        args.append(len(info))
+        for item in info.items():
             args.extend(item)
         for one in lost:
             name = (one.client, one.request_id)
@@ -211,7 +212,7 @@ class LeaderScripts(Caller):
         return codes(Reconciled, answer, max(1, len(lost)))
 
     def watch_clients(self, count: int) -> list[bytes]:
-        """Clients whose leases have run out, by names that anybody may have written."""
+        """Clients whose leases have expired; the names are untrusted."""
         names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
         return names
 
@@ -219,7 +220,7 @@ class LeaderScripts(Caller):
 def _astray(
     name: bytes, state: bytes, where: bytes, entry: bytes, may_run: int
 ) -> Iterator[LostRequest]:
-    """The request, unless somebody made up a ledger that can be none's."""
+    """The request, unless its ledger has an invalid name."""
     client, _, request_id = name.partition(b"/")
     try:
         owner, own = client.decode(), request_id.decode()
@@ -231,6 +232,6 @@ def _astray(
 
 def _lost_where(one: LostRequest) -> str:
     if not one.where:
-        return "its ledger names no place where it could be"
+        return "its ledger names no valid place"
     stream = "intake:" if one.state == "waiting" else "lane:"
     return f"somebody deleted its entry from {stream}{one.where} (XDEL, XTRIM or XADD MAXLEN)"

@@ -17,10 +17,10 @@ RETIRE_UNKNOWN: Final = -1
 
 
 class WorkerScripts(Caller):
-    """Joining, keeping leases, publishing under the fence, leaving."""
+    """Joining, renewing leases, publishing under the fence, leaving."""
 
     def register(self, name: str, lease_ms: int, info: bytes) -> str:
-        """Join under ``name``; the worker's full name, with its incarnation."""
+        """Join under ``name``; returns the worker's full name, with its incarnation."""
         keys = [self.keys.info, self.keys.workers, self.keys.leases, self.keys.events]
         answer: bytes = self._run("register", keys, [name, lease_ms, info])
         return answer.decode()
@@ -35,9 +35,9 @@ class WorkerScripts(Caller):
         return codes(Renewed, answers, len(workers))
 
     def retire(self, worker: str, why: Why, reason: str = "") -> int:
-        """End a worker's lease now; how many of its entries wait for the rescuer.
+        """End a worker's lease now; returns how many of its entries wait for the rescuer.
 
-        ``reason`` says in words what is known, for those whose requests it had.
+        ``reason`` is a text for the history of its requests.
         """
         keys = [self.keys.leases, self.keys.workers, self.keys.lane(worker), self.keys.events]
         keys += [self.keys.departed, self.keys.quarantine]
@@ -45,17 +45,17 @@ class WorkerScripts(Caller):
         return left
 
     def publish_host(self, host: HostInfo) -> None:
-        """Say what a host may load; a plain command, which a server without memory refuses."""
+        """Publish the models of a host; a plain command, which a server without memory refuses."""
         self._connection.hset(self.keys.hosts, host.name, encode_host(host))
 
     def withdraw_host(self, name: str) -> None:
-        """A host may load nothing any more."""
+        """Remove a host."""
         self._connection.hdel(self.keys.hosts, name)
 
     def hand_back(
         self, worker: str, assignment: Assignment, pause_ms: int, error: str
     ) -> HandedBack:
-        """Give a request back that the engine could not serve, to be tried after a pause."""
+        """Hand back a request that the engine could not serve, to be retried after a pause."""
         request = assignment.request
         keys = [self.keys.leases, self.keys.lane(worker), self.keys.capacity]
         keys += [self.keys.intake("retry"), self.keys.quarantine]
@@ -66,7 +66,7 @@ class WorkerScripts(Caller):
         return HandedBack(self._run("hand_back", keys, args))
 
     def count_published(self, assignment: Assignment) -> int:
-        """Tokens that a request has published so far, over all choices."""
+        """Published tokens of a request, over all choices."""
         request = assignment.request
         return int(self._connection.strlen(self.keys.tokens(request.client, request.id))) // 4
 

@@ -130,7 +130,7 @@ class Controller:
     def stop(self) -> None:
         """Drain and end `run`; called again, stop at once."""
         self._signals += 1
-        self._pool.wakeup.ring()
+        self._pool.wakeup.set()
 
     def _start(self) -> None:
         if self._endpoint:
@@ -244,7 +244,7 @@ class Controller:
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
-        self._pool.wakeup.ring()
+        self._pool.wakeup.set()
 
     def _entry(self, member: WorkerProcessHandle) -> WorkerInfo:
         group = self._group_of(member)
@@ -369,7 +369,7 @@ class Controller:
 
     def _put(self, said: tuple[str, Command | Order] | None) -> None:
         self._said.put(said)
-        self._pool.wakeup.ring()
+        self._pool.wakeup.set()
 
     def _obey_all(self) -> None:
         while not self._said.empty():

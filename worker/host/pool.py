@@ -112,7 +112,7 @@ class Pool:
         for device in devices:
             self.goals[device] = goal
             self._retries.forget(device)
-        self.wakeup.ring()
+        self.wakeup.set()
         return goal
 
     def retry_now(self, models: Collection[str]) -> None:
@@ -127,7 +127,7 @@ class Pool:
     def recycle(self, member: WorkerProcessHandle) -> None:
         """Replace its process by a new one once it is idle."""
         member.is_retiring = True
-        self.wakeup.ring()
+        self.wakeup.set()
 
     def close(self, member: WorkerProcessHandle, *, at_once: bool = False) -> None:
         """End its process for good, ``at_once`` or when its requests are finished.
@@ -238,7 +238,7 @@ class Pool:
         deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
         heard = wait([*pipes, *deaths, self.wakeup.fileno()], timeout=timeout_s)
         if self.wakeup.fileno() in heard:
-            self.wakeup.hear()
+            self.wakeup.clear()
         for member in self.members:
             if member.output is not None:
                 member.output.pass_on()

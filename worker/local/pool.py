@@ -58,7 +58,7 @@ class LocalPool:
         with self._door:
             self._stops += 2 if at_once else 1
             if self._is_open:  # later its bell may be gone
-                self._pool.wakeup.ring()
+                self._pool.wakeup.set()
             self._is_open = False
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -153,7 +153,7 @@ class LocalPool:
             if not self._is_open:
                 raise RuntimeError("the controller does not run; start it first")
             self._orders.put(order)
-            self._pool.wakeup.ring()
+            self._pool.wakeup.set()
 
     def _mention(self, order: Callable[[], object]) -> None:
         """Give an order that has no sense any more once the pool has stopped."""

@@ -35,7 +35,7 @@ def check(info: Any, probe: Exception | None = None) -> list[str]:
     return check_broker(StandIn(info, probe), "main")  # type: ignore[arg-type]  # stands in
 
 
-def test_nothing_is_said_of_a_sound_server() -> None:
+def test_a_well_configured_server_has_no_warnings() -> None:
     assert check(SOUND) == []
 
 

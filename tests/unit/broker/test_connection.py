@@ -104,7 +104,7 @@ def test_a_refused_write_is_an_error_of_its_own(error: Exception, code: str) -> 
         (exceptions.NoPermissionError("NOPERM"), "lacks a permission"),
     ],
 )
-def test_what_else_keeps_one_out_is_no_refused_write(error: Exception, said: str) -> None:
+def test_other_refusals_are_not_refused_writes(error: Exception, said: str) -> None:
     with pytest.raises(TokenyardError, match=said) as caught, translated("redis://host"):
         raise error
     assert not isinstance(caught.value, BrokerNotWritable)

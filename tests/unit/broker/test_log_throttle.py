@@ -64,7 +64,7 @@ def test_the_number_of_dropped_records_is_logged(log: Log) -> None:
     assert log.messages[-1].endswith("(and 3 times more since it was last logged)")
 
 
-def test_other_records_and_errors_always_pass(log: Log) -> None:
+def test_other_records_and_errors_always_pass_the_throttle(log: Log) -> None:
     for _ in range(3):
         log.warning("w-0.2: lost, %d entries go back: %s", 2, "ended by SIGKILL")
         log.error("%s", REFUSED)

@@ -36,7 +36,7 @@ def test_news_end_a_wait() -> None:
     run(story)
 
 
-def test_what_came_before_the_wait_ends_it_until_it_is_seen() -> None:
+def test_an_event_set_before_the_wait_ends_it_until_it_is_cleared() -> None:
     async def story(news: AsyncEvent) -> None:
         news.set()
         await news.wait(FOR_EVER_S)

@@ -136,7 +136,7 @@ def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
 
 
 @pytest.mark.parametrize("alike", [True, 1.0])
-def test_what_only_looks_the_same_is_read_again(alike: Any) -> None:
+def test_options_of_another_type_are_read_again(alike: Any) -> None:
     builder = RequestBuilder("me", None)
     builder.prepare([1], {"seed": 1})
 
@@ -171,7 +171,7 @@ def test_ids_of_our_making_differ() -> None:
     assert len(ids) == 200
 
 
-def test_what_an_item_says_goes_before_what_is_shared() -> None:
+def test_options_of_an_item_override_shared_options() -> None:
     builder = RequestBuilder("me", None)
     item: Any = {"prompt": [1], "temperature": 0.5, "model": "b"}
     [own, shared] = builder.prepare_many([item, [2]], {"temperature": 0.1, "model": "a"})
@@ -189,7 +189,7 @@ def test_params_are_a_base_for_what_stands_beside_them() -> None:
 
 @pytest.mark.parametrize("tokenizer", [None, Bytes()])
 @pytest.mark.parametrize("where", ["beside", "base", "object"])
-def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where: str) -> None:
+def test_given_parameters_are_sent_even_with_default_values(tokenizer: Any, where: str) -> None:
     """Else a model's own defaults would take the place of what the user asked for."""
     said = {"max_tokens": 16, "temperature": 1.0, "top_k": 0, "stop": None, "ignore_eos": False}
     more: dict[str, Any] = {"params": SamplingParams(seed=7)} if where == "object" else {}
@@ -205,7 +205,7 @@ def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where
     assert prepared.size == wire_size(prepared)
 
 
-def test_who_says_nothing_sends_nothing() -> None:
+def test_parameters_that_are_not_given_are_not_sent() -> None:
     assert "params" not in request_fields(RequestBuilder("me", None).prepare("x", {}).request)
 
 

@@ -81,7 +81,7 @@ def test_listening_ends_with_the_client() -> None:
         next(core.leave())
 
 
-def test_what_was_read_is_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_entries_are_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
     steps = make_core().listen()
     next(steps)

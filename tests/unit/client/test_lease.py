@@ -37,7 +37,7 @@ def test_submitting_renews_it_too() -> None:
     assert not client_lease.is_due(RENEW_EVERY_S)
 
 
-def test_what_has_its_result_is_told_once_and_let_go() -> None:
+def test_requests_with_a_result_are_reported_once_and_detached() -> None:
     client_lease, [over, running] = attended("over", "running")
     over.take(make_delta("over", 0, [1]), 0.0)
     assert client_lease.unfinished() == ["over", "running"]
@@ -57,14 +57,14 @@ def test_a_result_that_was_there_before_counts() -> None:
     assert client_lease.unfinished() == []
 
 
-def test_what_nobody_waits_for_any_more_has_not_ended() -> None:
+def test_a_forgotten_request_has_not_ended() -> None:
     client_lease, [given_up, forgotten] = attended("given up", "forgotten")
     given_up.fail(WaitTimeout("closed"))
     forgotten.fail(UnknownRequest("by the yard"))
     assert client_lease.unfinished() == ["given up"]
 
 
-def test_many_that_have_ended_are_told_before_the_lease_is_due(
+def test_many_ended_requests_are_reported_before_the_lease_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tokenyard.client.lease.MANY_ENDED", 2)

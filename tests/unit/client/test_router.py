@@ -221,7 +221,7 @@ class TestEnd:
 
 
 class TestLookingUp:
-    def test_is_for_the_silent(self) -> None:
+    def test_look_up_is_for_silent_requests(self) -> None:
         router = ReplyRouter(0.0)
         silent, heard = open_exchange(router, "silent"), open_exchange(router, "heard")
         unsent = router.open("unsent", None, 0.0)
@@ -232,7 +232,7 @@ class TestLookingUp:
         assert router.due(later + 0.1, is_behind=False) == [], "each once in a while"
         assert [each.is_over for each in (heard, unsent)] == [False, False]
 
-    def test_is_bounded_and_comes_round(self) -> None:
+    def test_look_up_is_bounded_and_reaches_all_requests(self) -> None:
         router = ReplyRouter(0.0)
         count = sessions.MOST_CHECKS + 10
         for number in range(count):

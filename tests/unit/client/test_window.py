@@ -77,7 +77,7 @@ def test_results_in_order_wait_for_the_first() -> None:
     assert not window.is_over
 
 
-def test_what_was_refused_comes_again_first_and_not_before_its_time() -> None:
+def test_postponed_requests_come_first_and_not_before_their_time() -> None:
     window = make_window(range(3))
     pull(window)
     prepared: list[Numbered] = window.take_unsubmitted(0.0)

@@ -42,13 +42,13 @@ def test_an_unwilling_child_is_killed_after_its_grace(shell: Shell) -> None:
     assert time.monotonic() - started < 5.0
 
 
-def test_in_a_hurry_a_child_is_told_again(shell: Shell) -> None:
+def test_a_hurried_child_gets_sigterm_again(shell: Shell) -> None:
     child = shell("trap 'trap \"exit 6\" TERM' TERM; echo ready; while :; do sleep 0.05; done")
     started = time.monotonic()
     assert stop_child(child, 60.0, hurry=lambda: time.monotonic() - started > 0.3) == 6
 
 
-def test_what_a_child_leaves_behind_ends_with_it(shell: Shell, tmp_path: Path) -> None:
+def test_children_of_a_child_end_with_it(shell: Shell, tmp_path: Path) -> None:
     child = shell(f"sleep 60 & echo $! > {tmp_path}/grandchild; echo ready; wait")
     grandchild = int((tmp_path / "grandchild").read_text())
     stop_child(child, 5.0)

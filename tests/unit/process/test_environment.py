@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tokenyard.process.environment import misspelt, unknown, variables_of
-from tokenyard.protocol.wording import counted, did_you_mean, nearest
+from tokenyard.protocol.texts import counted, did_you_mean, nearest
 
 BOTH = ("coordinator", "worker")
 
@@ -24,7 +24,7 @@ BOTH = ("coordinator", "worker")
         ("TOKENYARD_YRAD", "TOKENYARD_YARD"),
     ],
 )
-def test_a_name_that_is_near_is_told(name: str, meant: str) -> None:
+def test_a_similar_name_is_suggested(name: str, meant: str) -> None:
     assert misspelt({name: "1"}, BOTH) == [
         f"nothing reads the variable {name}; did you mean {meant}?"
     ]
@@ -32,7 +32,7 @@ def test_a_name_that_is_near_is_told(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*variables_of("worker"), "TOKENYARD_REDIS_URL", "TOKENYARD_YARD"])
-def test_what_is_known_is_no_fault_for_anybody(name: str) -> None:
+def test_known_variables_are_not_reported(name: str) -> None:
     for programs in ((), ("coordinator",), ("worker",), BOTH):
         assert misspelt({name: "1"}, programs) == unknown({name: "1"}, programs) == []
 
@@ -44,7 +44,7 @@ def test_each_command_minds_what_it_would_read() -> None:
     assert misspelt(environment, ("worker",))
 
 
-def test_what_is_like_nothing_is_told_of_settings_only() -> None:
+def test_dissimilar_variables_are_reported_for_settings_only() -> None:
     environment = {"TOKENYARD_WORKER_QQQQ": "1", "TOKENYARD_QQQQ": "1", "PATH": "x"}
     assert misspelt(environment, BOTH) == []
     assert unknown(environment, BOTH) == ["nothing reads the variable TOKENYARD_WORKER_QQQQ"]
@@ -63,11 +63,11 @@ def test_what_is_like_nothing_is_told_of_settings_only() -> None:
         "TOKENYARD_SERVICE_PORT",
     ],
 )
-def test_what_kubernetes_sets_is_left_alone(name: str) -> None:
+def test_variables_of_kubernetes_are_ignored(name: str) -> None:
     assert misspelt({name: "1"}, BOTH) == unknown({name: "1"}, BOTH) == []
 
 
-def test_what_this_project_sets_and_shows_is_known() -> None:
+def test_variables_of_this_project_are_known() -> None:
     """Given all variables that code, tests and deployments name whole, I expect no complaint."""
     wrong = {"TOKENYARD_COORDINATOR_LAESE_MS", "TOKENYARD_REDIS_URI"}  # as examples of mistakes
     files = [

@@ -36,7 +36,7 @@ def test_each_package_is_in_its_extra() -> None:
             assert any(one.startswith(name) for one in packages()[extra]), package
 
 
-def test_each_extra_is_told() -> None:
+def test_each_extra_is_named_for_its_packages() -> None:
     told = {name.replace("_", "-") for name in EXTRAS}
     for extra, names in packages().items():
         for name in names - OF_WORKERS:

@@ -38,7 +38,7 @@ def announced(yard: str = "main", url: str = URL) -> Announcement:
     return announcement
 
 
-def test_it_is_found_while_it_is_announced() -> None:
+def test_up_is_found_while_it_is_announced() -> None:
     assert running_url("main") == ""
     announcement = announced()
     found = running_up(default_data_dir("main"))
@@ -49,7 +49,7 @@ def test_it_is_found_while_it_is_announced() -> None:
     assert running_url("main") == ""
 
 
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_only_its_user_may_read_the_announcement(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
         announcement = announced()
@@ -73,7 +73,7 @@ def test_a_folder_is_for_one(tmp_path: Path) -> None:
     second.withdraw()
 
 
-def test_what_a_killed_one_has_left_is_not_found() -> None:
+def test_the_announcement_of_a_killed_up_is_ignored() -> None:
     text = (
         "import sys; from tests.unit.process.test_running import announced; kept = announced();"
         " print('there', flush=True); sys.stdin.read()"
@@ -99,7 +99,7 @@ def test_a_file_that_makes_no_sense_is_not_found(text: str) -> None:
     announcement.withdraw()
 
 
-def test_what_is_given_counts_before_the_environment_and_that_before_what_runs(
+def test_a_given_url_precedes_the_environment_and_that_a_running_yard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     announcement, north = announced(), announced("north", "redis://north")

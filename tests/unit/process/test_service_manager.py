@@ -35,7 +35,7 @@ def manager(ear: socket.socket, watchdog_us: str = "") -> ServiceManager:
     return ServiceManager.of({**named, "WATCHDOG_USEC": watchdog_us} if watchdog_us else named)
 
 
-def test_it_hears_once_that_the_program_is_up_and_that_it_ends(ear: socket.socket) -> None:
+def test_ready_and_stopping_are_each_notified_once(ear: socket.socket) -> None:
     told = manager(ear)
     for _ in range(3):
         told.alive()

@@ -22,25 +22,25 @@ def _waited_s(wakeup: WakeupPipe, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
-def test_ringing_ends_the_wait_however_often(wakeup: WakeupPipe) -> None:
+def test_many_wakeups_end_one_wait(wakeup: WakeupPipe) -> None:
     for _ in range(100_000):
-        wakeup.ring()
+        wakeup.set()
 
     assert _waited_s(wakeup, 10.0) < 5.0
 
 
-def test_it_is_heard_from_another_thread(wakeup: WakeupPipe) -> None:
-    ringer = threading.Timer(0.05, wakeup.ring)
+def test_a_wakeup_from_another_thread_ends_the_wait(wakeup: WakeupPipe) -> None:
+    ringer = threading.Timer(0.05, wakeup.set)
     ringer.start()
 
     assert _waited_s(wakeup, 10.0) < 5.0
     ringer.join()
 
 
-def test_what_was_heard_does_not_ring_again(wakeup: WakeupPipe) -> None:
-    wakeup.ring()
-    wakeup.hear()
-    wakeup.hear()
+def test_a_cleared_wakeup_does_not_end_the_next_wait(wakeup: WakeupPipe) -> None:
+    wakeup.set()
+    wakeup.clear()
+    wakeup.clear()
 
     assert _waited_s(wakeup, 0.05) >= 0.04
 
@@ -49,10 +49,10 @@ def test_a_time_that_has_passed_is_not_waited_for(wakeup: WakeupPipe) -> None:
     assert _waited_s(wakeup, -1.0) < 5.0
 
 
-def test_who_holds_it_may_ring_and_then_its_descriptors_are_free() -> None:
+def test_a_held_pipe_may_be_set_and_then_its_descriptors_are_free() -> None:
     wakeup = WakeupPipe()
     ears = wakeup.fileno()
-    ring = wakeup.ring
+    ring = wakeup.set
     del wakeup
 
     ring()

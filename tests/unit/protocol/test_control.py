@@ -107,7 +107,7 @@ def test_every_cell_of_the_table(signal: Signal, begin: RunState, end: str) -> N
         for run_state in sorted(rule.idempotent)
     ],
 )
-def test_a_redundant_signal_leaves_all_as_it_is(signal: Signal, run_state: RunState) -> None:
+def test_a_redundant_signal_changes_nothing(signal: Signal, run_state: RunState) -> None:
     # Given a desired state with everything set, if a signal is given that is redundant there,
     # I expect the same desired state, also where the signal carries another mode.
     desired_state = DesiredState(
@@ -178,8 +178,8 @@ def test_an_epoch_is_a_whole_number_from_0(epoch: int | None) -> None:
 
 
 @pytest.mark.parametrize("scope", [ALL, ONE])
-def test_weights_are_a_models(scope: str) -> None:
-    with pytest.raises(Invalid, match="the scope must be model:<name>"):
+def test_weights_need_the_scope_of_a_model(scope: str) -> None:
+    with pytest.raises(Invalid, match="use the scope model:<name>"):
         after(DesiredState(run_state="PAUSED"), order("RELOAD_WEIGHTS", scope))
 
 
@@ -207,7 +207,7 @@ def merged(everywhere: DesiredState, model: DesiredState, worker: DesiredState) 
 
 
 @given(desired_states, desired_states, desired_states)
-def test_the_postures_of_all_scopes_merge(
+def test_the_desired_states_of_all_scopes_merge(
     everywhere: DesiredState, model: DesiredState, worker: DesiredState
 ) -> None:
     scopes = (everywhere, model, worker)
@@ -255,7 +255,7 @@ def test_the_hash_is_read_as_it_was_written(by_scope: dict[str, DesiredState]) -
         assert found.by_scope.get(scope, DesiredState()) == one
 
 
-def test_what_cannot_be_read_is_as_if_it_were_not() -> None:
+def test_unreadable_desired_states_are_skipped() -> None:
     found = decode_desired(
         {
             b"all": b"{",
@@ -269,7 +269,7 @@ def test_what_cannot_be_read_is_as_if_it_were_not() -> None:
     assert found.changed == "0-0"
 
 
-def test_a_posture_of_another_version_is_read_as_far_as_we_know_it() -> None:
+def test_a_desired_state_of_another_version_is_read_without_its_unknown_fields() -> None:
     found = decode_desired({b"all": b'{"run_state":"PAUSED","tempo":"allegro"}'})
 
     assert found.of("w", "adder") == DesiredState(run_state="PAUSED")

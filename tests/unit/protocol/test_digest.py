@@ -81,7 +81,7 @@ def wire(request: Request) -> dict[bytes, bytes]:
     }
 
 
-def test_it_is_decided_for_each_field_of_a_request_whether_it_defines_the_request() -> None:
+def test_each_field_of_a_request_is_either_defining_or_not() -> None:
     """A new field of `Request` fails here until it is in one of the two."""
     assert set(Request.__struct_fields__) == DEFINING | INCIDENTAL
     assert not DEFINING & INCIDENTAL
@@ -108,7 +108,7 @@ def test_clients_and_coordinator_agree(
 
 
 @given(TEXTS, OPTIONS)
-def test_who_makes_tokens_of_the_text_does_not_matter(prompt: str, options: dict[str, Any]) -> None:
+def test_the_digest_does_not_depend_on_who_tokenizes(prompt: str, options: dict[str, Any]) -> None:
     with_tokenizer = RequestBuilder("me", Numbers()).prepare(prompt, options)
 
     assert with_tokenizer.request.tokens is not None
@@ -198,7 +198,7 @@ def test_long_parameters_are_read_as_short_ones_are() -> None:
         {b"messages": b"[]", b"tools": b"[" * 5000 + b"]" * 5000},
     ],
 )
-def test_what_cannot_be_read_is_the_same_as_nothing_that_can(fields: dict[bytes, bytes]) -> None:
+def test_the_digest_of_an_unreadable_entry_equals_no_other(fields: dict[bytes, bytes]) -> None:
     assert entry_digest(fields) == UNREADABLE
 
 

@@ -60,7 +60,7 @@ def test_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a b", "a/b", "{a}", "a\n", "é", "a\0"])
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     assert not is_name(name)
     with pytest.raises(ValueError, match="yard"):
         Keys(name)

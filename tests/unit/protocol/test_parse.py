@@ -486,7 +486,7 @@ def test_a_model_says_what_a_request_leaves_out(
         (b'{"min_tokens":65}', "params.min_tokens: must not exceed max_tokens"),
     ],
 )
-def test_what_is_wrong_is_so_beside_defaults_too(said: bytes, error: str) -> None:
+def test_invalid_params_are_refused_beside_defaults_too(said: bytes, error: str) -> None:
     found = parse_assignment("5-0", ASSIGNED | {b"params": said}, DEFAULTS)
 
     assert found is not None
@@ -528,7 +528,7 @@ FOLDED = {b"id": b"q1", b"tokens": pack_tokens([1, 2]), b"common": COMMON}
 
 
 @pytest.mark.parametrize("prompt", [{b"tokens": pack_tokens([1, 2])}, {b"prompt": b"x"}])
-def test_what_requests_have_in_common_may_stand_in_one_field(prompt: dict[bytes, bytes]) -> None:
+def test_common_fields_may_be_in_the_field_common(prompt: dict[bytes, bytes]) -> None:
     fields = {b"id": b"q1", **prompt}
     plain = {b"v": b"1", b"client": b"ann", b"reply_to": b"replies:ann"}
     plain[b"params"] = b'{"max_tokens":3}'
@@ -537,7 +537,7 @@ def test_what_requests_have_in_common_may_stand_in_one_field(prompt: dict[bytes,
 
 
 @pytest.mark.parametrize("prompt", [{b"tokens": pack_tokens([1, 2])}, {b"prompt": b"x"}])
-def test_what_is_shared_is_read_once(prompt: dict[bytes, bytes]) -> None:
+def test_common_is_parsed_once(prompt: dict[bytes, bytes]) -> None:
     found = [parse_request({b"id": name, **prompt, b"common": COMMON}) for name in (b"a", b"b")]
 
     first, second = (one for one in found if isinstance(one, Request))
@@ -559,7 +559,7 @@ def test_an_entry_has_the_last_word_on_what_it_shares() -> None:
     assert (found.client, found.params.max_tokens) == ("ann", 4)
 
 
-def test_what_only_the_system_writes_is_not_shared() -> None:
+def test_system_fields_in_common_are_ignored() -> None:
     spoofed = b'{"sid":"high/1-1","attempt":"7","published":"abcd","model":"m"}'
 
     found = unfold({b"id": b"q1", b"common": spoofed, b"attempt": b"1"})
@@ -571,13 +571,13 @@ def test_what_only_the_system_writes_is_not_shared() -> None:
     "common",
     [b"", b"{", b"[]", b"null", b'{"n":1}', b"\xff", b'{"client":"no spaces"}', b'{"client":""}'],
 )
-def test_nobody_is_known_where_the_shared_field_cannot_be_read(common: bytes) -> None:
+def test_an_entry_with_unreadable_common_is_unanswerable(common: bytes) -> None:
     """The client may stand there, so that there is nobody to answer."""
     assert isinstance(parse_request({**FOLDED, b"common": common}), Unanswerable)
 
 
 @pytest.mark.parametrize("reply_to", ["", "replies:ann", "replies:bob"])
-def test_who_asks_by_a_field_of_its_own_is_told_that_the_shared_one_cannot_be_read(
+def test_a_client_field_beside_an_unreadable_common_gets_a_refusal(
     reply_to: str,
 ) -> None:
     own = {b"id": b"q1", b"client": b"ann", b"reply_to": reply_to.encode()}
@@ -591,7 +591,7 @@ def test_who_asks_by_a_field_of_its_own_is_told_that_the_shared_one_cannot_be_re
 
 
 @pytest.mark.parametrize("own", [{b"id": b""}, {b"client": b"no spaces"}])
-def test_nobody_is_known_where_the_shared_field_and_the_name_cannot_be_read(
+def test_an_entry_with_unreadable_common_and_client_is_unanswerable(
     own: dict[bytes, bytes],
 ) -> None:
     fields = {b"id": b"q1", b"client": b"ann", b"prompt": b"x", b"common": b"{"}
@@ -610,7 +610,7 @@ def test_nobody_is_known_where_the_shared_field_and_the_name_cannot_be_read(
         ({b"common": b'{"params":"{\\"top_p\\":2}"}'}, "params.top_p"),
     ],
 )
-def test_a_fault_is_told_as_if_the_fields_stood_by_themselves(
+def test_an_error_in_common_is_reported_like_one_in_an_own_field(
     fields: dict[bytes, bytes], field: str
 ) -> None:
     found = parse_request(FOLDED | fields)
@@ -626,7 +626,7 @@ def test_defaults_of_a_model_fill_what_is_shared() -> None:
     assert (found.params.max_tokens, found.params.temperature) == (3, 0.5)
 
 
-def test_what_is_shared_is_not_shared_again() -> None:
+def test_common_in_common_is_ignored() -> None:
     nested = b'{"common":"{\\"model\\":\\"m\\"}","tenant":"t"}'
 
     assert unfold({b"id": b"q1", b"common": nested}) == {b"id": b"q1", b"tenant": b"t"}

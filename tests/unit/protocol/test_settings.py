@@ -28,7 +28,7 @@ def test_defaults_are_sound() -> None:
     assert coordinator().yard == worker().yard == "main"
 
 
-def test_every_fault_is_reported_at_once() -> None:
+def test_all_errors_of_settings_are_reported_together() -> None:
     with pytest.raises(SettingsError) as caught:
         coordinator(yard="a/b", lease_ms=1, max_batch=0)
     assert [error.partition(" ")[0] for error in caught.value.errors] == [

@@ -33,5 +33,5 @@ def test_spans(ms: int, text: str) -> None:
         ("\udcff", "\\udcff"),
     ],
 )
-def test_what_moves_the_cursor_is_spelled(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown

@@ -51,7 +51,7 @@ def test_token_beyond_int32_cannot_be_packed(beyond: int) -> None:
         pack_tokens([beyond])
 
 
-def test_what_is_no_number_cannot_be_packed() -> None:
+def test_values_that_are_no_numbers_cannot_be_packed() -> None:
     with pytest.raises(TypeError):
         pack_tokens(["1"])  # type: ignore[list-item]
 

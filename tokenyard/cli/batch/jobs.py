@@ -23,8 +23,7 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.texts import printable, span
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted, printable, span
 
 if TYPE_CHECKING:
     from tokenyard.batch.rq.jobs import BatchQueue

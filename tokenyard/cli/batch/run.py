@@ -28,7 +28,7 @@ from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.process.interrupted import Interrupted
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 ABOUT: Final = """Run a file of requests, and write one answer for each line.
 

@@ -9,7 +9,7 @@ import click
 
 from tokenyard.admin.snapshot import YardView
 from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
-from tokenyard.protocol.wording import did_you_mean
+from tokenyard.protocol.texts import did_you_mean
 
 _MOST_NAMED: Final = 10
 

@@ -31,7 +31,7 @@ from tokenyard.protocol.control import (
     said,
     worker_scope,
 )
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 #: The command to run first if a signal is not allowed.

@@ -16,8 +16,7 @@ from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.cli.info import leader, pace, state_text
 from tokenyard.protocol.keys import INTAKE_CLASSES
-from tokenyard.protocol.texts import span
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted, span
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 #: Lines outside of lists: title, summary, the queue with its header, the other headers.

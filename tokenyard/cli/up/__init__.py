@@ -29,7 +29,7 @@ from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings, default_name
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 _DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(WorkerSettings)}
 ABOUT: Final = """Run a whole yard on this machine: broker, coordinator and workers.

@@ -24,7 +24,7 @@ from tokenyard.process.servers import EMBEDDED, choose_server
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import DeviceName, EngineName, default_name
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 from tokenyard.scripts import Scripts
 
 #: Time for the coordinator, which has no requests to finish.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from tokenyard.protocol.wording import counted
+from tokenyard.protocol.texts import counted
 
 #: Called with whether a coordinator leads, and the number of ready workers.
 OnProgress = Callable[[bool, int], None]

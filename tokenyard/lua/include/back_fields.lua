@@ -1,7 +1,6 @@
--- Fields of an entry that goes from a lane back to the intake: the request as it was, its history
--- as the ledger has it, and the tokens that its readers have already seen. `epoch` is that of
--- generation in which the first of them was made, where one was set, and `choices` says, a byte
--- each, whose they are where there are several.
+-- Fields of an entry that goes from a lane back to the intake: the request, its history from the
+-- ledger, and its published tokens. `epoch` is the generation epoch of the first of them, if one was
+-- set, and `choices` has the choice of each, a byte each, if there are several.
 local function back_fields(fields, ledger, tokens, choices)
   local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
     'not_before', 'epoch', 'trial', 'relapsed'}

@@ -1,4 +1,4 @@
--- Add to a counter that clients may write: one that was spoilt begins anew.
+-- Add to a counter that clients may write; an invalid one restarts.
 local function count_in(counters, name, number)
   local sum = redis.pcall('HINCRBY', counters, name, number)
   if type(sum) == 'table' and sum.err then

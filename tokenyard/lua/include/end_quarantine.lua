@@ -1,4 +1,4 @@
--- A request that ran alone on its lane is gone from there: others may come again.
+-- End the quarantine of a lane whose only request has left it.
 local function end_quarantine(quarantine, worker, entry)
   if redis.call('HGET', quarantine, worker) == entry then
     redis.call('HDEL', quarantine, worker)

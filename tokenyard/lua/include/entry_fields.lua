@@ -1,5 +1,5 @@
--- What an entry says, by name: its own fields, and those in its field `common`, which count where
--- there is none of its own. Anybody may have written it: what cannot be read says nothing.
+-- The fields of an untrusted entry by name: its own, and those in its field `common`, of which its
+-- own take precedence. What cannot be read is ignored.
 local function entry_fields(fields)
   local named = {}
   for i = 1, #fields, 2 do named[fields[i]] = fields[i + 1] end

@@ -1,4 +1,4 @@
--- Whether what an entry says (see `entry_fields`) is the request of this ledger.
+-- Whether the fields of an entry (see `entry_fields`) are those of the request of this ledger.
 local function is_of(fields, ledger)
   local client = fields['client'] or ''
   local name = (client ~= '' and client or 'anon') .. '/' .. (fields['id'] or '')

@@ -1,6 +1,6 @@
--- Take entries out of an intake. Clients may choose entry ids, and the highest possible one
--- leaves no id for any other entry: an intake that has run empty behind an id of the far future
--- (after the year 2286) is made anew.
+-- Delete entries of an intake. Clients may choose entry ids, and after the highest possible one no
+-- other entry can follow: an empty intake whose last id is in the far future (after the year 2286)
+-- is created again.
 local function leave_intake(intake, group, entries)
   local MOST_UNPACKED = 1000
   for first = 1, #entries, MOST_UNPACKED do

@@ -1,5 +1,5 @@
--- The next number of a counter, which is given out once. One that was spoilt goes on from the
--- time in ms, beyond whatever it had counted to.
+-- The next number of a counter, never given out twice. An invalid counter continues from the time in
+-- ms, beyond any earlier number.
 local function next_in(counters, name)
   local number = redis.pcall('HINCRBY', counters, name, 1)
   if type(number) == 'table' then

@@ -1,4 +1,4 @@
--- A result as a msgpack map, for a request that ends where no engine says how.
+-- A result as a msgpack map, for a request that ends without an engine.
 local function pack_result(id, status, tokens, problem)
   local function text(value) return string.char(0xdb) .. struct.pack('>I4', #value) .. value end
   return string.char(0x86) .. text('id') .. text(id) .. text('event') .. text('result')

@@ -1,6 +1,6 @@
--- Where a request should be by its ledger (state, sid, intake, entry, worker): the class in whose
--- intake it waits, or the worker that has it, and the entry there; nothing where it is over. A
--- ledger that names no such place, which only a client can have written, gives '' twice.
+-- The place of a request by its ledger (state, sid, intake, entry, worker): the class in whose intake
+-- it waits, or its worker, and the entry there; nil where it is over. A ledger with an invalid place,
+-- which a client can write, gives '' twice.
 local place_of
 do
   local MOST = '18446744073709551615'

@@ -1,5 +1,5 @@
--- Tokens that a request counts for while it waits, about: what `submit` adds to the yard's sum is what
--- is taken off again. Text counts a token for four bytes.
+-- The estimated tokens of a waiting request: `submit` adds them to the yard's sum, and they are
+-- subtracted again. Four bytes of text count as a token.
 local function queued_tokens_of(fields)
   for i = 1, #fields, 2 do
     local name = fields[i]

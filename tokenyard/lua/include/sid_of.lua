@@ -1,4 +1,4 @@
--- The server id as a ledger has it; where that is none, the place where the request waits now.
+-- The server id in a ledger; where that is invalid, the place where the request waits now.
 local function sid_of(known, here)
   if not known or known == here then return here end -- nearly always
   return #known < 60 and known:match('^%l+/%d+%-%d+$') or here

@@ -1,5 +1,5 @@
--- Where a ledger says that its request waits, `<class>/<entry>`: that is its server id until it has
--- been given back, and till then there is no `intake`.
+-- The place of a waiting request by its ledger, `<class>/<entry>`: its server id until it is handed
+-- back, when it gets an `intake`.
 local function waits_at(sid, intake, entry)
   return intake and intake .. '/' .. entry or sid
 end

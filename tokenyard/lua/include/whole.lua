@@ -1,4 +1,4 @@
--- A whole number from 0 as a ledger has it; 0 where it is none, since a client may have written it.
+-- A whole number in a ledger; 0 where it is invalid, since a client may have written it.
 local function whole(text)
   if not text then return 0 end
   return #text < 9 and tonumber(text:match('^%d+$')) or 0

@@ -1,4 +1,4 @@
-"""Numbers that somebody has spoilt begin anew, and stop nobody."""
+"""Invalid counters restart and stop no script."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.support.builders import make_request
 from tests.support.yard import Yard
 from tokenyard.scripts import Submitted
 
-SPOILT = ["garbage", "", "1.5", "inf", "nan", "9" * 30, "9223372036854775807"]
+INVALID = ["garbage", "", "1.5", "inf", "nan", "9" * 30, "9223372036854775807"]
 
 
-@pytest.mark.parametrize("value", SPOILT)
+@pytest.mark.parametrize("value", INVALID)
 def test_counters(yard: Yard, value: str) -> None:
     # Given counters that are none
     yard.connection.hset(yard.keys.tally, "queued_tokens", value)
@@ -27,7 +27,7 @@ def test_counters(yard: Yard, value: str) -> None:
     assert yard.submit()
 
 
-@pytest.mark.parametrize("value", SPOILT)
+@pytest.mark.parametrize("value", INVALID)
 def test_limits(yard: Yard, value: str) -> None:
     for name in ("rate", "max_num_queued_tokens"):
         yard.connection.hset(yard.keys.info, name, value)
@@ -35,7 +35,7 @@ def test_limits(yard: Yard, value: str) -> None:
     assert answer.code is Submitted.ACCEPTED
 
 
-@pytest.mark.parametrize("value", SPOILT)
+@pytest.mark.parametrize("value", INVALID)
 def test_numbers_of_leaders_and_workers_are_given_once(yard: Yard, value: str) -> None:
     names = ("epoch", "incarnation")
     yard.connection.hset(yard.keys.info, mapping=dict.fromkeys(names, value))
