@@ -1,4 +1,4 @@
-"""What guests write into their inboxes takes no more than its share, for no longer than it may."""
+"""Guests get no more than their share of the queue, and their data expires in time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
 GUESTS = ("ann", "bob")
 
 
-class Knocked(Inboxes):
-    """Those of ann and bob, into which both have always written."""
+class AlwaysWritten(Inboxes):
+    """The inboxes of ann and bob, which both always have entries."""
 
     def run_once(self) -> None:
-        self._knocks.take = lambda: GUESTS  # type: ignore[method-assign]
+        self._watcher.take = lambda: GUESTS  # type: ignore[method-assign]
         super().run_once()
 
 
@@ -27,7 +27,7 @@ def inboxes(lanes: Lanes) -> Inboxes:
     settings = CoordinatorSettings(
         redis_url=lanes.url, yard=lanes.keys.yard, guests=GUESTS, max_num_queued_reqs=40
     )
-    return Knocked(lanes.connection, lanes.scripts, lanes.keys, settings, CoordinatorCounts())
+    return AlwaysWritten(lanes.connection, lanes.scripts, lanes.keys, settings, CoordinatorCounts())
 
 
 def write(connection: redis.Redis, inbox: str, **fields: str) -> None:

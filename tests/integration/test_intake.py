@@ -239,9 +239,9 @@ def test_cancels_wake_the_leader_once(yard: Yard) -> None:
     yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
     # I expect a read to end with it, and to say so once,
-    assert not yard.intake.take_wished()
+    assert not yard.intake.take_cancelling()
     assert yard.intake.read(0, 60_000) == ([], [])
-    assert [yard.intake.take_wished() for _ in range(2)] == [True, False]
+    assert [yard.intake.take_cancelling() for _ in range(2)] == [True, False]
     # and the entry to stay until somebody grants the wish, though nobody is given it again.
     assert yard.connection.xlen(yard.keys.cancelling) == 1
     assert yard.connection.xpending(yard.keys.cancelling, GROUP)["pending"] == 0

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from coordinator.dispatch.refusals import refuse
 
 import coordinator.recovery.sweeper
 import coordinator.roster
 from coordinator.coordinator import Coordinator
+from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.intake import Entry
 from coordinator.dispatch.shares import WEIGHTS
 from tests.support.builders import make_request, worker_json

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dispatch.dispatcher import LostLeadership
+from coordinator.leadership import LostLeadership
 from coordinator.placement import placer
 from coordinator.placement.needs import Demand
 from coordinator.placement.placer import Placer
@@ -82,7 +82,8 @@ class TestOneTurn:
 
         assert leader.commands() == [(worker, "adder")]
         (command,) = lanes.commands()
-        assert command.why == "nobody holds it and 1 request waited up to 0.0 s; a device is free"
+        waited = "no worker holds it and 1 request waited up to 0.0 s"
+        assert command.why == f"{waited}; a device is free"
         (placing,) = read_placings(tmp_path / "record")
         assert (placing.worker, placing.model, placing.why) == ("w", "adder", command.why)
         record.close()

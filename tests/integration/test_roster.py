@@ -310,7 +310,7 @@ class TestRoom:
 
         roster.add_load(a, work=10)
         roster.add_load(a, work=10)
-        roster.add_load(b, tried=True)
+        roster.add_load(b, has_trials=True)
 
         assert [(lane.load, lane.work) for lane in lanes] == [(2, 20), (1, 0)]
         assert lanes.room == 0

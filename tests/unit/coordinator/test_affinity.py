@@ -87,7 +87,7 @@ class TestPrefixAffinity:
 
         pick = prefix_affinity(lanes, "", {})
 
-        assert pick == Pick(lanes[1], "least_loaded since nobody has its prefix")
+        assert pick == Pick(lanes[1], "least_loaded since no worker has its prefix")
 
     def test_a_short_common_prefix_is_no_match(self) -> None:
         # Given a worker with a beginning that is shorter than counts
@@ -100,7 +100,7 @@ class TestPrefixAffinity:
 
         pick = prefix_affinity(lanes, "", matches(a=10))
 
-        assert pick == Pick(lanes[1], "least_loaded since who has its prefix is busier")
+        assert pick == Pick(lanes[1], "least_loaded since the worker with its prefix is busier")
 
     def test_prefixes_do_not_count_while_the_load_is_lopsided(self) -> None:
         # Given a far fuller third, and a prefix at one of the others

@@ -13,7 +13,7 @@ class TestColdModel:
 
         assert loads(placement) == [("w.1", "a")]
         assert placement.commands[0].why == (
-            "nobody holds it and 1 request waited up to 0.0 s; a device is free"
+            "no worker holds it and 1 request waited up to 0.0 s; a device is free"
         )
 
     def test_a_model_without_requests_is_not_loaded(self) -> None:
