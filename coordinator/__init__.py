@@ -26,10 +26,10 @@ def entrypoint(
     """Run a coordinator as the target of a `multiprocessing.Process`.
 
     ``ready_event`` is set once it leads or stands by; then ``pipe`` has its
-    `tokenyard.process.embedding.Address`. Where it cannot start, ``pipe`` has a `StartFault` and
-    the event stays clear; `tokenyard.process.embedding.wait_started` waits for either. SIGTERM
-    (``process.terminate()``), SIGINT and, with ``die_with_parent``, the end of the parent stop it
-    cleanly.
+    `tokenyard.process.embedding.ServiceAddress`. Where it cannot start, ``pipe`` has a
+    `StartupError` and the event stays clear; `tokenyard.process.embedding.wait_started` waits for
+    either. SIGTERM (``process.terminate()``), SIGINT and, with ``die_with_parent``, the end of the
+    parent stop it cleanly.
     """
     from coordinator.coordinator import Coordinator
     from tokenyard.process.embedding import run_embedded

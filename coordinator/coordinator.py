@@ -38,7 +38,7 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.spans import QueueSpans
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
-from tokenyard.process.embedding import Address, started_address
+from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.process.service_manager import ServiceManager
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.errors import Code
@@ -46,8 +46,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wording import counted
 from tokenyard.scripts import Scripts, load_scripts
+from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-from tokenyard.telemetry.metrics import Endpoint
 from tokenyard.telemetry.tracing import Tracer
 
 log = logging.getLogger("tokenyard.coordinator")
@@ -206,7 +206,7 @@ class Coordinator:
         """Wait until it leads or stands by."""
         return self._ready.wait(timeout_s)
 
-    def address(self) -> Address:
+    def address(self) -> ServiceAddress:
         """Where it is, and whether it leads."""
         epoch = self._leadership.token.partition(":")[0]
         return started_address(

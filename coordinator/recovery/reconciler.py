@@ -20,7 +20,7 @@ from coordinator.leadership import LostLeadership
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.wording import counted
-from tokenyard.scripts import Astray, AstrayLook, Reconciled, Scripts
+from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
 
@@ -46,7 +46,7 @@ class _PassTotals(Struct):
     ledgers: int = 0
     ended: int = 0
     tokens: int = 0
-    missed: set[Astray] = field(default_factory=set)  # their workers may still end them
+    missed: set[LostRequest] = field(default_factory=set)  # their workers may still end them
     counts: list[int] = field(default_factory=list)  # of queued tokens, at each round
 
     @property
@@ -78,7 +78,7 @@ class LedgerReconciler:
         self._patience_s = patience_s
         self._on_ended = on_ended
         self._clock = clock
-        self._missed: dict[Astray, float] = {}  # since when (monotonic)
+        self._missed: dict[LostRequest, float] = {}  # since when (monotonic)
         self._reported_at = -math.inf
         self._rests_until = 0.0
         self.begin()
@@ -120,7 +120,7 @@ class LedgerReconciler:
         if not look.cursor:
             self._conclude(token)
 
-    def _is_lost(self, one: Astray) -> bool:
+    def _is_lost(self, one: LostRequest) -> bool:
         """Whether no worker can answer a request any more."""
         if not one.may_run:
             return True
@@ -130,7 +130,7 @@ class LedgerReconciler:
         self._totals.missed.add(one)
         return now - self._missed.setdefault(one, now) >= self._patience_s
 
-    def _end(self, token: str, lost: Sequence[Astray]) -> None:
+    def _end(self, token: str, lost: Sequence[LostRequest]) -> None:
         if not lost:
             return
         codes = self._scripts.reconcile(token, lost)
@@ -142,13 +142,13 @@ class LedgerReconciler:
                 self._note(one)
         self._hurries = True
 
-    def _note(self, one: Astray) -> None:
+    def _note(self, one: LostRequest) -> None:
         self._totals.ended += 1
         self._on_ended(_class_of(one))
         place = f"entry {one.entry or '?'} is not in {one.where or '?'}"
         log.info("ended %s/%r as ENTRY_LOST: %s", one.client, one.request_id, place)
 
-    def _sum_up(self, look: AstrayLook) -> None:
+    def _sum_up(self, look: LedgerScan) -> None:
         totals = self._totals
         totals.ledgers += look.ledgers
         totals.tokens += look.tokens
@@ -179,6 +179,6 @@ class LedgerReconciler:
             raise LostLeadership
 
 
-def _class_of(one: Astray) -> IntakeClass:
+def _class_of(one: LostRequest) -> IntakeClass:
     """The intake that it was deleted from; for a lane, whose entries have none, `normal`."""
     return next((name for name in INTAKE_CLASSES if name == one.where), "normal")

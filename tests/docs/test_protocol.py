@@ -38,7 +38,7 @@ from tokenyard.protocol.wire import (
     StructuredOutputs,
     request_fields,
 )
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerTotals
 
 PROTOCOL = page("docs/protocol.md")
 SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua"))
@@ -169,7 +169,7 @@ def _code_of(script: str) -> str:
 
 def test_every_roster_field_and_event_is_told() -> None:
     told = names(section(PROTOCOL, "### The roster"))
-    for struct in (WorkerInfo, Tally):
+    for struct in (WorkerInfo, WorkerTotals):
         assert set(struct.__struct_fields__) <= told, struct.__name__
     events = set()
     for script in SCRIPTS:

@@ -371,7 +371,7 @@ class TestBrokenBroker:
             for one in asked:
                 plant.answer(one.id).check_stream()
 
-    @pytest.mark.slow
+    @pytest.mark.both_servers
     def test_a_restarted_server_is_used_again(self, own_broker: Server) -> None:
         # Given a yard with running, waiting and finished requests on a server with AOF
         with Plant(own_broker.url) as plant:

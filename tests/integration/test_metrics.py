@@ -25,8 +25,9 @@ from tokenyard import Client
 from tokenyard.batch import run_batch
 from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-from tokenyard.telemetry.metrics import BUCKETS_S, Endpoint, Metric
+from tokenyard.telemetry.metrics import BUCKETS_S, Metric
 from worker.engines.crash_points import FAULTY
 from worker.host.metrics import EngineMetrics
 from worker.messages import EngineMetric, EngineStats

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import Worker
 from coordinator.placement.needs import Demand
+from tests.support.effort import examples
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
@@ -373,7 +374,8 @@ class TestTurnsByCost:
 Arrivals = st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.0, 4.0)), max_size=40)
 
 
-@settings(max_examples=15, phases=[Phase.generate])  # shrinking a yard takes minutes
+# Shrinking a yard takes minutes.
+@settings(max_examples=examples(5, deep=45), phases=[Phase.generate])
 @given(
     devices=st.integers(1, 3),
     load_s=st.lists(st.floats(0.1, 2.0), min_size=4, max_size=4),
@@ -401,7 +403,7 @@ def test_swaps_take_their_share_at_most_and_no_model_starves(
     assert set(yard.served) == set("abcd")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30, deep=240))
 @given(
     devices=st.integers(1, 4),
     arrivals=Arrivals,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import AWAKE, SERVING, Worker
 from coordinator.placement.needs import Demand
+from tests.support.effort import examples
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import (
     WORKER_STATES,
@@ -188,7 +189,7 @@ def test_only_ready_workers_give_way_and_only_when_they_may() -> None:
     busy = 0
 
     @given(situations())
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200, deep=800))
     def check(situation: Situation) -> None:
         nonlocal busy
         demands = {one.model: one for one in situation.demands if one.requests}
@@ -254,7 +255,7 @@ def test_a_second_decision_adds_nothing_to_pending_loads() -> None:
     added = 0
 
     @given(st.one_of(situations(), situations().map(pinned)))
-    @settings(max_examples=400)
+    @settings(max_examples=examples(200, deep=1600))
     def check(situation: Situation) -> None:
         nonlocal added
         first = place(situation)
