@@ -27,7 +27,7 @@ def options_of(plant: Plant, command: str) -> str:
     return batch(plant, command, "--help").stdout
 
 
-def test_every_command_is_told() -> None:
+def test_operations_page_lists_every_command() -> None:
     told = {name.split()[1] for name in first_names(section(PAGE, "## Jobs at RQ")) if " " in name}
     assert {name for name in told if not name.startswith("-")} - {"JOB", "TIME"} == (
         set(COMMANDS) - {"run"}
@@ -49,7 +49,7 @@ def test_states_and_codes_are_those_of_the_code() -> None:
     assert all(f"`{name}`" in PAGE for name in ENDED_CODES)
 
 
-def test_what_needs_no_rq_loads_none() -> None:
+def test_commands_without_rq_do_not_import_it() -> None:
     probe = "import sys, tokenyard.batch.api; print({'rq', 'click', 'rich'} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-c", probe],

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.batch.conftest import zstd
-from tokenyard.batch.files import UnreadableFile, cut_torn_end, member, read_lines
-from tokenyard.batch.marks import Marks
-from tokenyard.batch.survey import survey
+from tokenyard.batch.files import LineNumbers, UnreadableFile, cut_torn_end, member, read_lines
+from tokenyard.batch.input_scan import scan_input
 
 NAMES = ["a.jsonl", "a.jsonl.gz", pytest.param("a.jsonl.zst", marks=zstd)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_appended_is_read_back(tmp_path: Path, name: str) -> None:
+def test_appended_lines_are_read_back(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with path.open("ab") as file:
         for text in (b"one\ntwo\n", b"three\n"):
@@ -62,7 +61,7 @@ def test_a_line_that_is_too_long_is_skipped_not_read(tmp_path: Path) -> None:
 def test_a_compressed_file_that_ends_too_early_is_an_error(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(member(path, os.urandom(1000).hex().encode())[:-9])
-    with pytest.raises(UnreadableFile, match="ends too early"):
+    with pytest.raises(UnreadableFile, match="truncated"):
         list(read_lines(path))
 
 
@@ -75,19 +74,19 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFile, match="no-such-file"):
-        survey(tmp_path / "no-such-file")
+        scan_input(tmp_path / "no-such-file")
 
 
-def test_a_survey_counts_lines_and_marks_repeated_ids(tmp_path: Path) -> None:
+def test_input_scan_counts_lines_and_finds_repeated_ids(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text('{"custom_id":"a"}\n\n{"id":"b"}\n{broken\n{"id":"a"}\n{"id":1}\n{"id":"1"}\n')
-    found = survey(path)
+    found = scan_input(path)
     assert found.lines == 6
     assert [number for number in range(10) if number in found.repeated] == [5, 7]
 
 
-def test_marks_take_any_numbers() -> None:
-    marks = Marks()
+def test_line_numbers_hold_any_numbers() -> None:
+    marks = LineNumbers()
     numbers = [0, 7, 8, 100_000, 3, 99_999]
     assert all(marks.add(number) for number in numbers)
     assert not any(marks.add(number) for number in numbers)

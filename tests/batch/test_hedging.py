@@ -30,7 +30,7 @@ def two_workers(valkey_broker: Server) -> Iterator[Plant]:
         yield plant
 
 
-def test_a_copy_ends_what_a_slow_worker_holds_up(
+def test_copy_replaces_the_request_of_a_slow_worker(
     two_workers: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     # Given a worker that takes requests and does not get on with them
@@ -51,7 +51,7 @@ def test_a_copy_ends_what_a_slow_worker_holds_up(
     assert two_workers.connection.xlen(two_workers.keys.lane(held))
 
 
-def test_a_paused_worker_gets_no_copies(two_workers: Plant) -> None:
+def test_paused_worker_gets_no_hedged_copies(two_workers: Plant) -> None:
     keys = two_workers.keys
     with (
         Client(two_workers.url, yard=keys.yard) as client,

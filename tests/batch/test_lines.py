@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batch.conftest import completion
-from tokenyard.batch.asking import ask_for, output_for
 from tokenyard.batch.lines import BadLine, ParsedLine, parse_line
+from tokenyard.batch.requests import line_request, output_for
 from tokenyard.batch.state import BatchSpec
 from tokenyard.client.build import PreparedRequest, RequestBuilder
 from tokenyard.client.pending import rejected
@@ -27,14 +27,14 @@ def parse(line: dict[str, Any]) -> ParsedLine | BadLine:
     return parse_line(7, json.dumps(line).encode())
 
 
-def sought(line: dict[str, Any]) -> ParsedLine:
+def line(line: dict[str, Any]) -> ParsedLine:
     found = parse(line)
     assert isinstance(found, ParsedLine), found
     return found
 
 
 def test_a_completion_asks_for_its_prompt_and_parameters() -> None:
-    found = sought(completion(1, model="m", temperature=0, stop=["x"], logit_bias={"5": -1}))
+    found = line(completion(1, model="m", temperature=0, stop=["x"], logit_bias={"5": -1}))
     assert (found.custom_id, found.form, found.prompt) == ("line-1", "completion", "prompt 1")
     assert found.options == {"model": "m"}
     assert found.params == {
@@ -46,9 +46,9 @@ def test_a_completion_asks_for_its_prompt_and_parameters() -> None:
 
 
 def test_a_chat_is_not_cut_short_unless_it_says_so() -> None:
-    assert sought({**CHAT, "body": {"messages": HELLO}}).params == {"max_tokens": None}
+    assert line({**CHAT, "body": {"messages": HELLO}}).params == {"max_tokens": None}
     short = {"messages": HELLO, "max_completion_tokens": 3, "max_tokens": None}
-    assert sought({**CHAT, "body": short}).params == {"max_tokens": 3}
+    assert line({**CHAT, "body": short}).params == {"max_tokens": 3}
 
 
 CHAT_OPTIONS: dict[str, Any] = {
@@ -62,7 +62,7 @@ CHAT_OPTIONS: dict[str, Any] = {
 
 def drafted(line: dict[str, Any]) -> Request:
     """The request that a line becomes."""
-    asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
+    asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     [draft] = RequestBuilder("me", None).prepare_many([asked.item], {})
     assert isinstance(draft, PreparedRequest), draft
     return draft.request
@@ -102,7 +102,7 @@ def test_an_effort_goes_to_the_chat_template_as_in_vllm() -> None:
 )
 def test_a_chat_that_cannot_be_is_refused_before_it_is_sent(body: dict[str, Any]) -> None:
     line = {**CHAT, "body": body}
-    asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
+    asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     [draft] = RequestBuilder("me", None).prepare_many([asked.item], {})
     assert isinstance(draft, InvalidRequest)
 
@@ -112,7 +112,7 @@ def test_a_chat_that_cannot_be_is_refused_before_it_is_sent(body: dict[str, Any]
     [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
 )
 def test_a_prompt_is_text_or_token_ids_or_a_list_of_one(prompt: Any, asked: Any) -> None:
-    assert sought(completion(1, prompt=prompt)).prompt == asked
+    assert line(completion(1, prompt=prompt)).prompt == asked
 
 
 @pytest.mark.parametrize(
@@ -124,29 +124,29 @@ def test_a_prompt_is_text_or_token_ids_or_a_list_of_one(prompt: Any, asked: Any)
     ],
 )
 def test_a_response_format_becomes_structured_outputs(asked: Any, params: Any) -> None:
-    found = sought(completion(1, response_format=asked))
+    found = line(completion(1, response_format=asked))
     assert found.params.get("structured_outputs") == params
 
 
 def test_chat_logprobs_are_a_switch_and_a_number() -> None:
     body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
-    assert sought({**CHAT, "body": body}).params["logprobs"] == 2
-    assert sought(completion(1, logprobs=3)).params["logprobs"] == 3
+    assert line({**CHAT, "body": body}).params["logprobs"] == 2
+    assert line(completion(1, logprobs=3)).params["logprobs"] == 3
 
 
 def test_fields_that_say_nothing_of_the_answer_are_left_out() -> None:
-    found = sought(completion(1, user="u", store=True, metadata={"a": "b"}, n=None))
+    found = line(completion(1, user="u", store=True, metadata={"a": "b"}, n=None))
     assert found.params == {"max_tokens": 4}
 
 
 def test_a_plain_line_has_parameters_inside_or_beside() -> None:
-    found = sought({"id": 5, "prompt": "p", "params": {"seed": 1}, "max_tokens": 2, "model": "m"})
+    found = line({"id": 5, "prompt": "p", "params": {"seed": 1}, "max_tokens": 2, "model": "m"})
     assert (found.custom_id, found.prompt, found.options) == ("5", "p", {"model": "m"})
     assert found.params == {"seed": 1, "max_tokens": 2}
 
 
 def test_a_plain_line_without_id_has_its_number() -> None:
-    assert sought({"tokens": [1, 2]}).custom_id == "7"
+    assert line({"tokens": [1, 2]}).custom_id == "7"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_plain_line_without_id_has_its_number() -> None:
         ({**completion(1), "body": []}, "body: must be an object"),
         ({**completion(1), "more": 1}, "no such field: more"),
         (completion(1, stream=True), "body.stream: is not supported"),
-        (completion(1, prompt=["a", "b"]), "one prompt a line"),
+        (completion(1, prompt=["a", "b"]), "one prompt per line"),
         (completion(1, prompt=[1, "b"]), "token ids"),
         (completion(1, prompt={"a": 1}), "token ids"),
         (completion(1, model=5), "body.model"),
@@ -183,7 +183,7 @@ def test_a_plain_line_without_id_has_its_number() -> None:
         ({"id": "a"}, "give one of"),
         ({"id": "a", "prompt": "p", "tokens": [1]}, "give one of"),
         ({"id": "a", "prompt": "p", "topp": 1}, "no such field: topp"),
-        ({"id": "a", "prompt": [1]}, "must be a text"),
+        ({"id": "a", "prompt": [1]}, "must be a string"),
         ({"id": [], "prompt": "p"}, "id: must be"),
         ({"id": "a", "prompt": "p", "params": 3}, "params"),
         ({"id": "a", "prompt": "p", "model": 3}, "model"),
@@ -196,7 +196,7 @@ def test_a_bad_line_says_what_is_wrong(line: dict[str, Any], fault: str) -> None
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"\xff", b'"a"', b"1", None, b"[" * 100_000])
-def test_what_is_no_object_is_a_bad_line(raw: bytes | None) -> None:
+def test_line_that_is_not_an_object_is_bad(raw: bytes | None) -> None:
     assert isinstance(parse_line(1, raw), BadLine)
 
 
@@ -218,13 +218,13 @@ BODIES = st.dictionaries(NAMES, ANY_JSON, max_size=5)
 
 
 @given(BODIES, st.sampled_from(["/v1/completions", "/v1/chat/completions", None]))
-def test_no_line_is_more_than_a_bad_line(body: dict[str, Any], url: str | None) -> None:
+def test_arbitrary_bytes_are_at_most_a_bad_line(body: dict[str, Any], url: str | None) -> None:
     line = body if url is None else {"custom_id": "c", "method": "POST", "url": url, "body": body}
-    asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
+    asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     # If it is drafted as `Client.map` does it, I expect a draft or a refusal, and no other error.
     [draft] = RequestBuilder("fuzz", None).prepare_many([asked.item], {"priority_class": "low"})
     assert isinstance(draft, PreparedRequest | InvalidRequest)
-    if isinstance(asked.sought, BadLine):
+    if isinstance(asked.line, BadLine):
         assert isinstance(draft, InvalidRequest)
     line_out = output_for("batch_0", asked, rejected("1", Code.INVALID_REQUEST, "no"))
     assert line_out.error is not None

@@ -154,7 +154,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     ended_when_larger(process, target, 0)
     process.send_signal(signal.SIGINT)
     assert process.wait(30.0) == Exit.INTERRUPTED
-    assert "the same command goes on from here" in log.read_text()
+    assert "the same command continues from here" in log.read_text()
     assert target.read_bytes().endswith(b"\n")
     done = batch(steady_plant, "run", source, "-o", target, "--json")
     assert done.returncode == Exit.OK, done.stderr

@@ -26,7 +26,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch import submit_batch
-from tokenyard.batch.jobs import BatchQueue, JobOrder
+from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import WaitTimeout
@@ -272,7 +272,7 @@ def test_a_job_that_runs_is_cancelled(
     assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
 
 
-def test_jobs_that_were_never_heard_of_are_said_so(call: Batch) -> None:
+def test_unknown_batch_job_is_an_error(call: Batch) -> None:
     for command in ("status", "cancel", "resume", "results", "logs"):
         done = call(command, "batch_nothing", status=Exit.FAILED)
         assert "there is no batch job 'batch_nothing'" in done.stderr
@@ -409,7 +409,7 @@ def test_a_job_runs_at_its_time(
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=1)
     spec = BatchSpec(input=str(source), output=str(tmp_path / "now.jsonl"))
     queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
-    now = queue.hand_over(JobOrder(spec=spec), at=past).id
+    now = queue.enqueue(JobOrder(spec=spec), at=past).id
     assert work("--burst").wait(ENDS_S) == 0
     assert seen(call, now)["status"] == "completed"
     assert seen(call, later)["rq_status"] == "scheduled"
@@ -425,7 +425,7 @@ def test_a_schedule_hands_over_the_next_job(
 ) -> None:
     source = write_lines("in.jsonl", [completion(1)])
     refused = call("submit", source, "-o", tmp_path / "o", "--cron", "0 2 * * *", status=Exit.USAGE)
-    assert "differs each time" in refused.stderr
+    assert "a name with the time" in refused.stderr
     job = submitted(call, source, "-o", tmp_path / "out-%Y.jsonl", "--cron", "0 2 * * *")
     year = datetime.datetime.now().astimezone().year
     [first] = json.loads(call("list", "--json").stdout)

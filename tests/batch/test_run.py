@@ -22,7 +22,7 @@ from tokenyard.batch import (
     run_batch,
     stream_batch,
 )
-from tokenyard.batch.counted import LineCount
+from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, RequestCounts, load_state
 from tokenyard.client.sync import Client
@@ -178,7 +178,9 @@ def test_ordered_answers_stand_in_the_order_of_the_lines(
         assert numbers == sorted(numbers)
 
 
-def test_a_job_that_is_done_is_done(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_completed_job_runs_nothing_again(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
     source = write_lines("in.jsonl", [completion(number) for number in range(20)])
     first = run(source, tmp_path / "out.jsonl")
     text = (tmp_path / "out.jsonl").read_bytes()
@@ -287,7 +289,7 @@ def test_parameters_for_all_lines_are_checked_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_yard_the_job_has_failed_and_can_go_on(
+def test_job_without_a_yard_fails_and_can_be_resumed(
     plant: Plant, write_lines: WriteLines, tmp_path: Path, run: Run
 ) -> None:
     source = write_lines("in.jsonl", [completion(1)])
@@ -401,7 +403,7 @@ def test_interactive_requests_pass_a_batch_by(
     assert slow.ended().status == "completed"
 
 
-def test_the_last_requests_are_sent_again_where_a_worker_idles(
+def test_last_requests_are_hedged_on_an_idle_worker(
     valkey_broker: Any, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     with Plant(valkey_broker.url) as plant:

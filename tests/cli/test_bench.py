@@ -35,7 +35,7 @@ def measured(url: str, *options: str) -> dict[str, Any]:
     return result
 
 
-def test_it_measures_streams(yard: dict[str, Any]) -> None:
+def test_bench_measures_streams(yard: dict[str, Any]) -> None:
     result = measured(yard["url"], "--requests", "30", "--concurrency", "7", "--stream")
 
     assert (result["completed"], result["failed"], result["errors"]) == (30, 0, {})
@@ -45,7 +45,7 @@ def test_it_measures_streams(yard: dict[str, Any]) -> None:
     assert result["request_throughput"] == pytest.approx(30 / result["duration"], rel=0.01)
 
 
-def test_it_keeps_to_a_rate(yard: dict[str, Any]) -> None:
+def test_bench_keeps_its_rate(yard: dict[str, Any]) -> None:
     result = measured(yard["url"], "--requests", "20", "--rate", "40")
 
     # I expect that random gaps of 25 ms add up, and that a first token needs a stream
@@ -69,7 +69,7 @@ def test_requests_that_fail_are_a_status(ask: Ask) -> None:
     assert json.loads(done.stdout)["errors"] == {"MODEL_UNAVAILABLE": 3}
 
 
-def test_where_the_first_one_fails_nothing_is_measured(ask: Ask) -> None:
+def test_bench_stops_if_the_warm_up_fails(ask: Ask) -> None:
     done = ask("bench", "--requests", "3", "--model", "nobody")
 
     assert done.exit_code == Exit.FAILED
@@ -96,5 +96,5 @@ def test_interrupted_it_says_what_it_has_and_leaves_nothing_behind(yard: dict[st
     assert json.loads(output)["num_prompts"] == 1_000_000
 
 
-def test_without_a_yard_there_is_nothing_to_measure(invoke: Ask) -> None:
+def test_bench_without_a_yard_fails(invoke: Ask) -> None:
     assert invoke("--redis-url", "redis://127.0.0.1:1", "bench").exit_code == Exit.UNAVAILABLE

@@ -101,7 +101,9 @@ def start_worker(valkey_broker: Server, keys: Keys, tmp_path: Path) -> Iterator[
         ("loading", ("SIGKILL (Killed) 3 times while loading the model", "kv_cache_gib")),
     ],
 )
-def test_a_worker_ends(start_worker: StartWorker, point: str, words: tuple[str, ...]) -> None:
+def test_drain_ends_one_worker(
+    start_worker: StartWorker, point: str, words: tuple[str, ...]
+) -> None:
     options = ("--engine", "simulated", "--model", "some", "--crash-point", point)
     worker = start_worker(*options)
     status, told = worker.wait()

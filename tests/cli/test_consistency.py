@@ -105,7 +105,7 @@ def test_json_before_the_command_counts_or_is_refused(invoke: Ask, name: str) ->
 # What may have been meant
 
 
-def test_commands(invoke: Ask) -> None:
+def test_misspelled_commands_get_a_suggestion(invoke: Ask) -> None:
     for words, meant in ((["sumbit"], "submit"), (["dead", "lsit"], "list")):
         done = invoke(*words)
         assert done.exit_code == Exit.USAGE
@@ -113,7 +113,7 @@ def test_commands(invoke: Ask) -> None:
     assert "Did you mean" not in invoke("qqqq").stderr
 
 
-def test_models_and_parameters(ask: Ask) -> None:
+def test_misspelled_models_and_parameters_get_a_suggestion(ask: Ask) -> None:
     assert "did you mean simulated?" in ask("submit", "--model", "simulatd", "a").stderr
     assert "did you mean simulated?" in ask("pause", "--model", "simulatd").stderr
     wrong = ask("submit", "--param", "temprature=0", "a")
@@ -134,7 +134,9 @@ def test_a_misspelt_model_ends_a_batch_before_its_first_line(ask: Ask, tmp_path:
     assert "3 input lines = 3 results + 0 errors" in done.stdout
 
 
-def test_variables(invoke: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelled_variables_are_refused_with_a_suggestion(
+    invoke: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOKENYARD_COORDINATOR_LAESE_MS", "100")
     for command in ("coordinator", "up", "demo"):
         done = invoke("--redis-url", NOBODY, command)
@@ -193,7 +195,7 @@ def test_a_missing_file_is_wrong_usage_everywhere(
     assert "Traceback" not in done.stderr
 
 
-def test_one_is_no_plural(start_up: Callable[..., Up], invoke: Ask) -> None:
+def test_singular_and_plural_in_messages(start_up: Callable[..., Up], invoke: Ask) -> None:
     up = start_up("--workers", "1")
     url = str(up.wait_ready()["url"])
     assert "Starting 1 worker, " in up.said
@@ -228,7 +230,7 @@ def running(folder: Path, *arguments: str) -> Iterator[tuple[Any, Callable[[], s
 
 
 @pytest.mark.parametrize("program", [["coordinator"], ["worker", "--engine", "simulated"]])
-def test_an_absent_redis_is_named_at_a_calm_rate(tmp_path: Path, program: list[str]) -> None:
+def test_log_rate_is_limited_while_redis_is_absent(tmp_path: Path, program: list[str]) -> None:
     url = "redis://ann:secret@127.0.0.1:1/0"
     with running(tmp_path, "--redis-url", url, *program) as (process, logged):
         eventually(lambda: "Redis at redis://ann@127.0.0.1:1/0 does not answer" in logged())

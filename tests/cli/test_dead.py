@@ -29,7 +29,7 @@ def connection(yard: dict[str, Any]) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def letter(connection: redis.Redis) -> dict[str, str]:
-    """A request that was given up."""
+    """A request that failed and was kept."""
     name = random_name("dead")
     fields = {"dead_reason": "it [killed] its worker", "dead_sid": "low/1-0"}
     fields |= {"id": name, "prompt": "hello", "params": '{"max_tokens": 3}', "reply_to": ""}
@@ -91,7 +91,7 @@ def test_all_are_requeued_but_those_that_cannot_be(
     assert requeued.exit_code == Exit.FAILED
     first, second = objects(requeued)
     assert first["server_id"].startswith("low/")
-    assert "names nobody" in second["error"]
+    assert "has no client" in second["error"]
     assert eventually(lambda: connection.hget(KEYS.ledger("anon", letter["id"]), "result"))
 
 
@@ -112,12 +112,12 @@ def test_no_such_letter(ask: Ask, command: str, connection: redis.Redis) -> None
 
 
 @pytest.mark.parametrize("arguments", [("requeue",), ("drop", "--all", "1-1")])
-def test_one_says_which(ask: Ask, arguments: tuple[str, ...]) -> None:
+def test_verdict_names_the_worker(ask: Ask, arguments: tuple[str, ...]) -> None:
     result = ask("dead", *arguments)
     assert result.exit_code == Exit.USAGE
     assert "name letters, or give --all" in result.stderr
 
 
-def test_it_is_a_program(yard: dict[str, Any], letter: dict[str, str]) -> None:
+def test_batch_worker_is_a_program(yard: dict[str, Any], letter: dict[str, str]) -> None:
     done = tokenyard("--redis-url", yard["url"], "dead", "drop", letter["letter"])
     assert done.returncode == Exit.OK, done.stderr

@@ -101,7 +101,7 @@ def test_a_user_who_may_not_look_at_the_yard(own: Server) -> None:
     done = tokenyard("--redis-url", own.url.replace("//", "//blind:b@"), "doctor")
 
     assert done.returncode == Exit.FAILED
-    assert "we are user blind, who may not look at the yard" in done.stdout
+    assert "we are user blind, who may not read the yard" in done.stdout
 
     # If somebody looks who may, I expect to see who was refused
     with redis.Redis.from_url(own.url) as connection:
@@ -109,7 +109,7 @@ def test_a_user_who_may_not_look_at_the_yard(own: Server) -> None:
     assert any("user blind was refused command" in finding.found for finding in findings)
 
 
-def test_what_lies_where_nobody_comes_by(
+def test_foreign_lanes_and_groups_are_found(
     connection: redis.Redis, keys: Keys, scripts: Scripts, broker: Server
 ) -> None:
     # Given a worker that is gone, a lane of nobody, and a group of somebody else

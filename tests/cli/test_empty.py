@@ -85,7 +85,7 @@ def test_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
     assert quiet.ledger(low.request)["state"] == "cancelled"
 
 
-def test_what_runs_goes_on_and_what_was_rescued_does_not(quiet: Yard, run: Any) -> None:
+def test_empty_cancels_rescued_but_not_running_requests(quiet: Yard, run: Any) -> None:
     dying, living = quiet.worker("dying"), quiet.worker("living")
     rescued = quiet.assign(dying)
     running = quiet.assign(living)
@@ -102,11 +102,11 @@ def test_what_runs_goes_on_and_what_was_rescued_does_not(quiet: Yard, run: Any) 
     assert quiet.ledger(running.request)["state"] == "assigned"
 
 
-def test_what_names_nobody_is_left_to_the_coordinator(quiet: Yard, run: Any) -> None:
+def test_empty_leaves_entries_without_a_client(quiet: Yard, run: Any) -> None:
     quiet.push({"prompt": "whose?"})
     done = run("empty", "--yes")
     assert (done.returncode, done.stdout) == (Exit.OK, "0 requests cancelled\n")
-    assert "1 left: they name nobody" in done.stderr
+    assert "1 left: without a client" in done.stderr
     assert len(quiet.intake()) == 1
 
 
@@ -191,7 +191,7 @@ def test_a_client_of_a_paused_yard_hears_of_it(yard: dict[str, Any]) -> None:
 
 
 def dead_letter(yard: Yard, client: str = "anon") -> Request:
-    """A request that was given up."""
+    """A request that failed and was kept."""
     request = make_request(client=client)
     fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
     yard.connection.xadd(yard.keys.dead, fields | request_fields(request))
@@ -230,11 +230,13 @@ def test_all_are_requeued_or_all_of_a_client(quiet: Yard, run: Any) -> None:
     [
         ("", "is not known here"),
         ("completed", "has completed"),
-        ("failed", "failed, and is no dead letter"),
+        ("failed", "failed without a dead letter"),
         ("assigned", "runs already"),
     ],
 )
-def test_what_cannot_be_requeued_says_why(quiet: Yard, run: Any, state: str, reason: str) -> None:
+def test_requeue_prints_why_it_is_not_possible(
+    quiet: Yard, run: Any, state: str, reason: str
+) -> None:
     request = make_request()
     if state:
         quiet.connection.hset(quiet.keys.ledger("anon", request.id), "state", state)
@@ -246,7 +248,7 @@ def test_what_cannot_be_requeued_says_why(quiet: Yard, run: Any, state: str, rea
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all", "q1")])
-def test_one_says_which(run: Any, arguments: tuple[str, ...]) -> None:
+def test_verdict_names_the_worker(run: Any, arguments: tuple[str, ...]) -> None:
     done = run("requeue", *arguments)
     assert done.returncode == Exit.USAGE
     assert "name requests, or give --all" in done.stderr

@@ -92,7 +92,7 @@ def test_a_second_one_on_another_folder_says_who_is_found(
         assert client._core.url == url
 
 
-def test_a_lost_port_is_said(start_up: StartUp, home: dict[str, str], tmp_path: Path) -> None:
+def test_up_warns_of_a_lost_port(start_up: StartUp, home: dict[str, str], tmp_path: Path) -> None:
     """Given a folder whose port somebody else has now, I expect a word of it."""
     with socket.create_server(("127.0.0.1", 0)) as thief:
         data = tmp_path / "data"
@@ -100,7 +100,7 @@ def test_a_lost_port_is_said(start_up: StartUp, home: dict[str, str], tmp_path: 
         (data / "port").write_text(str(thief.getsockname()[1]))
         up = start_up("--workers", "1", port=False, data_dir=data, env=home)
         up.wait_ready()
-        assert f"port {thief.getsockname()[1]}, which this yard had before, is taken" in up.said
+        assert f"the previous port {thief.getsockname()[1]} is taken" in up.said
 
 
 @pytest.mark.redis

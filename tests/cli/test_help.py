@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tokenyard.cli import COMMANDS
-from tokenyard.cli.shared.paths import example_model
+from tokenyard.cli.up.engine_options import example_model
 from tokenyard.process import program
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.errors import NoCoordinator, WaitTimeout
@@ -36,7 +36,7 @@ def test_the_command_itself_says_where_to_begin(invoke: Invoke) -> None:
         assert f"  {command} " in result.output
 
 
-def test_it_knows_its_version(invoke: Invoke) -> None:
+def test_version_option(invoke: Invoke) -> None:
     assert invoke("-V").output.startswith("tokenyard, version ")
 
 

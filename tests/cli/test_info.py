@@ -19,7 +19,7 @@ from tokenyard.scripts import Scripts
 LEASE_MS = 60_000
 
 
-def test_an_empty_yard_has_nobody(connection: redis.Redis, keys: Keys) -> None:
+def test_snapshot_of_an_empty_yard(connection: redis.Redis, keys: Keys) -> None:
     view = read_yard(connection, keys)
     assert view.leader is None
     assert view.workers == []
@@ -51,7 +51,7 @@ def test_workers_with_their_lanes_and_leases(
     assert read_yard(connection, keys).models == {"adder": 1}
 
 
-def test_states_that_the_roster_does_not_tell(
+def test_states_of_lost_left_and_unreadable_workers(
     connection: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     draining = scripts.register("a", LEASE_MS, worker_json("a", state="draining"))
@@ -73,7 +73,7 @@ def test_states_that_the_roster_does_not_tell(
     assert read_yard(connection, keys).ready_workers == 0
 
 
-def test_json_is_the_view(ask: Callable[..., Result], yard: dict[str, Any]) -> None:
+def test_view_as_json(ask: Callable[..., Result], yard: dict[str, Any]) -> None:
     result = ask("info", "--json")
     assert result.exit_code == Exit.OK, result.output
     view = json.loads(result.stdout)
@@ -93,4 +93,4 @@ def test_the_table_names_every_worker(ask: Callable[..., Result]) -> None:
 def test_a_yard_without_a_leader_is_a_status(ask: Callable[..., Result]) -> None:
     result = ask("--yard", "nobody-here", "info")
     assert result.exit_code == Exit.UNAVAILABLE
-    assert "nobody" in result.stdout
+    assert "none: nothing is dispatched" in result.stdout

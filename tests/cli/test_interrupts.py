@@ -87,7 +87,7 @@ def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "name", ["click", "tokenyard.cli", "redis", "tokenyard.cli.submit", "rich.console"]
 )
-def test_while_it_is_imported(name: str) -> None:
+def test_ctrl_c_during_imports(name: str) -> None:
     command = "submit" if name != "rich.console" else "info"
     done = run(AT_IMPORT.format(name=name), "--redis-url", "redis://127.0.0.1:1", command)
     assert done.returncode == Exit.INTERRUPTED, done.stderr
@@ -95,7 +95,7 @@ def test_while_it_is_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [AT_THE_END, AT_THE_FLUSH, IN_A_FINALIZER])
-def test_in_moments_where_python_would_print_a_traceback(text: str) -> None:
+def test_ctrl_c_prints_no_traceback(text: str) -> None:
     done = run(text, "completion", "bash")
     assert done.returncode == Exit.INTERRUPTED, done.stderr
     assert "Traceback" not in done.stderr
@@ -156,7 +156,7 @@ def press_ctrl_c_until_it_ends(process: subprocess.Popen[bytes], ours: int) -> i
 
 
 @pytest.mark.parametrize("command", [["info"], ["submit", "hello"], ["models", "list"]])
-def test_while_it_waits_for_a_server_that_says_nothing(command: list[str]) -> None:
+def test_ctrl_c_while_waiting_for_a_silent_server(command: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(END_S)
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
@@ -169,7 +169,7 @@ def test_while_it_waits_for_a_server_that_says_nothing(command: list[str]) -> No
         assert b"Traceback" not in shown
 
 
-def test_while_it_waits_for_an_answer(yard: dict[str, Any]) -> None:
+def test_ctrl_c_while_waiting_for_an_answer(yard: dict[str, Any]) -> None:
     arguments = ["--redis-url", yard["url"], "submit", "--stream", "--max-tokens", "5000", "long"]
     arguments.append("--cancel-on-disconnect")
     with redis.Redis.from_url(yard["url"]) as connection, in_terminal(*arguments) as (process, at):
@@ -180,7 +180,7 @@ def test_while_it_waits_for_an_answer(yard: dict[str, Any]) -> None:
         eventually(lambda: not any(one.lane for one in read_yard(connection, Keys("main")).workers))
 
 
-def test_at_a_question(yard: dict[str, Any]) -> None:
+def test_ctrl_c_at_a_question(yard: dict[str, Any]) -> None:
     """Ctrl-C is no answer: I expect another status than that of "no"."""
     with in_terminal("--redis-url", yard["url"], "stop") as (process, ours):
         read_until(ours, b"[y/N]")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.running import Up, tokenyard
 from tests.support.waiting import eventually
+from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
 from tokenyard.admin.snapshot import WorkerView, YardView
-from tokenyard.cli.shared.placing import NoPlace, Place, place_anywhere, place_at
 from tokenyard.process.program import Exit
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
@@ -78,20 +78,20 @@ def test_a_model_is_loaded_listed_and_unloaded(run: Run) -> None:
     assert said(run("unload", "one", "--json"))["workers"]
     assert holders(run, "one") == {}
     again = run("unload", "one")
-    assert (again.returncode, again.stdout) == (Exit.OK, "one: nobody holds it\n")
+    assert (again.returncode, again.stdout) == (Exit.OK, "one: no worker holds it\n")
 
 
-def test_it_sleeps_and_wakes(run: Run) -> None:
+def test_models_sleep_and_wake(run: Run) -> None:
     said(run("load", "one", "--json"))
     assert run("sleep", "one").stdout.startswith("one: asleep: ")
     assert list(holders(run, "one").values()) == ["asleep"]
-    assert run("sleep", "one").stdout == "one: nobody has it ready\n"
+    assert run("sleep", "one").stdout == "one: no worker has it ready\n"
     assert run("wake", "one").stdout.startswith("one: awake: ")
     assert list(holders(run, "one").values()) == ["ready"]
-    assert run("wake", "one").stdout == "one: nobody sleeps with it\n"
+    assert run("wake", "one").stdout == "one: no worker sleeps with it\n"
 
 
-def test_a_worker_that_is_named_gives_up_what_it_has(run: Run) -> None:
+def test_load_on_a_named_worker_replaces_its_model(run: Run) -> None:
     said(run("load", "one", "--json"))
     [(name, _)] = holders(run, "one").items()
     moved = run("load", "two", "--worker", name, "--why", "the test says so")
@@ -114,7 +114,7 @@ def test_the_table_shows_where_and_how_long(run: Run) -> None:
         assert words in line
 
 
-def test_who_has_not_answered_is_named(run: Run) -> None:
+def test_worker_without_an_answer_is_named(run: Run) -> None:
     late = run("load", "one", "--timeout", "0")
     assert late.returncode == Exit.UNAVAILABLE
     assert "1 worker has not obeyed after 0 s" in late.stderr
@@ -122,7 +122,7 @@ def test_who_has_not_answered_is_named(run: Run) -> None:
     said(run("load", "one", "--json"))  # goes on with that
 
 
-def test_who_refuses_says_why(run: Run) -> None:
+def test_refusal_is_printed_with_its_reason(run: Run) -> None:
     name = said(run("load", "one", "--json"))["workers"][0]
     refused = run("load", "wide", "--worker", name, "--json")
     assert refused.returncode == Exit.UNAVAILABLE
@@ -131,7 +131,7 @@ def test_who_refuses_says_why(run: Run) -> None:
     assert "takes 3 of this host's 2 devices" in holdout["reason"]
 
 
-def test_without_waiting_it_is_only_said(run: Run) -> None:
+def test_no_wait_only_gives_the_signal(run: Run) -> None:
     told = run("load", "one", "--no-wait")
     assert told.returncode == Exit.OK
     assert told.stdout.startswith("one: is to be loaded by ")
@@ -147,11 +147,11 @@ def test_without_waiting_it_is_only_said(run: Run) -> None:
         ),
         (("unload", "three"), "there is no model 'three'"),
         (("load", "one", "--worker", "nobody"), "there is no worker 'nobody'. Known workers: "),
-        (("load", "wide"), "no device is free for 'wide'"),
+        (("load", "wide"), "no device is free or idle for 'wide'"),
         (("reload", "onee", "--path", "/new"), "there is no model 'onee'"),
     ],
 )
-def test_what_cannot_be_is_said_with_help(run: Run, arguments: list[str], reason: str) -> None:
+def test_impossible_loads_fail_with_a_hint(run: Run, arguments: list[str], reason: str) -> None:
     done = run(*arguments)
     assert done.returncode == Exit.FAILED
     assert reason in done.stderr
@@ -233,23 +233,23 @@ SLEEPER = worker("sleeper", "asleep", 3, "m")
         ([worker("paused", "warm", 0, run_state="PAUSED"), IDLE], "idle.1"),
     ],
 )
-def test_the_place_that_costs_the_others_least(workers: list[WorkerView], chosen: str) -> None:
-    assert place_anywhere(yard(*workers), "m") == Place(chosen)
+def test_load_target_displaces_least(workers: list[WorkerView], chosen: str) -> None:
+    assert place_anywhere(yard(*workers), "m") == LoadTarget(chosen)
 
 
 def test_a_group_gets_as_many_devices_of_a_host() -> None:
     follower = worker("follower", "attached", 0)
     leader = worker("leader", "ready", 1, "n", group=["leader", "follower"])
-    assert place_anywhere(yard(leader, follower, ranks=2), "m") == Place("leader.1", [1, 0])
+    assert place_anywhere(yard(leader, follower, ranks=2), "m") == LoadTarget("leader.1", [1, 0])
 
 
-def test_where_all_are_busy_it_says_what_to_do() -> None:
+def test_load_without_a_free_device_fails_with_a_hint() -> None:
     with pytest.raises(NoPlace, match="name a worker with --worker"):
         place_anywhere(yard(BUSY), "m")
 
 
-def test_a_worker_that_is_named_may_be_busy() -> None:
-    assert place_at(yard(BUSY), "m", "busy") == Place("busy.1")
+def test_load_on_a_named_busy_worker() -> None:
+    assert place_at(yard(BUSY), "m", "busy") == LoadTarget("busy.1")
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,13 @@ def test_a_worker_that_is_named_may_be_busy() -> None:
     [
         ("m", worker("w", "ready", 0, run_state="PAUSED"), "w is PAUSED: unpause it first"),
         ("m", worker("w", "asleep", 0, run_state="SUSPENDED"), "resume and unpause it first"),
-        ("k", worker("w", "warm", 0), "no host that is there may load 'k'"),
-        ("m", worker("other", "warm", 0), "'w' is not there now"),
+        ("k", worker("w", "warm", 0), "no live host may load 'k'"),
+        ("m", worker("other", "warm", 0), "'w' is not live now"),
     ],
 )
-def test_a_worker_that_cannot_have_it(model: str, one: WorkerView, reason: str) -> None:
+def test_pauses_ignore_workers_that_cannot_load_the_model(
+    model: str, one: WorkerView, reason: str
+) -> None:
     with pytest.raises(NoPlace, match=reason):
         place_at(yard(one), model, "w")
 

@@ -63,17 +63,15 @@ def test_cancelling_frees_the_workers_place(ask: Ask, client: Client, yard: dict
         assert eventually(lambda: not any(connection.xlen(lane) for lane in lanes))
 
 
-def test_what_was_over_is_a_failure_and_what_nobody_knows_is_forestalled(
-    ask: Ask, client: Client
-) -> None:
+def test_cancel_of_an_ended_and_of_an_unknown_request(ask: Ask, client: Client) -> None:
     handle = client.submit("short", max_tokens=1)
     handle.result()
     over = ask("cancel", handle.id, "--client", client.client_id)
     assert over.exit_code == Exit.FAILED
-    assert "was over already" in over.stdout
+    assert "had ended already" in over.stdout
     unknown = ask("cancel", "not-yet", "--client", client.client_id)
     assert unknown.exit_code == Exit.OK
-    assert "not known here" in unknown.stdout
+    assert "not known yet" in unknown.stdout
     with pytest.raises(RequestFailed, match="CANCELLED"):
         client.submit("too late", id="not-yet").result()
 
@@ -181,7 +179,7 @@ def test_several_clients_with_one_id_are_named(
         connection.hset(keys.ledger(client, name), mapping={"state": "waiting", "sid": "low/1-0"})
     refused = ask(command, name)
     assert refused.exit_code == Exit.USAGE
-    assert "several clients have one: ann, bob; say whose it is: --client NAME" in refused.stderr
+    assert "several clients have one: ann, bob; give --client NAME" in refused.stderr
     other = client_of_nobody = random_name("nobodys")
     if command == "cancel":
         assert ask("cancel", other, name).exit_code == Exit.USAGE
@@ -209,7 +207,7 @@ def test_a_user_who_may_not_look_is_asked_for_the_client(
     try:
         refused = invoke("--redis-url", url, command, "unheard-of")
         assert refused.exit_code == Exit.USAGE
-        assert "may not look for its client (SCAN); say whose it is: --client" in refused.stderr
+        assert "may not search for its client (SCAN); give --client" in refused.stderr
         listed = invoke("--redis-url", url, "requests")
         assert (listed.exit_code, listed.stderr[:5]) == (Exit.OK, "Note:")
         over = invoke("--redis-url", url, "requests", "--state", "completed")
@@ -232,7 +230,9 @@ def test_a_user_who_may_not_look_is_asked_for_the_client(
         (("requests", "--older-than", "2h", "--newer-than", "1h"), "--newer-than must be longer"),
     ],
 )
-def test_what_is_no_request(ask: Ask, arguments: tuple[str, ...], reason: str) -> None:
+def test_entries_that_are_not_requests_are_skipped(
+    ask: Ask, arguments: tuple[str, ...], reason: str
+) -> None:
     refused = ask(*arguments)
     assert refused.exit_code == Exit.USAGE
     assert reason in refused.stderr
@@ -302,7 +302,7 @@ def test_a_deadline_that_cannot_be_met_is_refused(ask: Ask, yard: dict[str, Any]
     assert "refuse_late: needs a deadline" in refused.stderr
 
 
-def test_verbose_says_where_it_stands(ask: Ask) -> None:
+def test_verbose_prints_the_queue_position(ask: Ask) -> None:
     result = ask("submit", "--verbose", "hello")
     assert result.exit_code == Exit.OK
     assert "before it" in result.stderr
@@ -313,7 +313,7 @@ def test_verbose_says_where_it_stands(ask: Ask) -> None:
     assert (answer["event"], answer["id"]) == ("result", accepted["id"])
 
 
-def test_what_a_killed_command_asked_for_is_cancelled_when_it_says_so(
+def test_cancel_on_disconnect_after_the_command_is_killed(
     client: Client, yard: dict[str, Any]
 ) -> None:
     done = tokenyard(

@@ -78,7 +78,7 @@ def signals(quiet: Yard, signal: str) -> list[str]:
     return [entry for entry, order in orders if order["signal"] == signal]
 
 
-def test_who_has_not_answered_is_named(quiet: Yard, run: Run) -> None:
+def test_worker_without_an_answer_is_named(quiet: Yard, run: Run) -> None:
     """Given one worker of two that obeys, I expect the other in the answer, and status 3."""
     lazy = join(quiet, "lazy")
     obeyed = said(run("pause", "--no-wait", "--json"))["ids"][0]
@@ -94,7 +94,7 @@ def test_who_has_not_answered_is_named(quiet: Yard, run: Run) -> None:
     assert json.loads(shown.stdout)["holdouts"] == [{"worker": lazy, "name": "lazy", "reason": ""}]
 
 
-def test_who_refuses_says_why_and_is_not_waited_for(quiet: Yard, run: Run) -> None:
+def test_refusal_ends_the_wait(quiet: Yard, run: Run) -> None:
     worker = join(quiet, "insomniac")
     run("pause", "--no-wait")
     with ThreadPoolExecutor(1) as pool:
@@ -109,7 +109,7 @@ def test_who_refuses_says_why_and_is_not_waited_for(quiet: Yard, run: Run) -> No
     )
 
 
-def test_what_is_so_already_is_a_quiet_line(quiet: Yard, run: Run) -> None:
+def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
     """Given each signal twice, I expect the second to write nothing."""
     pairs = [
         (("pause",), "paused", "paused already"),
@@ -118,7 +118,7 @@ def test_what_is_so_already_is_a_quiet_line(quiet: Yard, run: Run) -> None:
         (("unpause",), "unpaused", "not paused"),
         (("epoch", "4"), "in epoch 4", "in epoch 4 already"),
         (("profile", "start"), "profiling", "profiling already"),
-        (("profile", "stop"), "not profiling any more", "not profiling"),
+        (("profile", "stop"), "profiling stopped", "not profiling"),
     ]
     for command, done, already in pairs:
         first, second = run(*command), run(*command)
@@ -279,7 +279,7 @@ def test_workers_in_scope_are_told_to_end(quiet: Yard, run: Run, verb: str) -> N
     quiet.scripts.retire(adder, "left")
     assert said(run(verb, "--yes", "--no-wait", "--json"))["workers"] == [other]
     quiet.scripts.retire(other, "left")
-    assert run(verb, "--yes").stdout == "all workers: nobody is there\n"
+    assert run(verb, "--yes").stdout == "all workers: no worker is live\n"
 
 
 def test_without_a_broker_it_is_one_line() -> None:

@@ -110,14 +110,14 @@ def test_the_same_id_runs_once(ask: Ask) -> None:
     assert first == second
 
 
-def test_when_time_is_over_it_says_how_to_get_the_result(ask: Ask) -> None:
+def test_timeout_prints_how_to_get_the_result(ask: Ask) -> None:
     client = random_name("client")
     result = ask(
         "submit", "--timeout", "0.3", "--client", client, "--max-tokens", "300", "long story"
     )
     assert result.exit_code == Exit.TIMEOUT
     said, _ = result.stderr.splitlines()
-    assert " goes on; for its result: " in said
+    assert " continues; for its result: " in said
     command = shlex.split(said.partition(" for its result: tokenyard ")[2])
     assert command[2:] == ["--client", client]
     later = ask(*command, "--timeout", "30")
@@ -125,13 +125,13 @@ def test_when_time_is_over_it_says_how_to_get_the_result(ask: Ask) -> None:
     assert len(later.stdout.strip()) > 100
 
 
-def test_when_many_are_not_waited_for_it_says_how_to_list_them(ask: Ask) -> None:
+def test_timeout_of_many_prints_how_to_list_them(ask: Ask) -> None:
     client = random_name("client")
     long = ("--timeout", "0.3", "--client", client, "--max-tokens", "300")
     result = ask("submit", *long, "a story", "another")
     assert result.exit_code == Exit.TIMEOUT
     said = result.stderr.splitlines()[0]
-    assert said.endswith(f"to see it: tokenyard requests --client {client}")
+    assert said.endswith(f"continue: tokenyard requests --client {client}")
     listed = ask(*said.partition("tokenyard ")[2].split(), "--json")
     assert [one["client"] for one in json.loads(listed.stdout)] == [client, client]
 
@@ -149,9 +149,9 @@ def test_an_answer_in_json_says_whose_it_is(ask: Ask) -> None:
         assert told.exit_code == Exit.OK, told.output
 
 
-def test_verbose_says_how_to_explain_it(ask: Ask) -> None:
+def test_verbose_prints_the_explain_command(ask: Ask) -> None:
     result = ask("submit", "--verbose", "--client", "ann-2", "--id", "it's", "hello")
-    command = shlex.split(result.stderr.partition("what becomes of it: tokenyard ")[2])
+    command = shlex.split(result.stderr.partition("its timeline: tokenyard ")[2])
     assert command == ["explain", "it's", "--client", "ann-2"]
     assert ask(*command).exit_code == Exit.OK
 
@@ -185,15 +185,15 @@ def test_ctrl_c_says_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> No
             rest = process.communicate(timeout=30)[1]
         finally:
             process.kill()
-    told = [line for line in rest.splitlines() if "goes on" in line]
+    told = [line for line in rest.splitlines() if "continues" in line]
     later = f"tokenyard result q1 --client {client}"
-    assert told == [f"request 'q1' of client '{client}' goes on; for its result: {later}"]
+    assert told == [f"request 'q1' of client '{client}' continues; for its result: {later}"]
     assert "Traceback" not in rest
     assert process.returncode not in {0, None}
     assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
 
 
-def test_what_was_accepted_but_is_not_safe_enough_is_named(
+def test_accepted_but_not_durable_request_is_named(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a server without a replica."""
@@ -206,7 +206,7 @@ def test_what_was_accepted_but_is_not_safe_enough_is_named(
     assert result.exit_code == Exit.UNAVAILABLE
     first, why = result.stderr.splitlines()
     later = f"tokenyard result q1 --client {client}"
-    assert first.startswith(f"request 'q1' of client '{client}' goes on")
+    assert first.startswith(f"request 'q1' of client '{client}' continues")
     assert first.endswith(f"for its result: {later}")
     assert "accepted, but not known to be safe (durability replicated)" in why
     assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
@@ -241,7 +241,7 @@ def test_a_coordinator_that_comes_late_is_waited_for(
     assert "99" in results[0].stderr
 
 
-def test_it_is_a_program(yard: dict[str, Any]) -> None:
+def test_batch_worker_is_a_program(yard: dict[str, Any]) -> None:
     done = tokenyard("--redis-url", yard["url"], "submit", "--max-tokens", "2", "hello")
     assert done.returncode == Exit.OK, done.stderr
     assert len(done.stdout.rstrip("\n")) == 2

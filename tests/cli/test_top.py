@@ -18,14 +18,14 @@ from rich.console import Console
 
 from tests.cli.running import Up, environment, tokenyard
 from tests.support.builders import random_name
-from tests.support.looks import make_look, make_view_worker
 from tests.support.servers import Server, find_binary
+from tests.support.snapshots import make_snapshot, make_view_worker
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.admin.dead_letters import DeadLetter
-from tokenyard.admin.history import Look, SnapshotHistory
+from tokenyard.admin.history import Snapshot, SnapshotHistory
 from tokenyard.cli.shared.watching import watch
-from tokenyard.cli.top.frame import Paper, frame, history
+from tokenyard.cli.top.frame import Paper, bars, frame
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.errors import BrokerUnavailable
@@ -35,16 +35,16 @@ Ask = Callable[..., Result]
 PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver")
 
 
-def drawn(looks: SnapshotHistory, width: int = 80, height: int = 0, fault: str = "") -> str:
+def drawn(history: SnapshotHistory, width: int = 80, height: int = 0, fault: str = "") -> str:
     console = Console(width=width, markup=False, highlight=False, record=True)
     with console.capture() as capture:
-        console.print(frame(looks, "yard main at redis://x", Paper(width, height), fault))
+        console.print(frame(history, "yard main at redis://x", Paper(width, height), fault))
     return capture.get()
 
 
 def many(count: int) -> SnapshotHistory:
     """Two looks at a yard with some workers, where much went wrong."""
-    looks = SnapshotHistory()
+    history = SnapshotHistory()
     letter = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
     hosts = [HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faulted_ms=1)])]
     for second in (1, 2):
@@ -53,8 +53,8 @@ def many(count: int) -> SnapshotHistory:
             make_view_worker(f"w-{n}.{n}", tally, lane=2, lane_limit=5, last_error="died\nthen")
             for n in range(count)
         ]
-        looks.add(
-            make_look(
+        history.add(
+            make_snapshot(
                 1000 * second,
                 workers,
                 waiting=4 * second,
@@ -63,10 +63,10 @@ def many(count: int) -> SnapshotHistory:
                 desired_states=DesiredStates({"model:adder": PAUSED}),
             )
         )
-    return looks
+    return history
 
 
-def test_a_picture_says_what_goes_on() -> None:
+def test_frame_shows_the_state_of_the_yard() -> None:
     text = drawn(many(2))
 
     for words in (
@@ -85,20 +85,25 @@ def test_a_picture_says_what_goes_on() -> None:
 
 
 def test_a_long_reason_leaves_the_names_of_the_lines() -> None:
-    looks = SnapshotHistory()
+    history = SnapshotHistory()
     long = DesiredState(run_state="PAUSED", by="kim@north", why="look at its driver " * 10)
-    looks.add(make_look(1000, desired_states=DesiredStates({"all": long})))
+    history.add(make_snapshot(1000, desired_states=DesiredStates({"all": long})))
 
-    lines = drawn(looks, height=24).splitlines()
+    lines = drawn(history, height=24).splitlines()
 
-    for name in ("Leader north", "Rates  -", "Yard   0 of 0", "Paused all workers PAUSED by kim"):
+    for name in (
+        "Leader north",
+        "Rates  -",
+        "Yard   0 of 0",
+        "Paused all workers PAUSED by kim",
+    ):
         assert [line for line in lines if line.startswith(name)], name
 
 
 @pytest.mark.parametrize("workers", [0, 1, 6, 200])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (200, 60)])
 @pytest.mark.parametrize("fault", ["", "Redis does not answer " * 20])
-def test_a_picture_fits(workers: int, width: int, height: int, fault: str) -> None:
+def test_frame_fits_the_terminal(workers: int, width: int, height: int, fault: str) -> None:
     lines = drawn(many(workers), width, height, fault).splitlines()
 
     assert len(lines) <= height
@@ -108,22 +113,22 @@ def test_a_picture_fits(workers: int, width: int, height: int, fault: str) -> No
     assert any("more" in line for line in lines) == (workers == 200)
 
 
-def test_an_empty_yard_has_a_picture() -> None:
-    looks = SnapshotHistory()
-    looks.add(make_look(leader=None))
+def test_frame_of_an_empty_yard() -> None:
+    history = SnapshotHistory()
+    history.add(make_snapshot(leader=None))
 
-    text = drawn(looks, height=24)
+    text = drawn(history, height=24)
 
-    assert "nobody: nothing is dispatched" in text
+    assert "none: nothing is dispatched" in text
     assert "0 of 0 workers ready" in text
 
 
-def test_history_has_bars_for_whatever_waits() -> None:
-    assert history([0, 1, 50, 100]) == " ▁▄█"
-    assert history([0, 0]) == "  "
+def test_bars_show_every_waiting_request() -> None:
+    assert bars([0, 1, 50, 100]) == " ▁▄█"
+    assert bars([0, 0]) == "  "
 
 
-def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+def test_watching_continues_when_the_broker_returns(tmp_path: Path) -> None:
     binary = find_binary("valkey")
     assert binary
     server = Server("valkey", binary, tmp_path)
@@ -141,7 +146,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
         server.kill()
 
     kinds = [type(one) for one in seen]
-    assert kinds == [Look, BrokerUnavailable, BrokerUnavailable, Look, Look]
+    assert kinds == [Snapshot, BrokerUnavailable, BrokerUnavailable, Snapshot, Snapshot]
 
 
 def test_one_picture_of_a_yard_as_a_program(yard: dict[str, Any]) -> None:
@@ -156,21 +161,21 @@ def test_one_picture_of_a_yard_as_a_program(yard: dict[str, Any]) -> None:
     assert "simulated" in shown.stdout
 
 
-def test_nobody_leads(ask: Ask) -> None:
+def test_doctor_without_a_leader(ask: Ask) -> None:
     shown = ask("--yard", random_name("yard"), "top", "--once", "--interval", "0.1")
 
     assert shown.exit_code == Exit.UNAVAILABLE
-    assert "nobody: nothing is dispatched" in shown.stdout
+    assert "none: nothing is dispatched" in shown.stdout
 
 
-def test_what_is_no_terminal_gets_a_hint(ask: Ask) -> None:
+def test_top_without_a_terminal_fails_with_a_hint(ask: Ask) -> None:
     shown = ask("top")
 
     assert shown.exit_code == Exit.USAGE
     assert "--once" in shown.stderr
 
 
-def test_it_takes_the_screen_and_gives_it_back_on_q(yard: dict[str, Any]) -> None:
+def test_top_restores_the_screen_on_q(yard: dict[str, Any]) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "top"]
     env = environment(TERM="xterm", COLUMNS="80", LINES="24")

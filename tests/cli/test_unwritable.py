@@ -80,7 +80,7 @@ def test_it_is_told_from_a_yard_without_a_leader(ask: Invoke, ailment: Ailment) 
     assert view["broker_error"].endswith(f"({CODES[ailment]})")
     assert view["leader"] is None
     story = flat(ask("explain", "--client", "ann", "q1").output)
-    assert f"nobody can lead the yard: the broker {view['broker_error']}" in story
+    assert f"no coordinator can lead: the broker {view['broker_error']}" in story
 
 
 @pytest.mark.parametrize("ailment", ["disk", "replica"], indirect=True)
@@ -98,10 +98,10 @@ def test_the_doctor_looks_and_says_it(ask: Invoke, ailment: Ailment) -> None:
     found = {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
     assert found["writes"]["verdict"] == "fault"
     assert f"({CODES[ailment]})" in found["writes"]["todo"]
-    assert "Mend the broker first" in found["coordinator"]["todo"]
+    assert "Repair the broker first" in found["coordinator"]["todo"]
 
 
-def test_a_coordinator_says_it_at_a_calm_rate(
+def test_coordinator_limits_the_rate_of_its_log(
     server: Ailing, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a leader whose server falls ill

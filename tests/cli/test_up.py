@@ -71,7 +71,7 @@ def test_running_requests_may_finish_first(start_up: StartUp) -> None:
     assert up.wait() == Exit.OK
 
 
-def test_who_does_not_want_to_wait_signals_again(start_up: StartUp) -> None:
+def test_second_interrupt_stops_immediately(start_up: StartUp) -> None:
     up = start_up("--workers", "1", "--grace-s", "300", env=SLOW)
     url = str(up.wait_ready()["url"])
     with Client(url) as client:
@@ -138,7 +138,7 @@ def test_a_part_that_cannot_run_ends_it(start_up: StartUp) -> None:
     assert "lease_ms: must be at least 500" in up.said
 
 
-def test_a_redis_of_ones_own_is_used_and_warned_of(
+def test_up_warns_of_a_foreign_redis(
     start_up: StartUp, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
     up = start_up("--workers", "1", group=("--redis-url", broker.url, "--yard", keys.yard))

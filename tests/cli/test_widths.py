@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from tests.support.looks import make_view, make_view_worker
+from tests.support.snapshots import make_view, make_view_worker
 from tokenyard.admin.dead_letters import DeadLetter
 from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.requests import STATES, Listed
-from tokenyard.admin.requests import Listing as Found
+from tokenyard.admin.requests import STATES, Listed, RequestList
 from tokenyard.admin.snapshot import WorkerView, YardView
 from tokenyard.admin.timeline import Attempt, Timeline
 from tokenyard.cli import dead, doctor, explain, info, requests
 from tokenyard.cli.batch import jobs as batch_jobs
 from tokenyard.cli.models import list as models_list
-from tokenyard.cli.shared.tables import Column, Listing
+from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo
 
@@ -90,7 +89,7 @@ def test_info(names: list[str], is_whole: bool) -> None:
         assert worker.info
         [at] = [n for n, line in enumerate(text.splitlines()) if line.startswith(worker.worker)]
         about = "\n".join(text.splitlines()[at : at + 5])
-        assert info.standing(worker) in about
+        assert info.state_text(worker) in about
         assert str(worker.info.pid) in about
     assert "look at its driver" in " ".join(text.split())
     assert not is_whole or "weights 12.00" in " ".join(text.split())
@@ -190,7 +189,7 @@ def test_requests(
     ]
     console = Console(width=WIDTH, markup=False, highlight=False)
     monkeypatch.setattr(requests, "plain_console", lambda: console)
-    requests._print(Found(found, 90_000), is_whole=is_whole)
+    requests._print(RequestList(found, 90_000), is_whole=is_whole)
     text = capsys.readouterr().out
     assert ELLIPSIS not in text
     lines = text.splitlines()
@@ -263,7 +262,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    table = Listing((Column("Id", is_whole=True), Column("Epoch"), Column("Fault")))
+    table = FittingTable((Column("Id", is_whole=True), Column("Epoch"), Column("Fault")))
     table.add("a", "-", "")
     table.add("b", "3", "-")
     assert drawn(table).split() == ["Id", "Epoch", "a", "-", "b", "3"]
@@ -271,7 +270,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 
 def test_details_give_way_before_it_is_no_table() -> None:
     columns = (Column("Id", is_whole=True), *(Column(n, is_detail=True) for n in ("One", "Two")))
-    table = Listing(columns)
+    table = FittingTable(columns)
     table.add("x" * 70, "first", "second")
     text = drawn(table)
     assert "first" in text

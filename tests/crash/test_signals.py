@@ -257,7 +257,9 @@ def test_a_valid_signal(plant: Plant, signal: Signal, run_state: RunState) -> No
 
 def only(cast: Cast, given: SignalReceipt, victim: str) -> bool:
     """Wait until this one alone has yet to obey."""
-    return eventually(lambda: workers(cast.signals.holdouts(given)) == [victim], timeout_s=BOUND_S)
+    return eventually(
+        lambda: workers(cast.signals.unacknowledged(given)) == [victim], timeout_s=BOUND_S
+    )
 
 
 def check_mixed(cast: Cast) -> None:
@@ -363,7 +365,7 @@ def test_a_signal_that_all_refuse(plant: Plant, run_state: RunState) -> None:
 
     # I expect that the others say why they cannot, and that the one is waited for.
     def refused() -> dict[str, str]:
-        return {one.worker: one.reason for one in cast.signals.holdouts(given)}
+        return {one.worker: one.reason for one in cast.signals.unacknowledged(given)}
 
     eventually(
         lambda: [one for one, why in refused().items() if not why] == [victim], timeout_s=BOUND_S

@@ -15,11 +15,11 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 
-def test_a_yard_without_signals_has_no_postures(connection: redis.Redis, keys: Keys) -> None:
+def test_yard_without_signals_has_no_desired_states(connection: redis.Redis, keys: Keys) -> None:
     assert read_yard(connection, keys).desired_states == DesiredStates()
 
 
-def test_the_postures_of_all_scopes(connection: redis.Redis, keys: Keys) -> None:
+def test_desired_states_of_all_scopes(connection: redis.Redis, keys: Keys) -> None:
     # Given two scopes with a desired state, and one that nobody can read
     signals = Signals(connection, keys)
     signals.give(Order(signal="PAUSE", mode="keep", by="kim@north", why="night"))
@@ -51,7 +51,7 @@ def test_the_postures_of_all_scopes(connection: redis.Redis, keys: Keys) -> None
     }
 
 
-def test_what_each_worker_does_of_it(connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+def test_run_state_of_each_worker(connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
     # Given one that runs, one that is paused, one that was suspended, and one that is unreadable
     roster = {
         "a": worker_json("a"),

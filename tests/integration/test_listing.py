@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.yard import LONG_MS, Yard
 from tokenyard.admin.owners import Owners, find_owners
-from tokenyard.admin.requests import STATES, Listing, Query, list_requests
+from tokenyard.admin.requests import STATES, Query, RequestList, list_requests
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
@@ -32,7 +32,7 @@ def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
     return Yard(connection, keys, scripts)
 
 
-def listed(yard: Yard, **query: Any) -> Listing:
+def listed(yard: Yard, **query: Any) -> RequestList:
     return list_requests(yard.connection, yard.keys, Query(**query))
 
 
@@ -76,7 +76,7 @@ def test_every_state_is_found_and_can_be_asked_for(yard: Yard) -> None:
         assert ids(yard, states=frozenset({state})) == [state]
 
 
-def test_what_is_said_of_each(yard: Yard) -> None:
+def test_fields_of_listed_requests(yard: Yard) -> None:
     one_of_each_state(yard)
     found = {one.id: one for one in listed(yard).requests}
     completed, assigned, waiting = found["completed"], found["assigned"], found["waiting"]
@@ -98,7 +98,7 @@ def test_clients_and_models(yard: Yard) -> None:
     assert ids(yard, model="other") == ["waiting"]
 
 
-def test_a_client_is_no_pattern(yard: Yard) -> None:
+def test_client_filter_is_not_a_glob_pattern(yard: Yard) -> None:
     """What SCAN takes for a pattern is a name here."""
     yard.scripts.cancel("ann", "q", "for a test")
     for client in ("a*", "*", "a?n", "[a]nn", "ann\\"):
@@ -122,7 +122,7 @@ def test_order_within_a_millisecond(yard: Yard) -> None:
     assert ids(yard, limit=3) == names[:-4:-1]
 
 
-def test_ages(yard: Yard) -> None:
+def test_listing_by_age(yard: Yard) -> None:
     seconds, _ = yard.connection.time()
     for name, ago_s in (("old", 600), ("young", 60), ("new", 0)):
         made = request_fields(make_request(name))
@@ -135,7 +135,7 @@ def test_ages(yard: Yard) -> None:
         assert order(both) == ["young"]
 
 
-def test_what_waits_again_has_its_first_age(yard: Yard) -> None:
+def test_rescued_request_keeps_its_age(yard: Yard) -> None:
     worker = yard.worker("w")
     assignment = yard.assign(worker, make_request("again"))
     yard.submit(make_request("later"))
@@ -146,14 +146,14 @@ def test_what_waits_again_has_its_first_age(yard: Yard) -> None:
     assert ids(yard, oldest_first=True, limit=1) == ["again"]
 
 
-def test_what_only_tells_a_worker_something_is_no_request(yard: Yard) -> None:
+def test_control_entries_are_not_listed(yard: Yard) -> None:
     worker = yard.worker("w")
     yard.connection.xadd(yard.keys.lane(worker), {"cancel": "1-0"})
     yard.push({"prompt": "from nobody"})
     assert listed(yard).requests == []
 
 
-def test_what_waits_because_of_a_pause_says_so(yard: Yard) -> None:
+def test_waiting_request_names_its_pause(yard: Yard) -> None:
     yard.worker("w")
     yard.scripts.register("x", LONG_MS, worker_json("x", model="other"))
     yard.submit(make_request("held", model="adder"))
@@ -211,7 +211,7 @@ def test_thousands_that_wait_cost_no_more_than_a_few(yard: Yard, counting: redis
     assert not {"KEYS", "SCAN"} & set(sent)
 
 
-def test_the_look_ends_at_its_bound_and_says_so(yard: Yard, counting: redis.Redis) -> None:
+def test_listing_reports_that_it_reached_its_limit(yard: Yard, counting: redis.Redis) -> None:
     fill(yard, 3000, client="ann")
     waiting = frozenset({"waiting"})
     found = list_requests(counting, yard.keys, Query(client="nobody", states=waiting, most=1000))
@@ -221,7 +221,7 @@ def test_the_look_ends_at_its_bound_and_says_so(yard: Yard, counting: redis.Redi
     assert (whole.requests, whole.is_whole) == ([], True)
 
 
-def test_many_keys_end_the_look_too(yard: Yard) -> None:
+def test_scan_of_ledgers_is_limited(yard: Yard) -> None:
     pipeline = yard.connection.pipeline(transaction=False)
     for number in range(4000):
         pipeline.hset(yard.keys.ledger("ann", str(number)), mapping={"state": "waiting"})
@@ -270,7 +270,7 @@ def test_several_clients_that_have_an_id(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("name", ["q*", "q?", "[q]1", "q\\", "a/q1", "^q", "é"])
-def test_an_id_is_no_pattern(yard: Yard, name: str) -> None:
+def test_request_id_is_not_a_glob_pattern(yard: Yard, name: str) -> None:
     for other in ("q1", "qq", "q", "b/a/q1"):
         yard.scripts.cancel("bob", other, "for a test")
     assert find_owners(yard.connection, yard.keys, name) == Owners([])

@@ -151,7 +151,9 @@ def test_a_reload_says_whose_it_is(
     assert (over.run_state, over.by, over.why) == ("RUNNING", "", "")
 
 
-def test_a_signal_leaves_its_posture(signals: Signals, connection: redis.Redis, keys: Keys) -> None:
+def test_signal_sets_the_desired_state(
+    signals: Signals, connection: redis.Redis, keys: Keys
+) -> None:
     # Given a yard without signals, if the model is paused,
     order = Order(signal="PAUSE", scope=ADDER, mode="keep", why="night")
     given = signals.give(order)
@@ -179,9 +181,9 @@ def test_a_redundant_signal_writes_nothing_and_can_be_waited_for(
     assert entries(connection, keys) == 1
     assert connection.xlen(keys.events) == events
     assert signals.desired_states().by_scope[ALL].mode == "abort"
-    assert names(signals.holdouts(again)) == [worker]
+    assert names(signals.unacknowledged(again)) == [worker]
     host.obey(worker, first)
-    assert signals.holdouts(again) == []
+    assert signals.unacknowledged(again) == []
 
 
 def replace_order(order: Order, **fields: object) -> Order:
@@ -189,7 +191,7 @@ def replace_order(order: Order, **fields: object) -> Order:
     return Order(**(values | fields))
 
 
-def test_where_nothing_was_ever_given_nobody_holds_out(
+def test_no_unacknowledged_workers_without_signals(
     signals: Signals, connection: redis.Redis, keys: Keys, host: Host
 ) -> None:
     host.join("w")
@@ -210,7 +212,7 @@ def test_where_nothing_was_ever_given_nobody_holds_out(
         (Order(signal="RELOAD_WEIGHTS", scope=ALL, weights="/x"), "all is RUNNING"),
     ],
 )
-def test_what_is_not_allowed_changes_nothing(
+def test_invalid_signal_changes_nothing(
     signals: Signals, connection: redis.Redis, keys: Keys, order: Order, hint: str
 ) -> None:
     with pytest.raises(Invalid, match=hint):
@@ -219,7 +221,7 @@ def test_what_is_not_allowed_changes_nothing(
     assert not connection.exists(keys.desired, keys.control, keys.events)
 
 
-def test_a_posture_that_cannot_be_read_is_overwritten(
+def test_unreadable_desired_state_is_overwritten(
     signals: Signals, connection: redis.Redis, keys: Keys
 ) -> None:
     # Given nonsense where the desired state should be, which all take for the first desired state
@@ -233,7 +235,7 @@ def test_a_posture_that_cannot_be_read_is_overwritten(
         assert ordered(signals) == {ALL: DesiredState(run_state="PAUSED")}
 
 
-def test_a_posture_of_another_version_is_changed_as_far_as_we_know_it(
+def test_desired_state_of_another_version_keeps_unknown_fields(
     signals: Signals, connection: redis.Redis, keys: Keys
 ) -> None:
     connection.hset(keys.desired, ALL, b'{"run_state":"PAUSED","epoch":4,"tempo":"allegro"}')
@@ -298,7 +300,7 @@ def test_of_two_operators_who_pause_at_once_one_is_redundant(
     assert entries(connection, keys) == 1
 
 
-def test_what_became_invalid_meanwhile_is_refused(
+def test_signal_that_became_invalid_is_refused(
     connection: redis.Redis, keys: Keys, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signals.give(PAUSE)
@@ -313,10 +315,12 @@ def test_what_became_invalid_meanwhile_is_refused(
         signals.give(Order(signal="SUSPEND"))
 
 
-def test_races_have_an_end(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_gives_up_after_many_lost_races(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Scripts, "signal", lambda *_: None)
 
-    with pytest.raises(BrokerUnavailable, match="others change the desired state of all"):
+    with pytest.raises(BrokerUnavailable, match="the desired state of all was changed by others"):
         signals.give(PAUSE)
 
 
@@ -339,14 +343,14 @@ def test_each_worker_in_scope_has_to_obey(signals: Signals, host: Host) -> None:
     for scope, expected in by_scope.items():
         # If a scope is paused, I expect that its workers are named, and no others,
         given = signals.give(Order(signal="PAUSE", scope=scope))
-        assert set(names(signals.holdouts(given))) == expected
+        assert set(names(signals.unacknowledged(given))) == expected
         # until they obey.
         for worker in expected:
             host.obey(worker, given)
-        assert signals.holdouts(given) == []
+        assert signals.unacknowledged(given) == []
 
 
-def test_who_has_obeyed_a_later_signal_has_obeyed_this_one(signals: Signals, host: Host) -> None:
+def test_later_acknowledgement_covers_an_earlier_signal(signals: Signals, host: Host) -> None:
     # Given that ids of entries are no decimal numbers
     worker = host.join("w")
     given = signals.give(PAUSE)
@@ -361,7 +365,7 @@ def test_who_has_obeyed_a_later_signal_has_obeyed_this_one(signals: Signals, hos
         (f"{int(ms) * 10}-0", False),
     ]:
         host.show(worker, obeyed=obeyed)
-        assert bool(signals.holdouts(given)) is holds_out, obeyed
+        assert bool(signals.unacknowledged(given)) is holds_out, obeyed
 
 
 def test_an_acknowledgement_counts_too(signals: Signals, host: Host) -> None:
@@ -369,10 +373,10 @@ def test_an_acknowledgement_counts_too(signals: Signals, host: Host) -> None:
     given = signals.give(PAUSE)
     host.answer(worker, given.ids[0])
 
-    assert signals.holdouts(given) == [Unacknowledged(mute, "b")]
+    assert signals.unacknowledged(given) == [Unacknowledged(mute, "b")]
 
 
-def test_who_refuses_is_named_with_the_reason(signals: Signals, host: Host) -> None:
+def test_refusing_worker_is_named_with_its_reason(signals: Signals, host: Host) -> None:
     # Given two workers that cannot, one of which does not say why
     first, second = host.join("a"), host.join("b")
     given = signals.give(PAUSE)
@@ -386,7 +390,7 @@ def test_who_refuses_is_named_with_the_reason(signals: Signals, host: Host) -> N
     ]
 
 
-def test_where_one_refuses_the_others_are_waited_for(signals: Signals, host: Host) -> None:
+def test_wait_continues_for_others_after_a_refusal(signals: Signals, host: Host) -> None:
     refusing, slow = host.join("a"), host.join("b")
     given = signals.give(PAUSE)
     host.answer(refusing, given.ids[0], "no")
@@ -396,7 +400,7 @@ def test_where_one_refuses_the_others_are_waited_for(signals: Signals, host: Hos
     assert names(signals.wait(given, BOUND_S)) == [refusing]
 
 
-def test_who_could_not_at_first_and_then_could_has_obeyed(signals: Signals, host: Host) -> None:
+def test_worker_that_obeys_after_a_refusal_counts(signals: Signals, host: Host) -> None:
     worker = host.join("a")
     given = signals.give(PAUSE)
     host.answer(worker, given.ids[0], "not yet")
@@ -405,7 +409,7 @@ def test_who_could_not_at_first_and_then_could_has_obeyed(signals: Signals, host
     assert signals.wait(given, BOUND_S) == []
 
 
-def test_who_refused_is_told_again_when_the_same_is_ordered(signals: Signals, host: Host) -> None:
+def test_repeated_signal_reaches_workers_that_refused(signals: Signals, host: Host) -> None:
     # Given a worker that could not obey, for a reason that is gone by now
     worker = host.join("a")
     first = signals.give(PAUSE)
@@ -415,7 +419,7 @@ def test_who_refused_is_told_again_when_the_same_is_ordered(signals: Signals, ho
     again = signals.give(PAUSE)
     assert not again.is_redundant
     assert signals.desired_states().changed == again.ids[0] != first.ids[0]
-    assert signals.holdouts(again) == [Unacknowledged(worker, "a")]
+    assert signals.unacknowledged(again) == [Unacknowledged(worker, "a")]
     # and silence where it has obeyed.
     host.obey(worker, again)
     assert signals.give(PAUSE).is_redundant
@@ -428,7 +432,7 @@ def test_answers_that_cannot_be_read_are_none(
     given = signals.give(PAUSE)
     connection.hset(keys.acks(given.ids[0]), mapping={worker: b"{", b"\xff": b"{}"})
 
-    assert signals.holdouts(given) == [Unacknowledged(worker, "a")]
+    assert signals.unacknowledged(given) == [Unacknowledged(worker, "a")]
 
 
 def test_the_wait_ends_when_all_have_obeyed(signals: Signals, host: Host) -> None:
@@ -464,12 +468,12 @@ def test_a_dead_worker_is_named_until_its_successor_obeys(signals: Signals, host
     for _ in range(10):
         latest = host.join("a")
         # I expect that it is always the latest who has to obey.
-        assert signals.holdouts(given) == [Unacknowledged(latest, "a")]
+        assert signals.unacknowledged(given) == [Unacknowledged(latest, "a")]
     host.obey(latest, given)
-    assert signals.holdouts(given) == []
+    assert signals.unacknowledged(given) == []
 
 
-def test_who_has_failed_or_left_or_cannot_be_read_is_not_waited_for(
+def test_failed_left_and_unreadable_workers_are_not_waited_for(
     signals: Signals, host: Host, scripts: Scripts
 ) -> None:
     host.join("a", state="failed")
@@ -509,7 +513,7 @@ def test_workers_are_commanded_to_go(
     # that they are waited for until they have left, whatever they answer,
     host.answer(first, given.ids[0])
     host.show(second, state="draining")
-    assert names(signals.holdouts(given)) == [first, second]
+    assert names(signals.unacknowledged(given)) == [first, second]
     host.leave(first)
     assert names(signals.wait(given, SOON_S)) == [second]
     # and that successors are not meant.
@@ -518,7 +522,7 @@ def test_workers_are_commanded_to_go(
     assert signals.wait(given, BOUND_S) == []
 
 
-def test_who_becomes_another_incarnation_has_to_go_still(signals: Signals, host: Host) -> None:
+def test_drain_covers_later_incarnations_of_a_process(signals: Signals, host: Host) -> None:
     # Given a worker that is told to go at the moment in which it leaves and joins anew
     before = host.join("a", host="h", pid=5)
     given = signals.give(Order(signal="DRAIN"))
@@ -531,7 +535,7 @@ def test_who_becomes_another_incarnation_has_to_go_still(signals: Signals, host:
     assert signals.wait(given, BOUND_S) == []
 
 
-def test_who_refuses_to_go_is_named_with_the_reason(signals: Signals, host: Host) -> None:
+def test_worker_that_refuses_to_end_is_named_with_its_reason(signals: Signals, host: Host) -> None:
     worker = host.join("a")
     given = signals.give(Order(signal="DRAIN", scope=worker_scope("a")))
     host.answer(worker, given.ids[0], "no such verb")
@@ -540,7 +544,7 @@ def test_who_refuses_to_go_is_named_with_the_reason(signals: Signals, host: Host
 
 
 @pytest.mark.parametrize("signal", ["DRAIN", "STOP"])
-def test_where_nobody_is_nobody_is_told(
+def test_signal_without_live_workers(
     signals: Signals, connection: redis.Redis, keys: Keys, signal: str
 ) -> None:
     order = replace_order(Order(signal="DRAIN", scope=worker_scope("ghost")), signal=signal)
@@ -670,26 +674,24 @@ def test_a_host_that_does_not_answer_pauses_nobody(signals: Signals, host: Host)
     assert ordered(signals) == {}
 
 
-def test_where_no_host_is_nobody_can_look_at_new_weights(signals: Signals, host: Host) -> None:
+def test_reload_without_a_live_host_is_invalid(signals: Signals, host: Host) -> None:
     host.join("w", controller="w")
     host.offer("w", "subtractor")
     host.offer("gone", "adder")  # its last worker has gone
 
-    with pytest.raises(Invalid, match="no host that may load adder is there"):
+    with pytest.raises(Invalid, match="no live host may load adder"):
         signals.reload("adder", "/step-2", 2, "abort", BOUND_S)
     assert ordered(signals) == {}
 
 
-def test_who_does_not_pause_in_time_keeps_the_model_as_it_was(signals: Signals, host: Host) -> None:
+def test_reload_reverts_if_a_worker_does_not_pause_in_time(signals: Signals, host: Host) -> None:
     worker = host.join("w", controller="w")
 
     assert names(signals.reload("adder", "", 2, "abort", SOON_S)) == [worker]
     assert ordered(signals) == {}
 
 
-def test_what_an_operator_had_paused_stays_so_where_a_reload_fails(
-    signals: Signals, host: Host
-) -> None:
+def test_failed_reload_keeps_an_earlier_pause(signals: Signals, host: Host) -> None:
     with Obedient(signals, host, refuses="/bad"):
         signals.give(Order(signal="PAUSE", scope=ADDER, mode="wait"))
 
@@ -848,4 +850,4 @@ def test_every_signal_can_be_given_and_waited_for(
         host.leave(worker)
     else:
         host.obey(worker, given)
-    assert eventually(lambda: signals.holdouts(given) == [])
+    assert eventually(lambda: signals.unacknowledged(given) == [])

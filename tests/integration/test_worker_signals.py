@@ -221,7 +221,7 @@ class TestPause:
 
         given = operator.give("PAUSE", mode="wait")
         eventually(lambda: "Pause(mode='wait')" in host.program.log)
-        assert operator.signals.holdouts(given), "they still run"
+        assert operator.signals.unacknowledged(given), "they still run"
         operator.say("UNPAUSE")
 
         assert run_state(host) == "RUNNING"

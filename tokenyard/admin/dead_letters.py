@@ -1,4 +1,4 @@
-"""Dead letters: requests that were given up, kept whole, for operators to look at and decide.
+"""Dead letters: failed requests that are kept whole for operators.
 
 Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 """
@@ -26,26 +26,26 @@ _PAGE: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A request that was given up."""
+    """A request that failed and was kept."""
 
-    letter: str  # its entry among the dead letters, which names it
+    letter: str  # its entry id, which is its name
     died_ms: int  # unix time
     reason: str
     server_id: str
-    client: str  # empty where the entry names nobody who could be answered
+    client: str  # empty: the entry has no client that could be answered
     id: str
     model: str
-    #: As it came, with its history; token ids as a list, other bytes that are no text as hex.
+    #: As submitted, with its history; token ids as a list, other binary values as hex.
     fields: Mapping[str, str]
 
     @property
     def is_answerable(self) -> bool:
-        """Whether it could be run again."""
+        """Whether its client is known, so that it can run again."""
         return bool(self.id)
 
     @property
     def priority_class(self) -> PriorityClass:
-        """Which intake it came by."""
+        """The intake that it came through."""
         name = self.server_id.partition("/")[0]
         return name if name in PRIORITY_CLASSES else "normal"
 
@@ -57,10 +57,7 @@ def dead_letters(connection: redis.Redis, keys: Keys, most: int = 100) -> list[D
 
 
 def all_letters(connection: redis.Redis, keys: Keys) -> Iterator[DeadLetter]:
-    """Every letter that is there now, the oldest first, page by page.
-
-    It ends at the letter that is the last one now, so that the dead of tomorrow do not come back.
-    """
+    """All present letters, the oldest first, page by page; later ones are left out."""
     newest: Any = connection.xrevrange(keys.dead, count=1)
     after = "-"
     while newest:
@@ -73,7 +70,7 @@ def all_letters(connection: redis.Redis, keys: Keys) -> Iterator[DeadLetter]:
 
 
 def find_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | None:
-    """A letter by its own name, or the newest one of a request with this id."""
+    """The letter of this name, or the newest one of a request with this id."""
     if _ENTRY.fullmatch(name):
         found: Any = connection.xrange(keys.dead, name, name)
         if found:
@@ -83,9 +80,9 @@ def find_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | 
 
 
 def requeue_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> str:
-    """Let its request wait again, as if it had just come; its new server id.
+    """Submit its request again; its new server id.
 
-    Empty where that cannot be: the letter is gone, names nobody, or its request is under way.
+    Empty if the letter is gone or has no client, or its request is in progress.
     """
     if not letter.is_answerable:
         return ""
@@ -94,7 +91,7 @@ def requeue_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> s
 
 
 def drop_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> bool:
-    """Throw it away; False where it was gone."""
+    """Delete it; False if it was gone."""
     return bool(connection.xdel(keys.dead, letter.letter))
 
 

@@ -1,6 +1,6 @@
-"""One look at a yard, with what `snapshot` leaves out, and the rates between two looks.
+"""Snapshots of a yard over time, and the rates between two of them.
 
-Reading is I/O; the rest is pure.
+Only `read_snapshot` does I/O.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.worker_info import WorkerTotals
 
-#: Dead letters that a look brings along.
+#: Dead letters in a snapshot.
 LETTERS: Final = 3
-#: Rates are taken over so long: workers say once a second what they have done.
+#: Time that rates are taken over; workers report about once a second.
 SMOOTH_MS: Final = 5000.0
-#: Looks that are kept, for the history of what waits.
-MOST_LOOKS: Final = 600
+#: Snapshots in a history.
+MAX_SNAPSHOTS: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Snapshot:
     """A yard at one moment."""
 
     view: YardView
     at_ms: int  # the server's clock
-    oldest_ms: dict[IntakeClass, int]  # how long the first request of an intake has waited
+    oldest_ms: dict[IntakeClass, int]  # age of the first request of each intake
     letters: Sequence[DeadLetter] = ()  # the newest
 
     @property
@@ -42,26 +42,26 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """How fast something is done."""
+class Throughput:
+    """Requests and tokens per second."""
 
     requests_per_s: float = 0.0
     tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """How fast a yard and each of its workers were between two looks."""
+class YardRates:
+    """The throughput of a yard, its workers and its models between two snapshots."""
 
-    seconds: float  # between the looks
-    yard: Rate
-    workers: dict[str, Rate]
-    models: dict[str, Rate]
-    ttft_ms: float | None  # median over the workers of their medians of the last minute
+    seconds: float  # between the snapshots
+    yard: Throughput
+    workers: dict[str, Throughput]
+    models: dict[str, Throughput]
+    ttft_ms: float | None  # median of the workers' medians of the last minute
 
 
-def read_look(connection: redis.Redis, keys: Keys) -> Look:
-    """Look at a yard. Errors of redis-py pass, for `tokenyard.broker.connection.translated`."""
+def read_snapshot(connection: redis.Redis, keys: Keys) -> Snapshot:
+    """Read a snapshot; errors of redis-py pass, for `translated`."""
     view = read_yard(connection, keys)
     pipeline = connection.pipeline(transaction=False)
     pipeline.time()
@@ -69,7 +69,7 @@ def read_look(connection: redis.Redis, keys: Keys) -> Look:
         pipeline.xrange(keys.intake(name), count=1)
     (seconds, micros), *firsts = pipeline.execute()
     now_ms = seconds * 1000 + micros // 1000
-    return Look(
+    return Snapshot(
         view=view,
         at_ms=now_ms,
         oldest_ms={
@@ -80,17 +80,14 @@ def read_look(connection: redis.Redis, keys: Keys) -> Look:
 
 
 def _age_ms(entries: Any, now_ms: int) -> int:
-    """Of the first of some entries; 0 where there is none."""
+    """The age of the first entry; 0 if there is none."""
     if not entries:
         return 0
     return max(0, now_ms - int(entries[0][0].partition(b"-")[0]))
 
 
-def rates_between(before: Look, now: Look) -> Rates:
-    """How fast things were done between two looks.
-
-    A worker that has joined since has done all that it says since then.
-    """
+def rates_between(before: Snapshot, now: Snapshot) -> YardRates:
+    """The rates between two snapshots; all work of a new worker counts."""
     seconds = max(0.001, (now.at_ms - before.at_ms) / 1000)
     earlier, later = _tallies(before), _tallies(now)
     workers = {
@@ -102,23 +99,23 @@ def rates_between(before: Look, now: Look) -> Rates:
         model: _sum(rate for worker, rate in workers.items() if held[worker] == model)
         for model in sorted(set(held.values()) - {""})
     }
-    return Rates(seconds, _sum(workers.values()), workers, models, _median(later))
+    return YardRates(seconds, _sum(workers.values()), workers, models, _median(later))
 
 
-def _tallies(look: Look) -> Mapping[str, WorkerTotals]:
-    return {one.worker: one.info.tally for one in look.view.workers if one.info}
+def _tallies(snapshot: Snapshot) -> Mapping[str, WorkerTotals]:
+    return {one.worker: one.info.tally for one in snapshot.view.workers if one.info}
 
 
-def _rate(before: WorkerTotals, now: WorkerTotals, seconds: float) -> Rate:
-    """A count that has gone down has begun anew."""
+def _rate(before: WorkerTotals, now: WorkerTotals, seconds: float) -> Throughput:
+    """A counter that decreased was reset."""
     finished = now.finished - (before.finished if before.finished <= now.finished else 0)
     tokens = now.tokens - (before.tokens if before.tokens <= now.tokens else 0)
-    return Rate(round(finished / seconds, 2), round(tokens / seconds, 1))
+    return Throughput(round(finished / seconds, 2), round(tokens / seconds, 1))
 
 
-def _sum(rates: Iterable[Rate]) -> Rate:
+def _sum(rates: Iterable[Throughput]) -> Throughput:
     each = list(rates)
-    return Rate(
+    return Throughput(
         round(sum(rate.requests_per_s for rate in each), 2),
         round(sum(rate.tokens_per_s for rate in each), 1),
     )
@@ -130,30 +127,30 @@ def _median(tallies: Mapping[str, WorkerTotals]) -> float | None:
 
 
 class SnapshotHistory:
-    """The looks of the last while, the newest last."""
+    """The latest snapshots, the newest last."""
 
     def __init__(self) -> None:
-        self._looks: deque[Look] = deque(maxlen=MOST_LOOKS)
+        self._snapshots: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)
 
-    def add(self, look: Look) -> None:
-        """One more; those before a clock that was set back are forgotten."""
-        if self._looks and look.at_ms < self._looks[-1].at_ms:
-            self._looks.clear()
-        self._looks.append(look)
+    def add(self, snapshot: Snapshot) -> None:
+        """Add a snapshot; if the clock was set back, the older ones are dropped."""
+        if self._snapshots and snapshot.at_ms < self._snapshots[-1].at_ms:
+            self._snapshots.clear()
+        self._snapshots.append(snapshot)
 
     @property
-    def last(self) -> Look | None:
+    def last(self) -> Snapshot | None:
         """The newest."""
-        return self._looks[-1] if self._looks else None
+        return self._snapshots[-1] if self._snapshots else None
 
-    def rates(self) -> Rates | None:
-        """Over the last seconds, or since the look before; None where there is only one."""
-        *earlier, now = self._looks
+    def rates(self) -> YardRates | None:
+        """The rates over the last seconds; None if there is only one snapshot."""
+        *earlier, now = self._snapshots
         if not earlier:
             return None
-        recent = (look for look in earlier if now.at_ms - look.at_ms <= SMOOTH_MS)
+        recent = (snapshot for snapshot in earlier if now.at_ms - snapshot.at_ms <= SMOOTH_MS)
         return rates_between(next(recent, earlier[-1]), now)
 
     def depths(self, name: IntakeClass, most: int) -> list[int]:
-        """What waited in an intake at the last looks, the newest last."""
-        return [look.view.waiting[name] for look in self._looks][-most:]
+        """The depth of an intake in the last snapshots, the newest last."""
+        return [snapshot.view.waiting[name] for snapshot in self._snapshots][-most:]

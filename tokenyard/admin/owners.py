@@ -1,4 +1,7 @@
-"""Whose request an id is. Errors of redis-py pass, for `tokenyard.broker.connection.translated`."""
+"""Finds the clients of a request id.
+
+Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from tokenyard.admin.requests import Budget, find_waiting, scan_ledgers
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import DEFAULT_CLIENT
 
-#: Keys that are looked at for an id; some seconds on a server that does nothing else.
+#: Keys to scan for an id; some seconds on an idle server.
 MOST_KEYS: Final = 1_000_000
-#: Entries of intakes that are looked at for one that came by XADD and is known by nothing else.
+#: Entries of intakes to read for a request by plain XADD, which has no ledger yet.
 MOST_ENTRIES: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The clients that have a request of this id."""
+    """The clients that have a request with an id."""
 
     clients: list[str]  # by name
-    is_whole: bool = True  # False: there are more keys than were looked at
+    is_whole: bool = True  # False: the scan ended at its limit
 
 
 def find_owners(
@@ -33,9 +36,9 @@ def find_owners(
     most_keys: int = MOST_KEYS,
     most_entries: int = MOST_ENTRIES,
 ) -> Owners:
-    """Look for the clients of an id: `anon` before all others, then by SCAN, then what waits.
+    """Find the clients of an id: first `anon`, then by SCAN, then among the waiting requests.
 
-    An id that `anon` has is taken for its own, so that a request by plain XADD needs no search.
+    If `anon` has the id, no other client is searched.
     """
     run: Any = connection
     if run.exists(keys.ledger(DEFAULT_CLIENT, request_id)):

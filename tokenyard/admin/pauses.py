@@ -1,4 +1,4 @@
-"""Which requests wait because of a pause: whose it is, why, and since when. No I/O."""
+"""The pauses that keep requests waiting: their operator, reason and time. No I/O."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tokenyard.protocol.control import (
 )
 from tokenyard.protocol.texts import printable, span
 
-_NOT_YET: Final = "it has yet to obey what it was told last"
-#: Workers in these states serve nobody, whatever they are told.
-_NO_HELP: Final = frozenset({"failed", "attached", "left", "lost"})
+_NOT_YET: Final = "it has not obeyed the last signal yet"
+#: States in which a worker cannot serve, whatever its desired state.
+_NOT_SERVING: Final = frozenset({"failed", "attached", "left", "lost"})
 _adapters_decoder = msgspec.json.Decoder(dict[str, str])
 
 
@@ -34,16 +34,16 @@ class Pause(Struct, frozen=True, kw_only=True):
     scope: str
     run_state: RunState  # PAUSED or SUSPENDED
     mode: PauseMode = "abort"
-    by: str = ""  # the operator; empty where not known
-    why: str = ""  # in words
-    since_ms: int = 0  # unix time by the server's clock; 0: not known
+    by: str = ""  # the operator; empty: unknown
+    why: str = ""
+    since_ms: int = 0  # unix ms by the server's clock; 0: unknown
 
     def text(self, now_ms: int) -> str:
-        """In one line, as people read it."""
+        """The pause in one line for people."""
         return printable(f"{said(self.scope)} {self.run_state}") + self.detail(now_ms)
 
     def detail(self, now_ms: int) -> str:
-        """Since when, by whom and why, as far as that is known."""
+        """Duration, operator and reason, as far as known."""
         since = f" for {span(now_ms - self.since_ms)}" if self.since_ms and now_ms else ""
         by = f" by {self.by}" if self.by else ""
         why = f": {self.why}" if self.why else ""
@@ -51,7 +51,7 @@ class Pause(Struct, frozen=True, kw_only=True):
 
 
 def all_pauses(desired_states: DesiredStates) -> list[Pause]:
-    """Every scope that does not run, by its name."""
+    """All paused and suspended scopes, by name."""
     return [
         _pause(scope, desired_state)
         for scope, desired_state in sorted(desired_states.by_scope.items())
@@ -60,16 +60,15 @@ def all_pauses(desired_states: DesiredStates) -> list[Pause]:
 
 
 def pauses_of_model(view: YardView, model: str) -> list[Pause]:
-    """What keeps every worker from requests for a model ("": the yard's only one).
+    """The pauses that keep all workers from requests for a model ("": the yard's only one).
 
-    Empty where one of them runs: then a request waits for something else. Where nobody holds the
-    model, any worker could load it.
+    Empty if one of them runs. If no worker holds the model, any worker could load it.
     """
     base = base_model(view, model)
     living = [
         worker
         for worker in view.workers
-        if worker.info and worker.lease_ms and worker.state not in _NO_HELP
+        if worker.info and worker.lease_ms and worker.state not in _NOT_SERVING
     ]
     holders = [worker for worker in living if not base or _holds(worker, base)]
     found: list[Pause] = []
@@ -84,13 +83,13 @@ def pauses_of_model(view: YardView, model: str) -> list[Pause]:
 
 
 def pauses_of_worker(view: YardView, worker: str) -> list[Pause]:
-    """What keeps a worker, named with its incarnation, from running what lies on its lane."""
+    """The pauses that keep a worker, by name and incarnation, from running its lane."""
     found = [one for one in view.workers if one.worker == worker and one.info]
     return _each_once(pause for one in found for pause in _pauses_of(view.desired_states, one, ""))
 
 
 def texts(pauses: Iterable[Pause], now_ms: int) -> str:
-    """Several in one line."""
+    """Several pauses in one line."""
     return "; ".join(pause.text(now_ms) for pause in pauses)
 
 
@@ -106,7 +105,7 @@ def _pause(scope: str, desired_state: DesiredState) -> Pause:
 
 
 def _pauses_of(desired_states: DesiredStates, worker: WorkerView, model: str) -> Iterator[Pause]:
-    """Those of a worker: of its scopes, and where it still does what it was told before."""
+    """The pauses of a worker's scopes, or its own if it has not obeyed an unpause yet."""
     info = worker.info
     if info is None:
         return
@@ -131,7 +130,7 @@ def _holds(worker: WorkerView, model: str) -> bool:
 
 
 def base_model(view: YardView, model: str) -> str:
-    """The model that serves requests for this name, which may be an adapter's."""
+    """The model that serves a name, which may be that of an adapter."""
     if not model:
         return view.handshake.get("default_model", "")
     for worker in view.workers:

@@ -1,7 +1,7 @@
-"""The requests of a yard, in whatever state: `tokenyard requests`.
+"""Lists the requests of a yard in any state: `tokenyard requests`.
 
-What waits and what is assigned is read from the intakes and lanes, page by page; what is over, from
-the ledgers, which SCAN finds. Whoever asks bounds both. Errors of redis-py pass, for
+Waiting and assigned requests are read from the intakes and lanes, page by page; ended ones from the
+ledgers, which SCAN finds. The query limits both. Errors of redis-py pass, for
 `tokenyard.broker.connection.translated`.
 """
 
@@ -31,9 +31,9 @@ from tokenyard.protocol.wire import Request, Unanswerable
 State = Literal["waiting", "assigned", Status]
 STATES: Final[tuple[State, ...]] = get_args(State)
 
-#: Entries of a stream, and ledgers, that are read at once: requests may be of some MiB.
+#: Entries or ledgers in one read; small, because a request may have some MiB.
 _PAGE: Final = 100
-#: Keys that one SCAN looks at.
+#: Keys of one SCAN.
 _SCANNED: Final = 1000
 _LEDGER_FIELDS: Final = ("state", "sid", "worker", "attempt", "ended")
 _TOKEN_BYTES: Final = 4
@@ -41,100 +41,102 @@ Fields = Mapping[bytes, bytes]
 
 
 class Listed(Struct, frozen=True, kw_only=True):
-    """One request, as far as it has come. Times are unix ms by the server's clock."""
+    """One request. Times are unix ms by the server's clock."""
 
     client: str
     id: str
     state: State
-    model: str = ""  # empty: the yard's only one, or not known
-    worker: str = ""  # who has it, or had it last
-    server_id: str = ""  # empty for one that was cancelled before it came
+    model: str = ""  # empty: the yard's only one, or unknown
+    worker: str = ""  # its present or last worker
+    server_id: str = ""  # empty: it was cancelled before its arrival
     accepted_ms: int = 0  # 0: never
     ended_ms: int = 0  # 0: it has no result
-    attempt: int = 0  # times that it was given to a worker, as far as known
-    tokens: int = 0  # made so far, as far as they are published
-    error: str = ""  # the code, where it did not complete
-    pauses: Sequence[Pause] = ()  # those that it waits for
+    attempt: int = 0  # times that it was assigned, as far as known
+    tokens: int = 0  # published so far
+    error: str = ""  # error code, if it did not complete
+    pauses: Sequence[Pause] = ()  # that it waits for
 
     @property
     def age_from_ms(self) -> int:
-        """When it came; or was cancelled, for one that never came."""
+        """When it was accepted; for one that never arrived, when it was cancelled."""
         return self.accepted_ms or self.ended_ms
 
     @property
-    def is_over(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether it has its result."""
         return self.state in TERMINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which requests, in what order, and how far to look for them."""
+    """Filters, order and limits of a listing."""
 
     states: frozenset[str] = frozenset(STATES)
     model: str = ""
     client: str = ""
-    older_ms: int = 0  # that came at least so long ago
-    newer_ms: int = 0  # that came at most so long ago; 0: no bound
+    older_ms: int = 0  # least age
+    newer_ms: int = 0  # greatest age; 0: no limit
     oldest_first: bool = False
     limit: int = 50
-    most: int = 100_000  # entries of intakes to look at, and the same of keys
+    most: int = 100_000  # entries of intakes to read, and as many keys
 
     @property
     def ended_only(self) -> bool:
-        """Whether nothing that is in flight is asked for."""
+        """Whether only ended requests are wanted."""
         return self.states <= TERMINAL
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """What was found."""
+class RequestList:
+    """The requests of a query."""
 
     requests: list[Listed]
     now_ms: int
-    is_whole: bool = True  # False: the look ended at its bound, and there may be more
-    may_scan: bool = True  # False: the server refuses SCAN, so nothing that is over was seen
+    is_whole: bool = True  # False: a limit was reached, and there may be more
+    may_scan: bool = True  # False: the server refuses SCAN, so ended requests are missing
 
 
 class Budget:
-    """How many more may be looked at."""
+    """A limit on entries or keys to read."""
 
     def __init__(self, most: int) -> None:
         self._left = most
         self.is_spent = False
 
     def take(self, count: int) -> bool:
-        """Whether so many more are within it."""
+        """Use up ``count``; False if the budget was spent before."""
         self.is_spent = self.is_spent or self._left <= 0
         self._left -= count
         return not self.is_spent
 
 
-def list_requests(connection: redis.Redis, keys: Keys, query: Query) -> Listing:
-    """Look for requests, within the bounds of the query."""
+def list_requests(connection: redis.Redis, keys: Keys, query: Query) -> RequestList:
+    """Find requests, within the limits of the query."""
     view = read_yard(connection, keys)
     entries, ledgers = Budget(query.most), Budget(query.most)
     fits = functools.partial(_fits, query, view.at_ms)
     found = _first(query, _in_flight(connection, keys, view, query, fits, entries))
     may_scan = True
     if query.states & TERMINAL:
-        over = _over(connection, keys, query, fits, ledgers)
+        ended = _ended(connection, keys, query, fits, ledgers)
         try:
-            # What has ended since it was seen in flight is here, too, and this is the later look.
-            found = _first(query, itertools.chain(over, found))
+            # First, because a request may have ended since it was read in flight.
+            found = _first(query, itertools.chain(ended, found))
         except NoPermissionError:
             may_scan = False
     whole = not (entries.is_spent or ledgers.is_spent)
-    return Listing(_detailed(connection, keys, view, found), view.at_ms, whole, may_scan)
+    return RequestList(_detailed(connection, keys, view, found), view.at_ms, whole, may_scan)
 
 
 def find_waiting(
-    connection: redis.Redis, keys: Keys, is_it: Callable[[Listed], bool], most: int
+    connection: redis.Redis, keys: Keys, is_wanted: Callable[[Listed], bool], most: int
 ) -> Iterator[Listed]:
-    """Requests that wait, also those of which nothing but their entry is known yet."""
+    """Waiting requests, including those that have no ledger yet."""
     budget = Budget(most)
     for name in INTAKE_CLASSES:
-        yield from filter(is_it, _waiting(name, _entries(connection, keys.intake(name), budget)))
+        yield from filter(
+            is_wanted, _waiting(name, _entries(connection, keys.intake(name), budget))
+        )
 
 
 def _fits(query: Query, now_ms: int, one: Listed) -> bool:
@@ -149,13 +151,13 @@ def _fits(query: Query, now_ms: int, one: Listed) -> bool:
 
 
 def _first(query: Query, found: Iterable[Listed]) -> list[Listed]:
-    """So many as are asked for, in order, each once; the rest is not kept."""
+    """The first of the query's order, up to its limit, without duplicates."""
     pick = heapq.nsmallest if query.oldest_first else heapq.nlargest
     return pick(query.limit, _each_once(found), key=_order)
 
 
 def _order(one: Listed) -> tuple[int, int]:
-    """When it came; among those of one millisecond, as the server counted them."""
+    """Time of acceptance, then the server's sequence number."""
     return one.age_from_ms, position(one.server_id.rpartition("/")[2])[1]
 
 
@@ -175,7 +177,7 @@ def _in_flight(
     fits: Callable[[Listed], bool],
     budget: Budget,
 ) -> Iterator[Listed]:
-    """In the direction in which requests go, so that one that moves meanwhile is not missed."""
+    """Waiting and assigned requests, in the direction in which requests move, so none is missed."""
     if "waiting" in query.states:
         for name in PRIORITY_CLASSES:
             entries = _entries(
@@ -193,7 +195,7 @@ def _in_flight(
                 if (one := _assigned(worker.worker, fields)) and fits(one):
                     yield one
     if "waiting" in query.states:
-        # What waits again is not there in the order in which it came, so all of it is read.
+        # The retry intake is not in the order of acceptance, so all of it is read.
         again = _entries(connection, keys.intake("retry"), budget)
         yield from filter(fits, _waiting("retry", again))
 
@@ -209,7 +211,7 @@ def _assigned(worker: str, fields: Fields) -> Listed | None:
     one = _listed(fields, "assigned", fields.get(b"sid", b"").decode(errors="replace"))
     attempt = fields.get(b"attempt", b"")
     if one is None or not attempt.isdigit():
-        return None  # what only tells the worker something
+        return None  # a command to the worker
     return msgspec.structs.replace(one, worker=worker, attempt=whole(attempt))
 
 
@@ -228,7 +230,7 @@ def _listed(fields: Fields, state: State, server_id: str) -> Listed | None:
 
 
 def accepted_ms(server_id: str) -> int:
-    """When the request of this server id was accepted, unix ms; 0 where it does not say."""
+    """When the request of a server id was accepted, unix ms; 0 if unknown."""
     return position(server_id.rpartition("/")[2])[0]
 
 
@@ -253,14 +255,14 @@ def _entries(
         first = f"({page[-1][0].decode()}"
 
 
-def _over(
+def _ended(
     connection: redis.Redis,
     keys: Keys,
     query: Query,
     fits: Callable[[Listed], bool],
     budget: Budget,
 ) -> Iterator[Listed]:
-    """Requests that have their results, in no order."""
+    """Ended requests, in no order."""
     for owners in scan_ledgers(connection, keys, budget, client=query.client):
         for page in _pages(owners):
             found = list(_ledgers(connection, keys, page))
@@ -277,7 +279,7 @@ def scan_ledgers(
     client: str = "",
     request_id: str = "",
 ) -> Iterator[list[tuple[str, str]]]:
-    """Client and id of each ledger, in pages; of this client, or with this id, where given."""
+    """Client and id of each ledger, in pages, optionally of one client or with one id."""
     prefix = keys.ledger("", "").removesuffix("/")
     pattern = f"{_literal(prefix + client)}{'' if client else '*'}/{_literal(request_id)}"
     cursor = 0
@@ -295,7 +297,7 @@ def scan_ledgers(
 
 
 def _literal(text: str) -> str:
-    """Text as a part of a pattern in which nothing of it is special."""
+    """Escape text for a glob pattern."""
     return "".join(f"\\{one}" if one in "*?[]^\\" else one for one in text)
 
 
@@ -306,7 +308,7 @@ def _pages(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
 def _ledgers(
     connection: redis.Redis, keys: Keys, owners: Iterable[tuple[str, str]]
 ) -> Iterator[Listed]:
-    """Those of these requests that are over; others are seen elsewhere."""
+    """The ended ones among these requests."""
     named = list(owners)
     pipeline = connection.pipeline(transaction=False)
     for client, request_id in named:
@@ -328,7 +330,7 @@ def _ledgers(
 
 
 def _with_results(connection: redis.Redis, keys: Keys, listed: Sequence[Listed]) -> list[Listed]:
-    """With what only the results say: model, tokens, error."""
+    """Add what only results contain: model, tokens, error."""
     pipeline = connection.pipeline(transaction=False)
     for one in listed:
         pipeline.hget(keys.ledger(one.client, one.id), "result")
@@ -355,16 +357,16 @@ def _with_result(one: Listed, packed: bytes | None) -> Listed:
 def _detailed(
     connection: redis.Redis, keys: Keys, view: YardView, listed: Sequence[Listed]
 ) -> list[Listed]:
-    """With what is asked for only of those that are shown."""
+    """Add results, token counts and pauses, for the listed requests only."""
     detailed: list[Listed] = []
     of_model = functools.cache(functools.partial(pauses_of_model, view))
     of_worker = functools.cache(functools.partial(pauses_of_worker, view))
     for page in _pages(listed):
-        over = iter(_with_results(connection, keys, [one for one in page if one.is_over]))
-        running = [one for one in page if not one.is_over]
+        over = iter(_with_results(connection, keys, [one for one in page if one.is_ended]))
+        running = [one for one in page if not one.is_ended]
         lengths = iter(_published(connection, keys, running))
         for one in page:
-            if one.is_over:
+            if one.is_ended:
                 detailed.append(next(over))
                 continue
             held = of_worker(one.worker) if one.worker else of_model(one.model)

@@ -1,9 +1,8 @@
-"""Giving control signals to a yard, and seeing who obeys.
+"""Gives control signals to a yard and waits for its workers to obey.
 
-A signal changes the desired state of a scope (`tokenyard.protocol.control`); the workers bring
-themselves in accord with it, whenever they join. DRAIN and STOP leave no desired state: they are
-commands to the workers that are in scope now. Errors of redis-py pass, for
-`tokenyard.broker.connection.translated`.
+A signal changes the desired state of a scope (`tokenyard.protocol.control`), which workers follow
+whenever they join. DRAIN and STOP leave no desired state: they are commands to the workers that are
+in scope now. Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import redis
 
+from tokenyard.admin.snapshot import read_roster
 from tokenyard.protocol.commands import Acknowledgement, Command, decode_acknowledgement
 from tokenyard.protocol.control import (
     ALL,
@@ -36,18 +36,18 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position
-from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
+from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
 _POLL_S: Final = 0.1
-#: What a reload that nobody ends has beyond its own time-out before the leader ends it.
+#: Time beyond its time-out after which the leader ends an abandoned reload.
 _GRACE_S: Final = 5.0
-#: So often the desired state may be changed by others between our look and our change.
-_LOST_RACES: Final = 100
+#: Tries of a change that loses the race against other operators.
+_MAX_TRIES: Final = 100
 
 
-class Process(NamedTuple):
+class WorkerProcess(NamedTuple):
     """The process of a worker, whatever its incarnation."""
 
     name: str  # of the worker
@@ -57,32 +57,31 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignalReceipt:
-    """A signal that was given.
+    """A signal that was given, with the ids of its control entries.
 
-    ``ids`` are those of its control entries. Where all was as ordered already, and nobody had
-    refused it, nothing was written, and the id is that of the last change: who obeys that one
-    obeys this.
+    If nothing was to change, and no worker had refused the last change, nothing was written and the
+    id is that of the last change.
     """
 
     order: Order
     ids: tuple[str, ...] = ()
     is_redundant: bool = False
-    workers: tuple[str, ...] = ()  # DRAIN, STOP: who was told, with incarnation, as ``ids``
-    #: Their processes. One that is about to become another incarnation is meant all the same.
-    processes: tuple[Process, ...] = ()
+    workers: tuple[str, ...] = ()  # DRAIN, STOP: with incarnation, in the order of ``ids``
+    #: Their processes, to recognize one that has a new incarnation meanwhile.
+    processes: tuple[WorkerProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Unacknowledged:
-    """A worker that has yet to obey."""
+    """A worker that has not obeyed."""
 
     worker: str  # with its incarnation
     name: str  # without
-    reason: str = ""  # why it cannot; "": it has not answered
+    reason: str = ""  # why it refuses; "": it has not answered
 
 
 class Signals:
-    """What an operator tells the workers of one yard."""
+    """The control signals of one yard."""
 
     def __init__(self, connection: redis.Redis, keys: Keys) -> None:
         self._connection = connection
@@ -97,7 +96,7 @@ class Signals:
         """Give a signal, whatever other operators do at the same time.
 
         Raises:
-            desired state.Invalid: it is not allowed now, or lacks what belongs to it.
+            control.Invalid: it is not allowed now, or an argument is missing.
         """
         if not is_scope(order.scope):
             raise Invalid(
@@ -107,8 +106,8 @@ class Signals:
         return self._command(order) if order.signal in _VERBS else self._change(order)
 
     def _change(self, order: Order) -> SignalReceipt:
-        """Change the desired state of the order's scope, as it is when nobody comes between."""
-        for _ in range(_LOST_RACES):
+        """Change the desired state of the order's scope; tries again if others change it."""
+        for _ in range(_MAX_TRIES):
             fields, now_ms = self._fields()
             found = decode_desired(fields)
             desired_state = found.by_scope.get(order.scope, DesiredState())
@@ -118,15 +117,17 @@ class Signals:
             seen = fields.get(order.scope.encode(), b"")
             if entry := self._scripts.signal(order, seen, changed):
                 return SignalReceipt(order, (entry,))
-        raise BrokerUnavailable(f"others change the desired state of {order.scope} all the time")
+        raise BrokerUnavailable(
+            f"the desired state of {order.scope} was changed by others each time"
+        )
 
     def _is_refused(self, order: Order, entry: str) -> bool:
-        """Whether somebody could not obey the last change: told again, he tries again."""
-        return any(one.reason for one in self.holdouts(SignalReceipt(order, (entry,))))
+        """Whether a worker refused the last change; the same signal makes it try again."""
+        return any(one.reason for one in self.unacknowledged(SignalReceipt(order, (entry,))))
 
     def _command(self, order: Order) -> SignalReceipt:
-        """Tell the workers that are in scope now, each by its incarnation."""
-        verb, ids, live = _VERBS[order.signal], [], self._live()
+        """Command the workers that are in scope now, each by its incarnation."""
+        verb, ids, live = _VERBS[order.signal], [], read_roster(self._connection, self._keys).live
         told = [one for one, info in sorted(live.items()) if _is_in_scope(info, order.scope)]
         for worker in told:
             command = Command(verb=verb, worker=worker, why=order.why)
@@ -134,36 +135,36 @@ class Signals:
         processes = tuple(_process(live[worker]) for worker in told)
         return SignalReceipt(order, tuple(ids), not told, tuple(told), processes)
 
-    def holdouts(self, given: SignalReceipt) -> list[Unacknowledged]:
-        """The workers that have yet to obey, of those that hold a lease."""
-        live = self._live()
-        answers = self._answers(given.ids)
-        if given.order.signal in _VERBS:
-            waited_for = [one for one, info in live.items() if _process(info) in given.processes]
+    def unacknowledged(self, receipt: SignalReceipt) -> list[Unacknowledged]:
+        """The workers that hold a lease and have not obeyed."""
+        live = read_roster(self._connection, self._keys).live
+        answers = self._answers(receipt.ids)
+        if receipt.order.signal in _VERBS:
+            missing = [one for one, info in live.items() if _process(info) in receipt.processes]
         else:
-            waited_for = [
+            missing = [
                 worker
                 for worker, info in _newest(live).items()
-                if _is_in_scope(info, given.order.scope) and not _has_obeyed(info, given.ids)
+                if _is_in_scope(info, receipt.order.scope) and not _has_obeyed(info, receipt.ids)
             ]
-            waited_for = [one for one in waited_for if one not in answers or not answers[one].done]
+            missing = [one for one in missing if one not in answers or not answers[one].done]
         return [
             Unacknowledged(one, live[one].name, _reason(answers.get(one)))
-            for one in sorted(waited_for)
+            for one in sorted(missing)
         ]
 
     def wait(
         self,
-        given: SignalReceipt,
+        receipt: SignalReceipt,
         timeout_s: float,
-        enough: Callable[[Iterable[object]], bool] = all,
+        is_enough: Callable[[Iterable[object]], bool] = all,
     ) -> list[Unacknowledged]:
-        """Wait until all have obeyed; who has not, after ``timeout_s`` or where the rest refuse.
+        """Wait until all have obeyed, or the rest refuses; the workers that have not obeyed.
 
-        With ``enough=any`` the first refusal ends the wait.
+        With ``is_enough=any`` the first refusal ends the wait.
         """
         until = time.monotonic() + timeout_s
-        while (left := self.holdouts(given)) and not enough(one.reason for one in left):
+        while (left := self.unacknowledged(receipt)) and not is_enough(one.reason for one in left):
             if (rest_s := until - time.monotonic()) <= 0:
                 break
             time.sleep(min(_POLL_S, rest_s))
@@ -172,19 +173,18 @@ class Signals:
     def reload(
         self, model: str, path: str, epoch: int, mode: PauseMode, timeout_s: float, by: str = ""
     ) -> list[Unacknowledged]:
-        """New weights for a model, under a new epoch: pause, load, count on, and run again.
+        """Give a model new weights under a new epoch: pause, load, set the epoch, unpause.
 
-        ``path`` is a checkpoint as the workers' hosts see it, "" for the model's own. It names its
-        content: weights at a path that they are from already are not read again. Each host that
-        may load the model looks at it before anything is paused. Where a worker cannot have it,
-        or has not obeyed in time, all go back to what was before, the old epoch included; those
-        who held out are given. ``timeout_s`` bounds the whole. A caller that dies leaves this to
-        the leader, once that time is over, or to the same call made again. ``by`` is the operator.
+        ``path`` is a checkpoint on the workers' hosts, "" for the model's own weights. The path
+        identifies the content: weights that come from this path already are not read again. Each
+        host that may load the model checks the path before anything is paused. If a worker refuses
+        or does not obey in time, all return to the previous weights and epoch, and the workers that
+        did not obey are returned. ``timeout_s`` limits the whole. If the caller dies, the leader
+        reverts the reload after that time, or the same call continues it. ``by`` is the operator.
 
         Raises:
-            desired state.Invalid: it is not allowed now, or no host is there that may load the
-            model;
-                nothing has changed.
+            control.Invalid: it is not allowed now, or no live host may load the model; nothing has
+                changed.
         """
         until = time.monotonic() + timeout_s
         scope = model_scope(model)
@@ -194,17 +194,17 @@ class Signals:
         try:
             for order in orders:
                 rest_s = max(0.0, until - time.monotonic())
-                if left := self.wait(self.give(order), rest_s, enough=any):
-                    self._go_back(scope, until)
+                if left := self.wait(self.give(order), rest_s, is_enough=any):
+                    self._revert(scope, until)
                     return left
         except KeyboardInterrupt:
-            self._go_back(scope, time.monotonic())
+            self._revert(scope, time.monotonic())
             raise
         return []
 
     def end_trial(self, scope: str, why: str) -> SignalReceipt | None:
-        """Bring back what was before a reload that is under way; None where none is."""
-        for _ in range(_LOST_RACES):
+        """Revert a reload that is in progress; None if there is none."""
+        for _ in range(_MAX_TRIES):
             seen = self._fields()[0].get(scope.encode(), b"")
             desired_state = decode_desired({scope.encode(): seen}).by_scope.get(
                 scope, DesiredState()
@@ -214,15 +214,15 @@ class Signals:
             order, before = undo_reload(scope, desired_state, why)
             if entry := self._scripts.signal(order, seen, before):
                 return SignalReceipt(order, (entry,))
-        raise BrokerUnavailable(f"others change the desired state of {scope} all the time")
+        raise BrokerUnavailable(f"the desired state of {scope} was changed by others each time")
 
-    def _go_back(self, scope: str, until: float) -> None:
-        """All to what was before, together with those who have obeyed already."""
-        if given := self.end_trial(scope, "the reload has failed"):
-            self.wait(given, max(0.0, until - time.monotonic()))
+    def _revert(self, scope: str, until: float) -> None:
+        """Revert a reload on all workers, and wait for them."""
+        if receipt := self.end_trial(scope, "the reload has failed"):
+            self.wait(receipt, max(0.0, until - time.monotonic()))
 
     def _check(self, model: str, path: str, timeout_s: float) -> list[Unacknowledged]:
-        """The hosts that may load a model and could not have these weights, or do not answer."""
+        """A worker of each host that cannot read these weights, or does not answer."""
         asked = {}  # by the id of the command: a worker of each host
         for worker, info in self._one_worker_of_each_host(model):
             command = Command(
@@ -231,7 +231,7 @@ class Signals:
             asked[self._scripts.command(command) or ""] = Unacknowledged(worker, info.name)
         if not asked:
             raise Invalid(
-                f"RELOAD_WEIGHTS: no host that may load {model} is there, so none can look at "
+                f"RELOAD_WEIGHTS: no live host may load {model}, so none can check "
                 f"{path}: start one first"
             )
         until = time.monotonic() + timeout_s
@@ -248,23 +248,25 @@ class Signals:
             time.sleep(_POLL_S)
 
     def _one_worker_of_each_host(self, model: str) -> list[tuple[str, WorkerInfo]]:
-        """Of the hosts that are there and may load a model."""
-        packed: Any = self._connection.hgetall(self._keys.hosts)
-        hosts = {name.decode(): _host(entry) for name, entry in packed.items()}
-        found = {}
-        for worker, info in sorted(self._live().items()):
-            host = hosts.get(info.controller)
-            if host and any(one.name == model for one in host.models):
-                found[info.controller] = (worker, info)
+        """A worker of each live host that may load a model."""
+        roster = read_roster(self._connection, self._keys)
+        hosts = {
+            host.name for host in roster.hosts if any(one.name == model for one in host.models)
+        }
+        found = {
+            info.controller: (worker, info)
+            for worker, info in sorted(roster.live.items())
+            if info.controller in hosts
+        }
         return list(found.values())
 
     def _reload_orders(
         self, scope: str, path: str, epoch: int, mode: PauseMode, timeout_s: float, by: str
     ) -> Sequence[Order]:
-        """The steps of a reload; refused here is what would fail at a later one, or load nothing.
+        """The steps of a reload; raises `Invalid` for what a later step would refuse.
 
-        A scope that is paused is not paused again. Once the weights are everywhere, they stay
-        whatever becomes of the caller.
+        A paused scope is not paused again. Once all workers have the weights, they keep them even
+        if the caller dies.
         """
         fields, now_ms = self._fields()
         desired_state = begun = decode_desired(fields).by_scope.get(scope, DesiredState())
@@ -306,30 +308,15 @@ class Signals:
         return orders
 
     def _fields(self) -> tuple[dict[bytes, bytes], int]:
-        """The hash `desired_state`, and unix ms by the server's clock."""
+        """The hash `desired`, and unix ms by the server's clock."""
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.hgetall(self._keys.desired)
         pipeline.time()
         fields, (seconds, micros) = pipeline.execute()
         return dict(fields), seconds * 1000 + micros // 1000
 
-    def _live(self) -> dict[str, WorkerInfo]:
-        """What the roster says of the workers that hold a lease."""
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.hgetall(self._keys.workers)
-        pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
-        pipeline.time()
-        roster, leases, (seconds, micros) = pipeline.execute()
-        now_ms = seconds * 1000 + micros // 1000
-        found = {}
-        for worker, expires_ms in leases:
-            info = _info(roster.get(worker))
-            if info and expires_ms > now_ms:
-                found[worker.decode()] = info
-        return found
-
     def _answers(self, ids: Iterable[str]) -> dict[str, Acknowledgement]:
-        """What workers have answered to these entries; an answer that cannot be read is none."""
+        """The workers' answers to these entries; an unreadable one is skipped."""
         pipeline = self._connection.pipeline(transaction=False)
         for entry in ids:
             pipeline.hgetall(self._keys.acks(entry))
@@ -343,26 +330,12 @@ class Signals:
         return found
 
 
-def _info(packed: bytes | None) -> WorkerInfo | None:
-    try:
-        return decode_worker(packed or b"")
-    except msgspec.MsgspecError:
-        return None
-
-
-def _host(packed: bytes) -> HostInfo | None:
-    try:
-        return decode_host(packed)
-    except msgspec.MsgspecError:
-        return None
-
-
-def _process(info: WorkerInfo) -> Process:
-    return Process(info.name, info.host, info.pid)
+def _process(info: WorkerInfo) -> WorkerProcess:
+    return WorkerProcess(info.name, info.host, info.pid)
 
 
 def _newest(live: Mapping[str, WorkerInfo]) -> dict[str, WorkerInfo]:
-    """Without those that have a successor: it is he who answers from now on."""
+    """The newest incarnation of each worker."""
     by_name: dict[str, str] = {}
     for worker in sorted(live, key=_incarnation):
         by_name[live[worker].name] = worker
@@ -379,11 +352,11 @@ def _is_in_scope(info: WorkerInfo, scope: str) -> bool:
 
 
 def _has_obeyed(info: WorkerInfo, ids: tuple[str, ...]) -> bool:
-    """Whether it is in accord with these; one whose engine cannot run has nothing to do."""
+    """Whether it has obeyed these entries; a failed worker has nothing to do."""
     return info.state == "failed" or all(position(info.obeyed) >= position(one) for one in ids)
 
 
 def _reason(answer: Acknowledgement | None) -> str:
     if answer is None or answer.done:
         return ""
-    return answer.reason or "it refuses without a reason"
+    return answer.reason or "it refused without a reason"

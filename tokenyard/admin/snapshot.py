@@ -1,11 +1,11 @@
-"""What goes on in a yard, for operators: read at one moment, changed by nothing here."""
+"""A read-only view of a yard at one moment, and the one reader of its roster."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -22,30 +22,30 @@ from tokenyard.protocol.worker_info import (
     decode_worker,
 )
 
-#: What the roster says, or what became of the lease, or that the entry cannot be read.
+#: The state in the roster, or that of a lost or returned lease, or of an unreadable entry.
 SeenState = WorkerState | Literal["lost", "left", "unreadable"]
 _LEFT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """Who leads."""
+    """The leader."""
 
     name: str
     epoch: int
-    lease_ms: int  # what is left of it
+    lease_ms: int  # time left
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker that has a roster entry or a lease."""
+    """A worker that has a roster entry or a lease."""
 
     worker: str
     state: SeenState
-    lane: int  # entries
-    lease_ms: int  # what is left of it; 0 where there is none
+    lane: int  # entries on its lane
+    lease_ms: int  # time left; 0: no lease
     info: WorkerInfo | None = None
-    run_state: RunState = "RUNNING"  # what it does of what its desired state says
+    run_state: RunState = "RUNNING"  # the one that it has reached
 
     @property
     def is_ready(self) -> bool:
@@ -54,8 +54,22 @@ class WorkerView:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it may be given requests now."""
+        """Whether it takes requests now."""
         return self.is_ready and self.run_state == "RUNNING"
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The workers and hosts of a yard at one moment; lanes are not counted."""
+
+    workers: Sequence[WorkerView]
+    hosts: Sequence[HostInfo]  # that have a worker with a lease
+    at_ms: int  # the server's clock
+
+    @property
+    def live(self) -> dict[str, WorkerInfo]:
+        """The workers that hold a lease, by name and incarnation."""
+        return {one.worker: one.info for one in self.workers if one.lease_ms and one.info}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +82,25 @@ class YardView:
     dead: int  # dead letters
     workers: Sequence[WorkerView]
     models: dict[str, int]  # ready workers by model
-    handshake: dict[str, str]  # what clients learn: protocol version, limits, counters
-    hosts: Sequence[HostInfo] = ()  # what each host may load
-    desired_states: DesiredStates = field(
-        default_factory=DesiredStates
-    )  # what operators have told the workers
-    broker_error: str = ""  # what the broker is where it takes no writes, and what to do
+    handshake: dict[str, str]  # protocol version, limits, counters, for clients
+    hosts: Sequence[HostInfo] = ()  # with the models that each may load
+    desired_states: DesiredStates = field(default_factory=DesiredStates)  # set by operators
+    broker_error: str = ""  # why the broker takes no writes, and what to do
     at_ms: int = 0  # the server's clock
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody leads, and the broker takes requests."""
+        """Whether a coordinator leads and the broker takes writes."""
         return self.leader is not None and not self.broker_error
 
     @property
+    def living(self) -> list[WorkerView]:
+        """The workers with a lease and a readable entry."""
+        return [worker for worker in self.workers if worker.lease_ms and worker.info]
+
+    @property
     def ready_workers(self) -> int:
-        """How many workers hold a model and can serve."""
+        """The number of workers that hold a model and can serve."""
         return sum(worker.is_ready for worker in self.workers)
 
     def as_json(self) -> bytes:
@@ -91,36 +108,33 @@ class YardView:
         return msgspec.json.encode(self)
 
 
-def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
-    """Look at a yard, in three round trips; the second asks for the lanes that the first named.
+def read_roster(connection: redis.Redis, keys: Keys) -> Roster:
+    """Read workers and hosts in one round trip; errors of redis-py pass."""
+    pipeline: Any = connection.pipeline(transaction=False)
+    _queue_roster(pipeline, keys)
+    return _roster(*pipeline.execute())
 
-    The third asks whether the broker takes writes.
+
+def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
+    """Read a yard in three round trips: its state, the lengths of its lanes, and a write check.
 
     Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
     """
-    pipeline = connection.pipeline(transaction=False)
+    pipeline: Any = connection.pipeline(transaction=False)
+    _queue_roster(pipeline, keys)
     pipeline.get(keys.leader)
     pipeline.pttl(keys.leader)
     pipeline.hgetall(keys.info)
-    pipeline.hgetall(keys.workers)
-    pipeline.zrange(keys.leases, 0, -1, withscores=True)
-    pipeline.time()
     pipeline.xlen(keys.dead)
-    pipeline.hvals(keys.hosts)
     pipeline.hgetall(keys.desired)
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
-    leader, leader_ms, handshake, roster, leases, now, dead, hosts, desired_states, *waiting = (
-        pipeline.execute()
-    )
-    now_ms = now[0] * 1000 + now[1] // 1000
-    ends = {_text(worker): int(score) for worker, score in leases}
-    entries = {_text(worker): packed for worker, packed in roster.items()}
-    names = sorted(ends.keys() | entries.keys())
-    lanes = _lane_lengths(connection, keys, names)
+    listed, leases, hosts, now, *rest = pipeline.execute()
+    leader, leader_ms, handshake, dead, desired_states, *waiting = rest
+    roster = _roster(listed, leases, hosts, now)
+    lanes = _lane_lengths(connection, keys, [one.worker for one in roster.workers])
     workers = [
-        _worker_view(name, entries.get(name), ends.get(name, 0), now_ms, lane)
-        for name, lane in zip(names, lanes, strict=True)
+        replace(worker, lane=lane) for worker, lane in zip(roster.workers, lanes, strict=True)
     ]
     return YardView(
         yard=keys.yard,
@@ -130,11 +144,30 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
         workers=workers,
         models=_models(workers),
         handshake=_texts(handshake),
-        hosts=_hosts(hosts, workers),
+        hosts=roster.hosts,
         desired_states=decode_desired(desired_states),
         broker_error=write_error(connection, keys),
-        at_ms=now_ms,
+        at_ms=roster.at_ms,
     )
+
+
+def _queue_roster(pipeline: Any, keys: Keys) -> None:
+    """Queue the commands whose replies `_roster` takes."""
+    pipeline.hgetall(keys.workers)
+    pipeline.zrange(keys.leases, 0, -1, withscores=True)
+    pipeline.hvals(keys.hosts)
+    pipeline.time()
+
+
+def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, int]) -> Roster:
+    now_ms = now[0] * 1000 + now[1] // 1000
+    ends = {_text(worker): int(score) for worker, score in leases}
+    entries = {_text(worker): packed for worker, packed in roster.items()}
+    workers = [
+        _worker_view(name, entries.get(name), ends.get(name, 0), now_ms)
+        for name in sorted(ends.keys() | entries.keys())
+    ]
+    return Roster(workers, _hosts(hosts, workers), now_ms)
 
 
 def _lane_lengths(connection: redis.Redis, keys: Keys, workers: Sequence[str]) -> list[int]:
@@ -145,14 +178,12 @@ def _lane_lengths(connection: redis.Redis, keys: Keys, workers: Sequence[str]) -
     return lengths
 
 
-def _worker_view(
-    worker: str, packed: bytes | None, lease_end_ms: int, now_ms: int, lane: int
-) -> WorkerView:
+def _worker_view(worker: str, packed: bytes | None, lease_end_ms: int, now_ms: int) -> WorkerView:
     info = _info(packed)
     return WorkerView(
         worker=worker,
         state=_state(packed, info, lease_end_ms, now_ms),
-        lane=lane,
+        lane=0,
         lease_ms=max(0, lease_end_ms - now_ms),
         info=info,
         run_state=info.run_state if info else "RUNNING",
@@ -188,7 +219,7 @@ def _leader_view(packed: bytes | None, lease_ms: int) -> LeaderView | None:
 
 
 def _hosts(packed: Sequence[bytes], workers: Sequence[WorkerView]) -> list[HostInfo]:
-    """The hosts that have a worker; an entry that a dead host has left says nothing."""
+    """The hosts that have a live worker; a dead host may leave an entry behind."""
     alive = {worker.info.controller for worker in workers if worker.info and worker.lease_ms}
     found = []
     for entry in packed:
@@ -207,5 +238,5 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Whatever lies there as text that can be shown."""
+    """Any bytes as text."""
     return bytes(value).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What a request has been through, from its ledger: `tokenyard explain`.
+"""The timeline of a request, from its ledger: `tokenyard explain`.
 
 Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 """
@@ -24,24 +24,24 @@ from tokenyard.protocol.wire import Request
 from tokenyard.scripts import waits_at
 
 _TOKEN_BYTES: Final = 4
-#: Entries that are looked at for a request that has no ledger.
+#: Entries of intakes to read for a request without a ledger.
 _MOST_ENTRIES: Final = 5_000
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One time that a request was given to a worker. Times are unix ms by the server's clock."""
+    """One assignment to a worker. Times are unix ms by the server's clock."""
 
     number: int
     worker: str
-    why: str  # there, in the coordinator's words
+    why: str  # the coordinator's reason for this worker
     assigned_ms: int
-    waited_ms: int  # since it was accepted, or since the attempt before
-    given_back_ms: int | None = None  # None: it still runs, or its end is the request's
+    waited_ms: int  # since acceptance, or since the previous attempt
+    given_back_ms: int | None = None  # None: it runs, or ended with the request
     given_back: str = ""  # left, lost, crashed or fault
-    reason: str = ""  # what is known of that
+    reason: str = ""
 
 
-class Event(Struct, frozen=True):
+class TimelineEvent(Struct, frozen=True):
     """One line of a timeline."""
 
     at_ms: int
@@ -49,55 +49,57 @@ class Event(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
-    """A request from its acceptance to its result, as far as it has come."""
+    """A request from its acceptance to its result."""
 
     client: str
     id: str
     state: str  # waiting, assigned, completed, failed, cancelled or expired
     now_ms: int
-    server_id: str = ""  # empty for one that was cancelled before it came
+    server_id: str = ""  # empty: it was cancelled before its arrival
     accepted_ms: int | None = None
     attempts: Sequence[Attempt] = ()
-    waits_for: str = ""  # why it waits now, where it does
-    pauses: Sequence[Pause] = ()  # those that it waits for
+    waits_for: str = ""  # why it waits now
+    pauses: Sequence[Pause] = ()  # that it waits for
     tokens_published: int = 0  # as deltas; 0 once there is a result
     ended_ms: int | None = None
     result: Result | None = None
 
     @property
     def started_ms(self) -> int | None:
-        """When the last attempt was given to its engine; None until there is a result."""
+        """When the engine started the last attempt; None until there is a result."""
         timing = self.result.timing if self.result else None
         if self.ended_ms is None or timing is None or timing.engine_ms is None:
             return None
         return int(self.ended_ms - timing.engine_ms)
 
-    def events(self) -> list[Event]:
-        """The timeline in words, in the order of time."""
+    def events(self) -> list[TimelineEvent]:
+        """The timeline in words, in order."""
         return sorted(self._events(), key=lambda event: event.at_ms)
 
-    def _events(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[TimelineEvent]:
         if self.accepted_ms is not None:
-            yield Event(self.accepted_ms, f"accepted as {self.server_id}")
+            yield TimelineEvent(self.accepted_ms, f"accepted as {self.server_id}")
         for attempt in self.attempts:
             yield from _attempt_events(attempt)
         if self.state == "waiting":
-            yield Event(self.now_ms, f"waits: {self.waits_for}")
+            yield TimelineEvent(self.now_ms, f"waits: {self.waits_for}")
         if self.state == "assigned":
             published = f"{self.tokens_published} tokens published so far"
             held = f": {texts(self.pauses, self.now_ms)}" if self.pauses else ""
-            yield Event(self.now_ms, f"is on the lane of its worker, {published}{held}")
+            yield TimelineEvent(self.now_ms, f"is on the lane of its worker, {published}{held}")
         yield from self._engine_events()
         if self.ended_ms is not None:
-            yield Event(self.ended_ms, self._end())
+            yield TimelineEvent(self.ended_ms, self._end())
 
-    def _engine_events(self) -> Iterator[Event]:
+    def _engine_events(self) -> Iterator[TimelineEvent]:
         started_ms, timing = self.started_ms, self.result.timing if self.result else None
         if started_ms is None or timing is None:
             return
-        yield Event(started_ms, "given to the engine")
+        yield TimelineEvent(started_ms, "given to the engine")
         if timing.first_token_ms is not None:
-            yield Event(int(started_ms + timing.first_token_ms), "first token of this attempt")
+            yield TimelineEvent(
+                int(started_ms + timing.first_token_ms), "first token of this attempt"
+            )
 
     def _end(self) -> str:
         result = self.result
@@ -116,21 +118,23 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 def _epochs(made: Provenance) -> str:
-    """In which generation epochs, where any was set; with a comma before it."""
+    """The generation epochs of a result, if any is set, after a comma."""
     if made.epoch is None:
         return ""
     began = "" if made.first_epoch is None else f" (begun in {made.first_epoch})"
     return f", epoch {made.epoch}{began}"
 
 
-def _attempt_events(attempt: Attempt) -> Iterator[Event]:
+def _attempt_events(attempt: Attempt) -> Iterator[TimelineEvent]:
     name = f"attempt {attempt.number}"
     waited = f"after waiting {attempt.waited_ms / 1000:.3f} s"
-    yield Event(attempt.assigned_ms, f"{name}: to {attempt.worker} ({attempt.why}), {waited}")
+    yield TimelineEvent(
+        attempt.assigned_ms, f"{name}: to {attempt.worker} ({attempt.why}), {waited}"
+    )
     if attempt.given_back_ms is not None:
         said = _GIVEN_BACK.get(attempt.given_back, attempt.given_back)
         reason = f": {attempt.reason}" if attempt.reason else ""
-        yield Event(attempt.given_back_ms, f"{name}: {said}{reason}")
+        yield TimelineEvent(attempt.given_back_ms, f"{name}: {said}{reason}")
 
 
 _GIVEN_BACK: Final = {
@@ -142,14 +146,14 @@ _GIVEN_BACK: Final = {
 
 
 def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> Timeline:
-    """Read what a request has been through; raises `UnknownRequest`."""
+    """Read the timeline of a request; raises `UnknownRequest`."""
     pipeline = connection.pipeline(transaction=False)
     pipeline.hgetall(keys.ledger(client, request_id))
     pipeline.strlen(keys.tokens(client, request_id))
     pipeline.time()
     fields, published, (seconds, micros) = pipeline.execute()
     ledger = {name.decode(): value for name, value in fields.items()}
-    ledger = ledger or _as_it_waits(connection, keys, client, request_id)
+    ledger = ledger or _ledger_of_plain_entry(connection, keys, client, request_id)
     now_ms = seconds * 1000 + micros // 1000
     state, sid = _text(ledger, "state"), _text(ledger, "sid")
     accepted_ms = _entry_ms(sid.rpartition("/")[2])
@@ -172,7 +176,7 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
 
 
 def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Attempt]:
-    """The attempts as `dispatch` (t<attempt>) and those who took them back (r<attempt>) noted."""
+    """The attempts, from the fields t<attempt> (assigned) and r<attempt> (given back)."""
     found: list[Attempt] = []
     since_ms = accepted_ms
     numbers = {whole(name[1:]) for name in ledger if name.startswith("t")}
@@ -196,10 +200,10 @@ def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Atte
     return found
 
 
-def _as_it_waits(
+def _ledger_of_plain_entry(
     connection: redis.Redis, keys: Keys, client: str, request_id: str
 ) -> dict[str, bytes]:
-    """What the ledger would say of a request by plain XADD; raises `UnknownRequest`."""
+    """The ledger that a request by plain XADD will have; raises `UnknownRequest`."""
     waiting = find_waiting(
         connection, keys, lambda one: (one.client, one.id) == (client, request_id), _MOST_ENTRIES
     )
@@ -211,7 +215,7 @@ def _as_it_waits(
 def _waits_for(
     connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes], now_ms: int
 ) -> tuple[str, list[Pause]]:
-    """Why a request goes on no further now, in words, and the pauses that it waits for."""
+    """Why a request waits, in words, and the pauses that it waits for."""
     state = _text(ledger, "state")
     if state not in {"waiting", "assigned"}:
         return "", []
@@ -226,13 +230,13 @@ def _waits_for(
 
 
 def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: int) -> str:
-    """Why a request that waits has not been given to a worker, though none is paused."""
+    """Why a request waits although no pause holds it."""
     not_before_ms = _number(ledger, "not_before") or 0
     reason = _text(ledger, "reason")
     if view.leader is None and view.broker_error:
-        return f"nobody can lead the yard: the broker {view.broker_error}"
+        return f"no coordinator can lead: the broker {view.broker_error}"
     if view.leader is None:
-        return "nobody leads the yard; start a coordinator"
+        return "no coordinator leads the yard: start one"
     if not_before_ms > now_ms:
         pause_s = (not_before_ms - now_ms) / 1000
         return f"it is tried again in {pause_s:.1f} s, after: {reason}"
@@ -256,7 +260,7 @@ def _line(view: YardView, intake: str) -> str:
 
 
 def _model(connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes]) -> str:
-    """The model that it asks for; empty where it takes the yard's only one."""
+    """Its model; empty for the yard's only one."""
     intake, entry = _place(ledger)
     if intake not in INTAKE_CLASSES:
         return ""
@@ -274,7 +278,7 @@ def _text(ledger: Mapping[str, bytes], name: str) -> str:
 
 
 def _words(ledger: Mapping[str, bytes], name: str, count: int) -> list[str]:
-    """So many words; the last is the rest of the text."""
+    """A field split into ``count`` words; the last is the rest."""
     words = _text(ledger, name).split(" ", count - 1)
     return words + [""] * (count - len(words))
 

@@ -5,7 +5,7 @@
     state = run_batch("in.jsonl", "out.jsonl", redis_url="redis://localhost:6379")
     print(state.status, state.counts)
 
-Names are loaded when first used: only what hands jobs to RQ needs RQ.
+Names are loaded on first use, so only the functions that use RQ need it installed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenyard.batch.api import BatchOptions, run_batch, stream_batch
     from tokenyard.batch.files import UnreadableFile
-    from tokenyard.batch.jobs import BatchJob, UnknownJob, submit_batch
     from tokenyard.batch.outputs import OutputInUse
-    from tokenyard.batch.runner import BatchBroken, Progress
+    from tokenyard.batch.progress import Progress
+    from tokenyard.batch.rq.jobs import BatchJob, UnknownJob, submit_batch
+    from tokenyard.batch.runner import BatchBroken
     from tokenyard.batch.state import BatchSpec, BatchState, RequestCounts
 
 __all__ = [
@@ -37,15 +38,16 @@ __all__ = [
     "submit_batch",
 ]
 
-_ROOMS = {
+_MODULES = {
     "api": ("BatchOptions", "run_batch", "stream_batch"),
     "files": ("UnreadableFile",),
-    "jobs": ("BatchJob", "UnknownJob", "submit_batch"),
+    "rq.jobs": ("BatchJob", "UnknownJob", "submit_batch"),
     "outputs": ("OutputInUse",),
-    "runner": ("BatchBroken", "Progress"),
+    "progress": ("Progress",),
+    "runner": ("BatchBroken",),
     "state": ("BatchSpec", "BatchState", "RequestCounts"),
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
     {"id": "batch_req_<job>_<number>", "custom_id": ..., "response": {...}, "error": null}
 
-``id`` names the line of the input, so that the output files alone tell what is done.
+``id`` names the line of the input, so the output files alone show which lines are done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenyard.batch.lines import BadLine, ParsedLine
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice, ErrorInfo, Result
 
-#: HTTP statuses, as a server would answer; OpenAI's own error for what was never asked has none.
+#: HTTP status by error code, as a server would answer.
 _STATUS: Final[Mapping[str, int]] = {
     Code.INVALID_REQUEST: 400,
     Code.MODEL_UNAVAILABLE: 404,
@@ -31,7 +31,7 @@ _STATUS: Final[Mapping[str, int]] = {
     Code.WORKER_LOST: 503,
     Code.ENTRY_LOST: 503,
 }
-#: Codes of lines that were not run because the job ended; it may go on and run them.
+#: Codes of lines that were not run because the job ended. A resumed job runs them.
 ENDED_CODES: Final = frozenset({"batch_cancelled", "batch_expired"})
 _LINE_ID: Final = re.compile(r"batch_req_(?P<job>.+)_(?P<number>\d+)")
 
@@ -62,7 +62,7 @@ class OutputLine(Struct, frozen=True, kw_only=True):
 
 
 class DoneLine(Struct, frozen=True):
-    """As much of an output line as is needed to know what it is."""
+    """The part of an output line that identifies it."""
 
     id: str
     error: ErrorInfo | None = None
@@ -73,7 +73,7 @@ _decode_done = msgspec.json.Decoder(DoneLine).decode
 
 
 def encode_line(line: OutputLine) -> bytes:
-    """A line with its end."""
+    """A line with its newline."""
     return _encode(line) + b"\n"
 
 
@@ -83,12 +83,12 @@ def line_id(job: str, number: int) -> str:
 
 
 def short(job: str) -> str:
-    """The part of a job's id that the ids of its lines have in them."""
+    """The part of a job's id that the ids of its lines contain."""
     return job.removeprefix("batch_")
 
 
 def read_done(raw: bytes) -> tuple[str, int, str | None] | None:
-    """Job (`short`), number and error code of an output line; None where it is none."""
+    """Job (`short`), line number and error code of an output line; None if it is not one."""
     try:
         done = _decode_done(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -100,26 +100,26 @@ def read_done(raw: bytes) -> tuple[str, int, str | None] | None:
 
 
 def bad_line(job: str, number: int, bad: BadLine) -> OutputLine:
-    """The output for a line that asks for nothing that could be done."""
+    """The output for an invalid line."""
     error = LineError(bad.code, bad.message, number)
     return OutputLine(id=line_id(job, number), custom_id=bad.custom_id, error=error)
 
 
 def unrun_line(job: str, number: int, custom_id: str | None, code: str) -> OutputLine:
-    """The output for a line that was not run, or not to its end, because the job ended."""
+    """The output for a line that has no result because the job ended."""
     ended = "was cancelled" if code == "batch_cancelled" else "ran out of its completion window"
     error = LineError(code, f"the job {ended} before this line had a result", number)
     return OutputLine(id=line_id(job, number), custom_id=custom_id, error=error)
 
 
 def answer_line(
-    job: str, number: int, sought: ParsedLine, result: Result, now_s: float
+    job: str, number: int, line: ParsedLine, result: Result, now_s: float
 ) -> OutputLine:
-    """The output for a line that was run, whatever came of it."""
+    """The output for a line that was run, successful or not."""
     name = line_id(job, number)
     if result.ok:
-        response = Response(200, result.id, _body(name, sought, result, int(now_s)))
-        return OutputLine(id=name, custom_id=sought.custom_id, response=response)
+        response = Response(200, result.id, _body(name, line, result, int(now_s)))
+        return OutputLine(id=name, custom_id=line.custom_id, response=response)
     error = result.error or ErrorInfo(result.status, "the request did not complete")
     body = {
         "error": {
@@ -131,14 +131,14 @@ def answer_line(
     }
     return OutputLine(
         id=name,
-        custom_id=sought.custom_id,
+        custom_id=line.custom_id,
         response=Response(_STATUS.get(error.code, 500), result.id, body),
         error=LineError(error.code, error.message, number),
     )
 
 
-def _body(name: str, sought: ParsedLine, result: Result, created: int) -> dict[str, Any]:
-    is_chat = sought.form == "chat"
+def _body(name: str, line: ParsedLine, result: Result, created: int) -> dict[str, Any]:
+    is_chat = line.form == "chat"
     only = Choice(
         0, result.tokens, result.text, result.finish_reason, result.stop_reason, result.logprobs
     )
@@ -148,7 +148,7 @@ def _body(name: str, sought: ParsedLine, result: Result, created: int) -> dict[s
         "object": "chat.completion" if is_chat else "text_completion",
         "created": created,
         "model": result.provenance.model if result.provenance else "",
-        "choices": [choice(each, sought) for each in result.choices or [only]],
+        "choices": [choice(each, line) for each in result.choices or [only]],
         "usage": result.usage,
     }
     if result.prompt_logprobs is not None:
@@ -168,7 +168,7 @@ def _chat_choice(choice: Choice, _: ParsedLine) -> dict[str, Any]:
     }
 
 
-def _completion_choice(choice: Choice, sought: ParsedLine) -> dict[str, Any]:
+def _completion_choice(choice: Choice, line: ParsedLine) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "index": choice.index,
         "text": choice.text or "",
@@ -176,13 +176,13 @@ def _completion_choice(choice: Choice, sought: ParsedLine) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
-    if sought.wants_tokens or choice.text is None:
+    if line.wants_tokens or choice.text is None:
         answer["token_ids"] = choice.tokens
     return answer
 
 
 def _name(entry: Mapping[str, Any]) -> str:
-    """A token as text, or as vLLM names one that is no text by itself."""
+    """A token as text, or as vLLM names one that is not text by itself."""
     decoded = entry.get("decoded")
     return decoded if decoded is not None else f"token_id:{entry.get('token')}"
 

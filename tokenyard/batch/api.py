@@ -1,6 +1,6 @@
 """Batch jobs from a script: `run_batch` here and now, `stream_batch` without files.
 
-`tokenyard.batch.jobs` hands jobs to RQ.
+`tokenyard.batch.rq.jobs` hands jobs to RQ.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from tokenyard.batch.asking import Asked, ask_for, output_for
 from tokenyard.batch.files import NumberedLine, read_lines
-from tokenyard.batch.runner import Progress, Runner
+from tokenyard.batch.progress import Progress
+from tokenyard.batch.requests import LineRequest, line_request, output_for
+from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState, new_id
 from tokenyard.client.aio import AsyncClient
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.protocol.keys import PriorityClass
 
-#: Lines of a batch that is no file: each as JSON text, or as what that says.
+#: Lines that are not in a file: each as JSON text or as the decoded object.
 Lines = Iterable[Mapping[str, Any] | bytes | str]
 
 
 class BatchOptions(TypedDict, total=False):
-    """What may be said of a job; see `BatchSpec`."""
+    """Options of a job; see `BatchSpec`."""
 
     errors: str | os.PathLike[str]
     model: str
@@ -44,7 +45,7 @@ def spec_of(
     output: str | os.PathLike[str],
     options: BatchOptions,
 ) -> BatchSpec:
-    """A spec from what a script says; raises `SettingsError`."""
+    """A spec from keyword arguments; raises `SettingsError`."""
     given = dict(cast(Mapping[str, Any], options))
     given["errors"] = os.fspath(given.get("errors") or "")
     given["params"] = dict(given.get("params") or {})
@@ -64,10 +65,10 @@ def run_batch(
     on_progress: Callable[[Progress], None] = lambda _: None,
     **options: Unpack[BatchOptions],
 ) -> BatchState:
-    """Run a file of requests and wait for the end; call it again to go on where it stopped.
+    """Run a file of requests to the end; call it again to continue where it stopped.
 
-    ``overwrite`` begins anew; ``retry_errors`` runs lines again that have an error. The state
-    that it returns has ``status`` and ``counts``. Raises `SettingsError`, `UnreadableFile`,
+    ``overwrite`` starts over; ``retry_errors`` runs lines with an error again. The returned
+    state has ``status`` and ``counts``. Raises `SettingsError`, `UnreadableFile`,
     `InvalidRequest` for bad ``params``, `NoCoordinator`...
     """
     runner = Runner(redis_url, yard, spec_of(input, output, options), on_progress=on_progress)
@@ -85,26 +86,26 @@ async def stream_batch(
     ordered: bool = False,
     priority_class: PriorityClass = "low",
 ) -> AsyncIterator[dict[str, Any]]:
-    """Run batch lines and give back output lines as they come, without files and without resume.
+    """Run batch lines and yield output lines as they complete, without files and without resume.
 
-    ``lines`` is a path, or an iterable of batch lines. Bad lines come back with an error, in
-    their turn. At most ``window`` lines are in memory.
+    ``lines`` is a path or an iterable of batch lines. An invalid line yields an error. At most
+    ``window`` lines are in memory.
     """
     spec = BatchSpec(
         input="", output="", model=model, params=dict(params or {}), priority_class=priority_class
     )
-    under_way: dict[int, Asked] = {}
+    pending: dict[int, LineRequest] = {}
 
     def items() -> Iterable[Item]:
         for index, (number, raw) in enumerate(_numbered(lines)):
-            under_way[index] = ask_for(spec, number, raw, "")
-            yield under_way[index].item
+            pending[index] = line_request(spec, number, raw, "")
+            yield pending[index].item
 
     shared: SharedOptions = {"priority_class": priority_class, "result_ttl_s": DEFAULT_RESULT_TTL_S}
     async with AsyncClient(redis_url, yard) as client:
         answers = client.map(items(), window=window, ordered=ordered, **shared)
         async for index, result in answers:
-            line = output_for(client.client_id, under_way.pop(index), result)
+            line = output_for(client.client_id, pending.pop(index), result)
             yield msgspec.to_builtins(line)
 
 

@@ -1,7 +1,7 @@
-"""The bodies of OpenAI requests as vLLM takes them, in our words.
+"""Translates the bodies of OpenAI requests to our options and vLLM's sampling parameters.
 
-OpenAI's own parameters and those that vLLM's server adds are known; what cannot be done is
-refused by name instead of being dropped.
+It knows OpenAI's parameters and those that vLLM's server adds. An unsupported one is refused by
+name, not dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from tokenyard.protocol.wire import ChatOptions
 
-#: Fields that say nothing about the answer.
+#: Fields that do not affect the answer.
 _IGNORED: Final = frozenset(
     {
         "metadata",
@@ -25,7 +25,7 @@ _IGNORED: Final = frozenset(
         "user",
     }
 )
-#: Fields that we know in one sense only.
+#: Fields with their only supported values.
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "add_special_tokens": (False,),
     "audio": (),
@@ -40,7 +40,7 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_beam_search": (False,),
 }
 _PROMPTS: Final = frozenset({"messages", "prompt"})
-#: Fields that are read here and do not go on by their names.
+#: Fields that are translated here.
 _TRANSLATED: Final = frozenset(
     {
         "logprobs",
@@ -53,12 +53,12 @@ _TRANSLATED: Final = frozenset(
         "top_logprobs",
     }
 )
-#: Options of a chat, which go on by their names.
+#: Options of a chat, passed on under their names.
 _CHAT: Final = frozenset(ChatOptions.__struct_fields__)
 
 
 class BadBody(ValueError):
-    """A line asks for what cannot be done; ``code`` for programs, the message for people."""
+    """A body is invalid; ``code`` is for programs, the message for people."""
 
     def __init__(self, message: str, code: str = "invalid_line") -> None:
         super().__init__(message)
@@ -70,11 +70,11 @@ def body_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options and sampling parameters of a body; raises `BadBody`.
 
-    Parameters that we do not know stand among the sampling parameters, which the yard checks.
+    Unknown parameters are returned as sampling parameters, which the yard checks.
     """
     model = body.get("model") or ""
     if not isinstance(model, str):
-        raise BadBody("body.model: must be a text")
+        raise BadBody("body.model: must be a string")
     options: dict[str, Any] = {"model": model} if model else {}
     params: dict[str, Any] = {}
     for name, value in body.items():
@@ -97,18 +97,18 @@ def body_options(
 
 
 def _check_tool_choice(body: Mapping[str, Any]) -> None:
-    """Tools are shown to the model; nobody here reads its calls out of the answer."""
+    """Tools are shown to the model, but tool calls are not parsed from its answer."""
     choice = body.get("tool_choice")
     if choice not in (None, "none", "auto") or (body.get("tools") and choice != "none"):
         raise BadBody(
-            "body.tool_choice: tool calls are not parsed in a batch; with tools say "
-            '"tool_choice": "none", and find the calls in the text',
+            "body.tool_choice: tool calls are not parsed in a batch; with tools give "
+            '"tool_choice": "none", and parse the calls from the text',
             "unsupported_parameter",
         )
 
 
 def _translate_effort(body: Mapping[str, Any], options: dict[str, Any]) -> None:
-    """OpenAI's ``reasoning_effort`` as vLLM's server hands it to a chat template."""
+    """OpenAI's ``reasoning_effort`` as vLLM's server passes it to a chat template."""
     effort = body.get("reasoning_effort")
     if effort is None:
         return
@@ -120,7 +120,7 @@ def _translate_effort(body: Mapping[str, Any], options: dict[str, Any]) -> None:
 
 
 def _translate_length(form: str, body: Mapping[str, Any], params: dict[str, Any]) -> None:
-    """A chat goes on to the end of the model's context where nothing else is said."""
+    """Without a limit, a chat may fill the model's context."""
     given = body.get("max_completion_tokens")
     given = body.get("max_tokens") if given is None else given
     if given is not None:
@@ -130,7 +130,7 @@ def _translate_length(form: str, body: Mapping[str, Any], params: dict[str, Any]
 
 
 def _translate_logprobs(form: str, body: Mapping[str, Any], params: dict[str, Any]) -> None:
-    """A number in a completion; in a chat a switch, and a number beside it."""
+    """A number in a completion; in a chat a flag with ``top_logprobs`` as the number."""
     asked, top = body.get("logprobs"), body.get("top_logprobs")
     if form == "completion":
         if asked is not None:
@@ -160,8 +160,8 @@ def _translate_format(body: Mapping[str, Any], params: dict[str, Any]) -> None:
 
 
 def biases(given: Mapping[str, Any]) -> dict[int, Any]:
-    """Token ids are texts where they are the names of a JSON object; raises `BadBody`."""
+    """Convert token ids from the keys of a JSON object to integers; raises `BadBody`."""
     try:
         return {int(token): bias for token, bias in given.items()}
-    except ValueError as fault:
-        raise BadBody("logit_bias: its keys must be token ids") from fault
+    except ValueError as error:
+        raise BadBody("logit_bias: its keys must be token ids") from error

@@ -1,8 +1,7 @@
-"""Look at a batch file without running it: its faults, its size, and how long it would take.
+"""Checks a batch file without running it: invalid lines, tokens, and an estimate of the time.
 
-Lines are read and drafted as a real run would do it. With a tokenizer prompts are counted, of chats
-the texts: what a chat template adds, only the worker knows. With a yard, its models, its limits and
-its pace are known.
+Requests are prepared as in a real run. With a tokenizer prompts are counted; of chats only the
+texts, because the worker applies the chat template. A yard adds its models, limits and rate.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.admin.snapshot import YardView
-from tokenyard.batch.asking import Asked, ask_for
 from tokenyard.batch.files import read_lines
+from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine
+from tokenyard.batch.requests import LineRequest, line_request
 from tokenyard.batch.state import BatchSpec
-from tokenyard.batch.survey import survey
 from tokenyard.client.build import PreparedRequest, RequestBuilder
 from tokenyard.client.tokenization import Tokenizer
 from tokenyard.protocol.chat import chat_texts
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Request
 
-#: Lines are drafted in groups, for the tokenizer's sake.
+#: Lines are prepared in groups, because the tokenizer is faster on many.
 _BURST: Final = 256
-#: So many faults are told by line; the rest is counted.
+#: Invalid lines in the report; the others are only counted.
 MOST_FAULTS: Final = 100
 
 
 class LineFault(Struct, frozen=True):
-    """What is wrong with one line."""
+    """An invalid line."""
 
     line: int
     code: str
@@ -43,13 +42,13 @@ class LineFault(Struct, frozen=True):
 
 
 class TokenCount(Struct):
-    """How long the prompts are, in tokens."""
+    """The lengths of the prompts in tokens."""
 
     prompts: int = 0
     total: int = 0
     least: int = 0
     most: int = 0
-    #: Prompts by the power of two that they stay below: {"64": 3} are 3 with 32 to 63 tokens.
+    #: Prompts by the power of two that they are below: {"64": 3} are 3 with 32 to 63 tokens.
     below: dict[int, int] = {}
 
     def add(self, tokens: int) -> None:
@@ -63,30 +62,30 @@ class TokenCount(Struct):
 
 
 class Report(Struct, kw_only=True):
-    """What a file has."""
+    """What a dry run found."""
 
     lines: int
     good: int = 0
     bad: int = 0
     faults: list[LineFault] = []
     codes: dict[str, int] = {}  # bad lines by code
-    forms: dict[str, int] = {}  # good lines by the form of their answer
+    forms: dict[str, int] = {}  # valid lines by the form of their answer
     tokens: TokenCount | None = None  # None without a tokenizer
-    most_new_tokens: int = 0  # by max_tokens, where lines have it
-    lines_per_s: float = 0.0  # of the yard, as it last measured
+    most_new_tokens: int = 0  # the sum of max_tokens of the lines that have it
+    lines_per_s: float = 0.0  # of the yard, as last measured
     estimate_s: float | None = None
     notes: list[str] = []  # what could not be checked
 
 
-_CHATS: Final = "of chats the texts are counted, without what the model's chat template adds"
+_CHATS: Final = "of chats only the texts are counted, without the chat template"
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a yard says that matters to a file."""
+    """The properties of a yard that matter to a file."""
 
-    models: frozenset[str] = frozenset()  # empty where it is not known
-    max_model_len: int = 0  # the longest of its models; 0 where it is not known
+    models: frozenset[str] = frozenset()  # empty: unknown
+    max_model_len: int = 0  # of its longest context; 0: unknown
     lines_per_s: float = 0.0
     tokenizer: str = ""  # a folder on this host
     max_request_bytes: int = 0
@@ -94,7 +93,7 @@ class Fleet:
 
     @classmethod
     def of(cls, view: YardView) -> Fleet:
-        """From a look at the yard."""
+        """Read them from a view of the yard."""
         infos = [worker.info for worker in view.workers if worker.is_ready and worker.info]
         held = {name for info in infos for name in (info.model, *info.adapters)}
         loadable = {
@@ -103,7 +102,7 @@ class Fleet:
             for model in host.models
             for name in (model.name, *model.adapters)
         }
-        # Two models may have two tokenizers: then none of them is the right one for all lines.
+        # With two tokenizers, neither fits all lines.
         folders = {info.tokenizer for info in infos if Path(info.tokenizer or "?").is_dir()}
         limit = view.handshake.get("max_request_bytes", "0")
         return cls(
@@ -120,60 +119,60 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
     builder = RequestBuilder("dry-run", tokenizer)
     builder.max_request_bytes = fleet.max_request_bytes
     builder.prepare("?", {"params": spec.params})
-    found = survey(spec.input_path)
+    found = scan_input(spec.input_path)
     report = Report(lines=found.lines, notes=list(fleet.notes))
     if tokenizer is not None:
         report.tokens = TokenCount()
     asked = (
-        ask_for(spec, number, raw, "", is_repeated=number in found.repeated)
+        line_request(spec, number, raw, "", is_repeated=number in found.repeated)
         for number, raw in read_lines(spec.input_path)
     )
     for group in _groups(asked):
-        drafts = builder.prepare_many([each.item for each in group], {})
-        for each, draft in zip(group, drafts, strict=True):
-            _judge(report, fleet, each, draft, tokenizer)
+        prepared_group = builder.prepare_many([each.item for each in group], {})
+        for each, prepared in zip(group, prepared_group, strict=True):
+            _add_line(report, fleet, each, prepared, tokenizer)
     if tokenizer is not None and report.forms.get("chat"):
         report.notes.append(_CHATS)
     _estimate(report, fleet)
     return report
 
 
-def _groups(asked: Iterable[Asked]) -> Iterator[Sequence[Asked]]:
+def _groups(asked: Iterable[LineRequest]) -> Iterator[Sequence[LineRequest]]:
     iterator = iter(asked)
     while group := list(itertools.islice(iterator, _BURST)):
         yield group
 
 
-def _judge(
+def _add_line(
     report: Report,
     fleet: Fleet,
-    asked: Asked,
-    draft: PreparedRequest | InvalidRequest,
+    asked: LineRequest,
+    prepared: PreparedRequest | InvalidRequest,
     tokenizer: Tokenizer | None,
 ) -> None:
-    fault = _fault(report, fleet, asked, draft, tokenizer)
-    if fault is None and not isinstance(asked.sought, BadLine):
+    invalid = _invalid(report, fleet, asked, prepared, tokenizer)
+    if invalid is None and not isinstance(asked.line, BadLine):
         report.good += 1
-        _count(report.forms, asked.sought.form)
-    elif fault is not None:
+        _count(report.forms, asked.line.form)
+    elif invalid is not None:
         report.bad += 1
-        _count(report.codes, fault.code)
+        _count(report.codes, invalid.code)
         if len(report.faults) < MOST_FAULTS:
-            report.faults.append(fault)
+            report.faults.append(invalid)
 
 
-def _fault(
+def _invalid(
     report: Report,
     fleet: Fleet,
-    asked: Asked,
-    draft: PreparedRequest | InvalidRequest,
+    asked: LineRequest,
+    prepared: PreparedRequest | InvalidRequest,
     tokenizer: Tokenizer | None,
 ) -> LineFault | None:
-    if isinstance(asked.sought, BadLine):
-        return LineFault(asked.number, asked.sought.code, asked.sought.message)
-    if isinstance(draft, InvalidRequest):
-        return LineFault(asked.number, "INVALID_REQUEST", str(draft))
-    request = draft.request
+    if isinstance(asked.line, BadLine):
+        return LineFault(asked.number, asked.line.code, asked.line.message)
+    if isinstance(prepared, InvalidRequest):
+        return LineFault(asked.number, "INVALID_REQUEST", str(prepared))
+    request = prepared.request
     if request.model and fleet.models and request.model not in fleet.models:
         return LineFault(
             asked.number, "MODEL_UNAVAILABLE", f"the yard has no model {request.model!r}"
@@ -183,14 +182,14 @@ def _fault(
         if report.tokens is not None:
             report.tokens.add(tokens)
         if 0 < fleet.max_model_len <= tokens:
-            message = f"{tokens} tokens, and the longest context here has {fleet.max_model_len}"
+            message = f"{tokens} tokens, and the longest context has {fleet.max_model_len}"
             return LineFault(asked.number, "prompt_too_long", message)
     report.most_new_tokens += (request.params.max_tokens or 0) * request.params.n
     return None
 
 
 def _prompt_tokens(request: Request, tokenizer: Tokenizer | None) -> int | None:
-    """How long a prompt is; None where that is not known. Of a chat only its texts are counted."""
+    """The tokens of a prompt, of a chat only those of its texts; None if unknown."""
     if request.tokens is not None:
         return len(request.tokens) // 4
     if request.messages is None or tokenizer is None:
@@ -200,12 +199,12 @@ def _prompt_tokens(request: Request, tokenizer: Tokenizer | None) -> int | None:
 
 
 def _estimate(report: Report, fleet: Fleet) -> None:
-    """Time from the pace of the yard while requests had to wait."""
+    """Estimate the time from the rate of the yard while it was busy."""
     report.lines_per_s = fleet.lines_per_s
     if fleet.lines_per_s > 0:
         report.estimate_s = report.good / fleet.lines_per_s
     else:
-        report.notes.append("no estimate: the yard has not been busy yet, or was not asked")
+        report.notes.append("no estimate: the rate of the yard is not known yet")
     if report.tokens is None:
         report.notes.append("prompts are not counted: give --tokenizer")
 

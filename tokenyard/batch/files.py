@@ -1,7 +1,7 @@
-"""Files of lines, plain or compressed; the name says which: ``.gz``, ``.zst`` or anything else.
+"""Files of lines, plain or compressed by their suffix: ``.gz``, ``.zst`` or anything else.
 
-What we write compressed is a row of complete members (gzip's word; zstd's is frame), each with
-whole lines. So a file can be appended to, and after a kill it is cut behind its last whole member.
+A compressed file is a sequence of complete members (zstd calls them frames), each with whole
+lines. So it can be appended to, and after a kill it is truncated after its last whole member.
 """
 
 from __future__ import annotations
@@ -16,25 +16,52 @@ from typing import IO, Any, Final, Protocol, cast
 
 from tokenyard.protocol.errors import PermanentError, SettingsError
 
-#: A longer line is not read into memory: it is a bad one.
+#: A longer line is invalid and is not read into memory.
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 _CHUNK: Final = 1024 * 1024
-#: Pieces of compressed data are small, since they may become a thousand times as large.
+#: Small, because compressed data may expand a thousandfold.
 _PIECE: Final = 64 * 1024
-_GZIP_WINDOW: Final = 31  # zlib's word for "a gzip header"
+_GZIP_WINDOW: Final = 31  # zlib's code for a gzip header
 _GZIP_LEVEL: Final = 6
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
-#: A line by its number, from 1, without its end; None in the place of one that is too long.
+#: A line with its number, from 1, without its newline; None for a line that is too long.
 NumberedLine = tuple[int, bytes | None]
 
 
+class LineNumbers:
+    """A set of line numbers that takes one bit for each line up to the largest."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, number: int) -> bool:
+        at = number >> 3
+        return at < len(self._bits) and bool(self._bits[at] >> (number & 7) & 1)
+
+    def add(self, number: int) -> bool:
+        """Add a number; False if it was in the set already."""
+        if number in self:
+            return False
+        at = number >> 3
+        if at >= len(self._bits):
+            # Room to spare, so that a growing set is not copied for each number.
+            self._bits.extend(bytes(at + at // 4 + 64 - len(self._bits)))
+        self._bits[at] |= 1 << (number & 7)
+        self._count += 1
+        return True
+
+
 class UnreadableFile(PermanentError):
-    """A batch file cannot be read or written; the message says which, and why."""
+    """A batch file cannot be read or written; the message names it and the cause."""
 
 
 class _Decompressor(Protocol):
-    """What zlib and zstandard have in common: one member, piece by piece."""
+    """Decompresses one member; common to zlib and zstandard."""
 
     @property
     def eof(self) -> bool: ...
@@ -48,28 +75,28 @@ class _Decompressor(Protocol):
 def _zstandard() -> Any:
     try:
         import zstandard
-    except ImportError as fault:
+    except ImportError as error:
         raise SettingsError(
-            ["a name that ends in .zst needs zstandard; pip install 'tokenyard[batch]'"]
-        ) from fault
+            ["a file name that ends in .zst needs zstandard; pip install 'tokenyard[batch]'"]
+        ) from error
     return zstandard
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether its name says so."""
+    """Whether its suffix is that of a compressed file."""
     return path.suffix in {".gz", ".zst"}
 
 
 def check_codec(path: Path) -> None:
-    """Raises `SettingsError` where what its name asks for is not installed."""
+    """Raises `SettingsError` if the library for its suffix is not installed."""
     if path.suffix == ".zst":
         _zstandard()
 
 
 def member(path: Path, data: bytes) -> bytes:
-    """``data`` as it is appended to the file: as a whole member, where it is compressed."""
+    """``data`` as it is appended to the file: as a whole member if it is compressed."""
     if path.suffix == ".gz":
-        # Without a time in it, so that the same lines are the same bytes.
+        # Without a time, so that the same lines give the same bytes.
         return gzip.compress(data, _GZIP_LEVEL, mtime=0)
     if path.suffix == ".zst":
         return cast(bytes, _zstandard().ZstdCompressor().compress(data))
@@ -83,7 +110,7 @@ def _decompressor(path: Path) -> _Decompressor:
 
 
 class _Members(io.RawIOBase):
-    """Reads the text of a row of members; knows where the last whole one ends."""
+    """Reads the text of a sequence of members; knows where the last whole one ends."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -92,7 +119,7 @@ class _Members(io.RawIOBase):
         self._part: _Decompressor | None = None  # None between members
         self._compressed = b""
         self._text = b""
-        self._at = 0  # in the file, behind ``_compressed``
+        self._at = 0  # in the file, after ``_compressed``
         #: Where the last whole member ends.
         self.end = 0
 
@@ -104,14 +131,14 @@ class _Members(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`; raises `UnreadableFile` for data that is bad or ends too early."""
+        """See `io.RawIOBase`; raises `UnreadableFile` for corrupt or truncated data."""
         while not self._text:
             if not self._compressed:
                 self._compressed = self._file.read(_PIECE)
                 self._at += len(self._compressed)
             if not self._compressed:
                 if self._part is not None:
-                    raise UnreadableFile(f"{self._path}: the compressed data ends too early")
+                    raise UnreadableFile(f"{self._path}: the compressed data is truncated")
                 return 0
             self._text = self._decompress()
         count = min(len(buffer), len(self._text))
@@ -125,10 +152,12 @@ class _Members(io.RawIOBase):
         part = self._part
         try:
             text = part.decompress(self._compressed)
-        except Exception as fault:
-            if not _is_bad_data(fault):
+        except Exception as error:
+            if not _is_bad_data(error):
                 raise
-            raise UnreadableFile(f"{self._path}: the compressed data is bad: {fault}") from fault
+            raise UnreadableFile(
+                f"{self._path}: the compressed data is corrupt: {error}"
+            ) from error
         self._compressed = part.unused_data if part.eof else b""
         if part.eof:
             self.end = self._at - len(self._compressed)
@@ -136,9 +165,9 @@ class _Members(io.RawIOBase):
         return text
 
 
-def _is_bad_data(fault: Exception) -> bool:
-    # Without zstandard there is no such error to name.
-    return isinstance(fault, zlib.error) or type(fault).__name__ == "ZstdError"
+def _is_bad_data(error: Exception) -> bool:
+    # By name, because zstandard may not be installed.
+    return isinstance(error, zlib.error) or type(error).__name__ == "ZstdError"
 
 
 def open_text(path: Path) -> IO[bytes]:
@@ -149,15 +178,15 @@ def open_text(path: Path) -> IO[bytes]:
 
 
 def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[NumberedLine]:
-    """The lines of a file that are not blank, by their numbers; at most one is in memory.
+    """The lines of a file that are not blank, with their numbers; at most one is in memory.
 
     Raises `UnreadableFile`.
     """
     try:
         with open_text(path) as file:
             yield from _lines(file, max_bytes)
-    except OSError as fault:
-        raise UnreadableFile(f"{path}: {fault.strerror or fault}") from fault
+    except OSError as error:
+        raise UnreadableFile(f"{path}: {error.strerror or error}") from error
 
 
 def _lines(file: IO[bytes], max_bytes: int) -> Iterator[NumberedLine]:
@@ -181,7 +210,7 @@ def _skip_line(file: IO[bytes]) -> None:
 
 
 def cut_torn_end(path: Path) -> int:
-    """Cut off what a killed writer has left half done; the number of bytes."""
+    """Truncate what a killed writer left half written; the number of bytes removed."""
     size = path.stat().st_size
     end = _end_of_members(path) if is_compressed(path) else _end_of_lines(path, size)
     if end < size:
@@ -216,7 +245,7 @@ def _end_of_members(path: Path) -> int:
 
 
 def write_whole(path: Path, text: bytes) -> None:
-    """Replace a file in one step: whoever looks finds the old or the new, never half of it."""
+    """Replace a file atomically."""
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(text)
     new.replace(path)

@@ -1,7 +1,7 @@
-"""The last few requests of a job are sent again where workers idle; the first result counts.
+"""Sends the last few requests of a job again to idle workers; the first result counts.
 
-One slow worker at the end otherwise holds up the whole job. A copy has an id of its own, so both
-run; whichever loses is cancelled.
+Otherwise one slow worker at the end delays the whole job. A copy has its own id, so both run; the
+slower one is cancelled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from tokenyard.admin.snapshot import WorkerView, read_yard
-from tokenyard.batch.asking import Asked
+from tokenyard.batch.requests import LineRequest
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.client.options import FullPrompt, SharedOptions
 from tokenyard.client.sync import Client, Handle
@@ -22,22 +22,22 @@ from tokenyard.protocol.errors import TokenyardError, UnknownRequest, WaitTimeou
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Result
 
-#: Only so few requests are hedged.
+#: Requests are hedged when at most this many are left.
 MOST_HEDGED: Final = 32
-#: A request is sent again after so long at the end of a job, and once more after twice that.
+#: Time until a request is sent again; it doubles for the next copy.
 AFTER_S: Final = 2.0
 MOST_COPIES: Final = 2
 
 
 @dataclass(slots=True)
 class _Hedged:
-    asked: Asked
+    request: LineRequest
     since: float
     copies: list[Handle] = field(default_factory=list)
 
     @property
     def is_due(self) -> bool:
-        """Whether it has waited long enough for another copy."""
+        """Whether it has waited long enough for its next copy."""
         waited_s = time.monotonic() - self.since
         return len(self.copies) < MOST_COPIES and waited_s >= AFTER_S * 2 ** len(self.copies)
 
@@ -58,33 +58,33 @@ class Hedges:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        fault: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         """Cancel the copies that are left."""
         with contextlib.suppress(TokenyardError):
             self._keep([])
 
-    def look(self, waiting: Sequence[Asked]) -> Iterator[tuple[Asked, Result]]:
-        """Send copies where that may help; the good results that copies have brought.
+    def look(self, waiting: Sequence[LineRequest]) -> Iterator[tuple[LineRequest, Result]]:
+        """Send copies that are due; yield the successful results of copies.
 
         Raises `BrokerUnavailable`.
         """
-        self._keep({asked.number for asked in waiting})
+        self._keep({request.number for request in waiting})
         if not 0 < len(waiting) <= MOST_HEDGED:
             return
-        for asked in waiting:
-            self._hedged.setdefault(asked.number, _Hedged(asked, time.monotonic()))
+        for request in waiting:
+            self._hedged.setdefault(request.number, _Hedged(request, time.monotonic()))
         for hedged in list(self._hedged.values()):
             result = _result(hedged.copies)
             if result is not None:
-                yield hedged.asked, result
+                yield hedged.request, result
         due = [hedged for hedged in self._hedged.values() if hedged.is_due]
         if due:
             self._send(due)
 
     def _keep(self, numbers: Collection[int]) -> None:
-        """Cancel the copies of all other lines: those have an answer."""
+        """Cancel the copies of all other lines, which have an answer."""
         for number in [number for number in self._hedged if number not in numbers]:
             for copy in self._hedged.pop(number).copies:
                 copy.cancel()
@@ -92,12 +92,12 @@ class Hedges:
     def _send(self, due: Sequence[_Hedged]) -> None:
         idle = self._idle_workers()
         for hedged in due:
-            own = dict(cast(Mapping[str, Any], hedged.asked.item))
+            own = dict(cast(Mapping[str, Any], hedged.request.item))
             worker = next((one for one in idle if _serves(one, own.get("model", ""))), None)
             if worker is None:
                 continue
             idle.remove(worker)
-            own["id"] = f"{hedged.asked.request_id}~{len(hedged.copies) + 1}"
+            own["id"] = f"{hedged.request.request_id}~{len(hedged.copies) + 1}"
             hedged.copies += self._client.submit_many([cast(FullPrompt, own)], **self._shared)
 
     def _idle_workers(self) -> list[WorkerView]:
@@ -112,7 +112,7 @@ def _serves(worker: WorkerView, model: str) -> bool:
 
 
 def _result(copies: Sequence[Handle]) -> Result | None:
-    """The first good result, if there is one."""
+    """The first successful result, if there is one."""
     for copy in copies:
         with contextlib.suppress(WaitTimeout, UnknownRequest):
             result = copy.wait(0.0)

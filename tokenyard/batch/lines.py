@@ -1,7 +1,7 @@
-"""The lines of an input file: what each asks for, or what is wrong with it.
+"""Parses the lines of an input file: each is a request or invalid.
 
-Two forms, which may be mixed: lines of the OpenAI batch API (``custom_id``, ``method``, ``url``,
-``body``) and plain ones (``id``, one of ``prompt``, ``tokens`` and ``messages``, and parameters).
+A file may mix two forms: lines of the OpenAI batch API (``custom_id``, ``method``, ``url``,
+``body``) and plain lines (``id``, one of ``prompt``, ``tokens`` and ``messages``, and parameters).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """What a sound line asks for."""
+    """The request of a valid line."""
 
     custom_id: str
     form: Form
     prompt: Prompt
-    options: dict[str, Any]  # of `tokenyard.client.options.SharedOptions`, but for the sampling
+    options: dict[str, Any]  # fields of `SharedOptions`, without sampling parameters
     params: dict[str, Any]  # sampling parameters
-    wants_tokens: bool = False  # the answer shows its token ids
+    wants_tokens: bool = False  # the answer contains its token ids
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that asks for nothing that could be done."""
+    """An invalid line."""
 
     custom_id: str | None
     message: str
@@ -54,13 +54,13 @@ class BadLine:
 
 
 def parse_line(number: int, raw: bytes | None) -> ParsedLine | BadLine:
-    """Read one line."""
+    """Parse one line."""
     if raw is None:
         return BadLine(None, f"line {number} is too long", "line_too_long")
     try:
         fields = _decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        return BadLine(None, f"line {number} is no JSON object: {fault}", "invalid_json_line")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return BadLine(None, f"line {number} is not a JSON object: {error}", "invalid_json_line")
     name = _name(fields, number)
     if isinstance(name, BadLine):
         return name
@@ -68,20 +68,20 @@ def parse_line(number: int, raw: bytes | None) -> ParsedLine | BadLine:
         if _OPENAI_FIELDS & fields.keys():
             return _openai_line(name, fields)
         return _plain_line(name, fields)
-    except BadBody as fault:
-        return BadLine(name, str(fault), fault.code)
+    except BadBody as error:
+        return BadLine(name, str(error), error.code)
 
 
 def _name(fields: Mapping[str, Any], number: int) -> str | BadLine:
-    """The id of a line; a plain one without has its number."""
+    """The id of a line; a plain line without an id has its number."""
     name = fields.get("custom_id")
     if _OPENAI_FIELDS & fields.keys():
         if not isinstance(name, str) or not name:
-            return BadLine(None, f"line {number}: custom_id: must be a text that is not empty")
+            return BadLine(None, f"line {number}: custom_id: must be a string that is not empty")
         return name
     name = fields.get("id", number)
     if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
-        return BadLine(None, f"line {number}: id: must be a text or an integer")
+        return BadLine(None, f"line {number}: id: must be a string or an integer")
     return str(name)
 
 
@@ -130,7 +130,7 @@ def _refuse_unknown(fields: Mapping[str, Any], known: frozenset[str] | set[str])
 def _check_options(options: Mapping[str, Any]) -> None:
     for field in ("model", "session", "tenant"):
         if not isinstance(options.get(field, ""), str):
-            raise BadBody(f"{field}: must be a text")
+            raise BadBody(f"{field}: must be a string")
     if not isinstance(options.get("metadata", {}), dict):
         raise BadBody("metadata: must be an object")
 
@@ -138,27 +138,27 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _plain_prompt(kind: str, value: Any) -> Prompt:
     if kind == "prompt":
         if not isinstance(value, str):
-            raise BadBody("prompt: must be a text; token ids are called tokens")
+            raise BadBody("prompt: must be a string; give token ids as tokens")
         return value
     return _token_ids("tokens", value)
 
 
 def _prompt(body: Mapping[str, Any]) -> Prompt:
-    """The prompt of a completion: a text, token ids, or a list with one of those."""
+    """The prompt of a completion: a string, token ids, or a list with one of those."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         [prompt] = prompt
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        raise BadBody("body.prompt: give one prompt a line")
+        raise BadBody("body.prompt: give one prompt per line")
     return _token_ids("body.prompt", prompt)
 
 
 def _token_ids(field: str, value: Any) -> list[int]:
     is_list = isinstance(value, list)
     if not is_list or not all(type(each) is int for each in value):
-        raise BadBody(f"{field}: must be a text or a list of token ids")
+        raise BadBody(f"{field}: must be a string or a list of token ids")
     ids: list[int] = value
     return ids
 

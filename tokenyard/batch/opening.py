@@ -1,4 +1,4 @@
-"""Begin a job, or go on with one: its state, its files, and what is done already."""
+"""Begins or resumes a job: its state, its files, and the lines that are done."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tokenyard.batch.answers import ENDED_CODES
 from tokenyard.batch.files import UnreadableFile
+from tokenyard.batch.input_scan import InputScan, scan_input
 from tokenyard.batch.outputs import Outputs
 from tokenyard.batch.state import (
     BatchSpec,
@@ -18,25 +19,24 @@ from tokenyard.batch.state import (
     load_state,
     new_id,
 )
-from tokenyard.batch.survey import Survey, survey
 from tokenyard.protocol.errors import SettingsError
 
-#: What must not change while a job goes on, since it would show in the results.
+#: Settings that a resumed job must not change, because they affect its results.
 _LASTING = ("model", "params", "ordered", "errors_path")
 
 
 @dataclass(slots=True)
-class Opened:
-    """A job whose files belong to this process."""
+class OpenJob:
+    """A job whose files are locked by this process."""
 
     state: BatchState
     outputs: Outputs
-    input: Survey
-    cut_bytes: int  # of what a killed process had left half written
+    input: InputScan
+    cut_bytes: int  # truncated: what a killed process left half written
 
     @property
     def counts(self) -> RequestCounts:
-        """Lines by what became of them."""
+        """Lines by their outcome."""
         return RequestCounts(self.input.lines, *self.outputs.counts)
 
 
@@ -48,12 +48,12 @@ def open_job(
     overwrite: bool = False,
     retry: str = "",
     lock_within_s: float = 0.0,
-) -> Iterator[Opened]:
-    """Read the input once, and the outputs as far as there are any.
+) -> Iterator[OpenJob]:
+    """Read the input once, and the outputs that exist.
 
-    ``job_id`` names a job that is begun. ``overwrite`` begins anew what another job has begun;
-    ``retry``, a word that was not given before, runs all lines again that have an error. Lines
-    that were cut short by a cancel or by the completion window always run again. Raises
+    ``job_id`` names a new job. ``overwrite`` discards the output of another job. ``retry``, a token
+    that was not given before, runs all lines with an error again. Lines that ended by a cancel or
+    by the completion window always run again. Raises
     `SettingsError`, `UnreadableFile` or `OutputInUse`.
     """
     spec.check()
@@ -71,15 +71,15 @@ def open_job(
             _reopen(state, outputs, retry)
         state.enter("validating")
         state.save()
-        found = survey(spec.input_path)
+        found = scan_input(spec.input_path)
         cut = outputs.recover(state.id)
-        opened = Opened(state, outputs, found, cut)
+        opened = OpenJob(state, outputs, found, cut)
         state.counts = opened.counts
         yield opened
 
 
 def _is_begun(spec: BatchSpec, job_id: str) -> bool:
-    """Whether the output is that of this very job, which was interrupted."""
+    """Whether the output belongs to this job, which was interrupted."""
     with contextlib.suppress(UnreadableFile):
         state = load_state(spec.state_path)
         return bool(job_id) and state is not None and state.id == job_id
@@ -88,11 +88,11 @@ def _is_begun(spec: BatchSpec, job_id: str) -> bool:
 
 def _begin(spec: BatchSpec, mark: InputMark, job_id: str, outputs: Outputs) -> BatchState:
     if not outputs.is_empty:
-        fault = (
+        error = (
             f"output: {spec.output} or {spec.errors_path} has lines already, and"
-            f" {spec.state_path} does not say of which job: overwrite it, or choose another"
+            f" {spec.state_path} does not name their job: overwrite it, or choose another"
         )
-        raise SettingsError([fault])
+        raise SettingsError([error])
     state = BatchState(id=job_id or new_id(), spec=spec, input_mark=mark)
     state.enter("validating")
     state.times["created"] = state.times["opened"] = state.times["validating"]
@@ -108,11 +108,11 @@ def _check_same(spec: BatchSpec, mark: InputMark, state: BatchState) -> None:
     if state.input_mark != mark:
         faults.append(f"input: {spec.input} is not the file with which {spec.output} was begun")
     if faults:
-        raise SettingsError([*faults, "to begin anew, overwrite the output"])
+        raise SettingsError([*faults, "to start over, overwrite the output"])
 
 
 def _reopen(state: BatchState, outputs: Outputs, retry: str) -> None:
-    """Make room for new answers, which the yard must not take for those of before."""
+    """Remove the answers of lines that run again, under new request ids."""
     is_retried = retry not in {"", state.retried}
     if not is_retried and state.status not in {"cancelled", "expired"}:
         return

@@ -1,7 +1,7 @@
-"""The output files of a job: what is done stands in them, and nowhere else.
+"""The output files of a job, which are the only record of the lines that are done.
 
-A line is done when it stands in one of the two files. On start both are read back; what a killed
-process has left half written is cut off, and runs again under the same request id.
+A line is done when its answer is in one of the two files. A start reads both; what a killed process
+left half written is truncated and runs again under the same request id.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from typing import Final, Self
 
 from tokenyard.batch.answers import OutputLine, encode_line, read_done, short
 from tokenyard.batch.files import (
+    LineNumbers,
     UnreadableFile,
     cut_torn_end,
     is_compressed,
     member,
     read_lines,
 )
-from tokenyard.batch.marks import Marks
 from tokenyard.protocol.errors import PermanentError
 
-#: Lines wait in memory for company until they are so many bytes, or so old.
+#: Lines are buffered up to this size and age.
 _FLUSH_BYTES: Final = 256 * 1024
 FLUSH_EVERY_S: Final = 0.25
-#: Compressed lines wait longer, since many small members compress badly.
+#: Compressed files have a larger buffer, because small members compress badly.
 _MEMBER_BYTES: Final = 4 * 1024 * 1024
 _MEMBER_EVERY_S: Final = 2.0
 _LOCK_POLL_S: Final = 0.1
 
 
 class OutputInUse(PermanentError):
-    """Another process works on this output."""
+    """Another process writes to this output."""
 
 
 class LineFile:
-    """A file that lines are appended to; safe for several threads."""
+    """An append-only file of lines; thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.count = 0  # of lines, those of earlier processes too
+        self.count = 0  # of lines, including those of earlier processes
         self._lock = threading.Lock()
-        self._waiting = bytearray()
+        self._buffer = bytearray()
         self._flushed_at = time.monotonic()
         self._most_bytes, self._most_s = (
             (_MEMBER_BYTES, _MEMBER_EVERY_S)
@@ -55,78 +55,78 @@ class LineFile:
         )
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as fault:
-            raise UnreadableFile(f"{path}: {fault.strerror}") from fault
+        except OSError as error:
+            raise UnreadableFile(f"{path}: {error.strerror}") from error
         self._size = os.fstat(self._fd).st_size
 
     def lock(self, within_s: float) -> None:
-        """Keep other processes away until this one ends; raises `OutputInUse`."""
+        """Lock the file until this process ends; raises `OutputInUse`."""
         give_up = time.monotonic() + within_s
         while True:
             try:
                 return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as fault:
+            except BlockingIOError as error:
                 if time.monotonic() >= give_up:
-                    raise OutputInUse(f"{self.path}: another process works on it") from fault
+                    raise OutputInUse(f"{self.path}: another process writes to it") from error
                 time.sleep(_LOCK_POLL_S)
 
     def append(self, line: bytes) -> None:
-        """Add a line; it is in the file soon, see `flush_old`."""
+        """Add a line to the buffer; `flush_old` writes it soon."""
         with self._lock:
-            self._waiting += line
+            self._buffer += line
             self.count += 1
-            if len(self._waiting) >= self._most_bytes:
+            if len(self._buffer) >= self._most_bytes:
                 self._flush()
 
     def flush_old(self) -> None:
-        """Write what has waited long enough."""
+        """Write the buffer if it is old enough."""
         with self._lock:
             if time.monotonic() - self._flushed_at >= self._most_s:
                 self._flush()
 
     def flush(self) -> None:
-        """Write everything."""
+        """Write the buffer."""
         with self._lock:
             self._flush()
 
     def _flush(self) -> None:
         self._flushed_at = time.monotonic()
-        if not self._waiting:
+        if not self._buffer:
             return
-        data = member(self.path, bytes(self._waiting))
+        data = member(self.path, bytes(self._buffer))
         try:
             if os.fstat(self._fd).st_size != self._size:
-                # The last time was broken off, by a full disk or by a signal.
+                # The previous write was interrupted by a full disk or a signal.
                 os.ftruncate(self._fd, self._size)
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
-        except OSError as fault:
-            raise UnreadableFile(f"{self.path}: {fault.strerror}") from fault
+        except OSError as error:
+            raise UnreadableFile(f"{self.path}: {error.strerror}") from error
         self._size += len(data)
-        self._waiting.clear()
+        self._buffer.clear()
 
     def measure(self) -> None:
-        """Go on behind what is in the file now."""
+        """Continue at the present end of the file."""
         self._size = os.fstat(self._fd).st_size
 
     def sync(self) -> None:
-        """Write everything, down to the disk."""
+        """Write the buffer and wait for the disk."""
         self.flush()
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Give the file up; what waits is lost. Idempotent."""
+        """Close the file without writing the buffer; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class Outputs:
-    """Both files of one job, and which lines of the input are done."""
+    """Both files of one job, and the numbers of the lines that are done."""
 
     def __init__(self, results: Path, errors: Path, lock_within_s: float = 0.0) -> None:
-        self.done = Marks()
+        self.done = LineNumbers()
         self._lock = threading.Lock()
         self.results = LineFile(results)
         try:
@@ -147,7 +147,7 @@ class Outputs:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        fault: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.results.close()
@@ -155,39 +155,39 @@ class Outputs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever written."""
+        """Whether both files are empty."""
         return not (self.results.path.stat().st_size or self.errors.path.stat().st_size)
 
     @staticmethod
     def written(results: Path, errors: Path, job: str) -> tuple[int, int]:
-        """What the files have, results and errors; raises as `recover`. Changes nothing."""
-        marks = Marks()
+        """Count results and errors in the files, read-only; raises as `recover`."""
+        marks = LineNumbers()
         counts = []
         for path in (results, errors):
             before = len(marks)
             for number, raw in read_lines(path):
                 done = read_done(raw) if raw is not None else None
                 if done is None or done[0] != short(job) or not marks.add(done[1]):
-                    raise UnreadableFile(f"{path}: line {number} is none of this job, or double")
+                    raise UnreadableFile(f"{path}: line {number} is of another job, or a duplicate")
             counts.append(len(marks) - before)
         return counts[0], counts[1]
 
     def recover(self, job: str) -> int:
-        """Read back what is done; the bytes cut off. Raises `UnreadableFile` for strange lines."""
-        self.done = Marks()
+        """Read what is done; the bytes truncated. Raises `UnreadableFile` for foreign lines."""
+        self.done = LineNumbers()
         return self._recover(self.results, job) + self._recover(self.errors, job)
 
     def _recover(self, file: LineFile, job: str) -> int:
         cut = cut_torn_end(file.path)
-        strange = file.count = 0
+        foreign = file.count = 0
         for number, raw in read_lines(file.path):
-            done = read_done(raw) if raw is not None and not strange else None
-            if strange or (done is None and is_compressed(file.path)):
+            done = read_done(raw) if raw is not None and not foreign else None
+            if foreign or (done is None and is_compressed(file.path)):
                 raise UnreadableFile(
-                    f"{file.path}: line {strange or number} was not written by this job"
+                    f"{file.path}: line {foreign or number} was not written by this job"
                 )
             if done is None:
-                strange = number
+                foreign = number
                 continue
             if done[0] != short(job):
                 raise UnreadableFile(
@@ -198,19 +198,19 @@ class Outputs:
                     f"{file.path}: line {number} is a second answer to line {done[1]}"
                 )
             file.count += 1
-        if strange:
-            # A machine that lost power may leave a last line that is there, but not its text.
+        if foreign:
+            # After a power failure the last line may have its length, but not its text.
             cut += _cut_last_line(file.path)
         file.measure()
         return cut
 
     def reopen(self, codes: Collection[str] | None) -> int:
-        """Take errors with these codes out, or all, so that their lines run again; how many.
+        """Remove errors with these codes, or all, so that their lines run again; how many.
 
-        The file changes in one step, so that a kill leaves it as it was or as it is to be.
+        The file is replaced atomically.
         """
         cut_torn_end(self.errors.path)
-        # Its name ends alike, so that it is compressed alike.
+        # With the same suffix, so that it is compressed in the same way.
         new = self.errors.path.with_name(f"new.{self.errors.path.name}")
         new.unlink(missing_ok=True)
         kept, taken = LineFile(new), 0
@@ -228,7 +228,7 @@ class Outputs:
         return taken
 
     def write(self, number: int, line: OutputLine) -> bool:
-        """Answer a line of the input; False where it has an answer already."""
+        """Write the answer of an input line; False if it has one already."""
         with self._lock:
             if not self.done.add(number):
                 return False
@@ -236,29 +236,29 @@ class Outputs:
             return True
 
     def clear(self) -> None:
-        """Delete everything that was ever written."""
+        """Empty both files."""
         for file in (self.results, self.errors):
             os.truncate(file.path, 0)
             file.measure()
 
     def flush(self) -> None:
-        """Write everything."""
+        """Write the buffer."""
         self.results.flush()
         self.errors.flush()
 
     def flush_old(self) -> None:
-        """Write what has waited long enough."""
+        """Write the buffer if it is old enough."""
         self.results.flush_old()
         self.errors.flush_old()
 
     def sync(self) -> None:
-        """Write everything, down to the disk."""
+        """Write the buffer and wait for the disk."""
         self.results.sync()
         self.errors.sync()
 
 
 def _cut_last_line(path: Path) -> int:
-    """Cut off the last line of a plain file; the number of bytes."""
+    """Truncate the last line of a plain file; the number of bytes removed."""
     size = path.stat().st_size
-    os.truncate(path, size - 1)  # its end, so that it is torn
+    os.truncate(path, size - 1)  # its newline, so that the line counts as torn
     return 1 + cut_torn_end(path)

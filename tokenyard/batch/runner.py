@@ -9,23 +9,21 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from tokenyard.batch.answers import OutputLine, unrun_line
-from tokenyard.batch.asking import Asked, ask_for, output_for
-from tokenyard.batch.counted import LineCount
 from tokenyard.batch.files import UnreadableFile, read_lines
 from tokenyard.batch.hedging import Hedges
+from tokenyard.batch.input_scan import id_of
 from tokenyard.batch.lines import ParsedLine
-from tokenyard.batch.opening import Opened, open_job
+from tokenyard.batch.monitor import JobMonitor
+from tokenyard.batch.opening import OpenJob, open_job
 from tokenyard.batch.outputs import Outputs
-from tokenyard.batch.rate import Rate
-from tokenyard.batch.state import BatchSpec, BatchState, InputMark, RequestCounts, Status
-from tokenyard.batch.survey import id_of
-from tokenyard.batch.watch import Watch
+from tokenyard.batch.progress import LineCount, LineRate, Progress
+from tokenyard.batch.requests import LineRequest, line_request, output_for
+from tokenyard.batch.state import BatchSpec, BatchState, InputMark, Status
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo
@@ -36,10 +34,10 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.wording import did_you_mean
 
-#: Jobs wait for workers as long as it takes; only a completion window ends them.
+#: A job waits for workers without limit; only a completion window ends it.
 _NO_HURRY_S: Final = 365 * 24 * 3600.0
-#: Faults in a row, without a line done between them, after which the job is given up.
-_MOST_FAULTS: Final = 5
+#: Errors in a row without progress after which the job fails.
+_MAX_ERRORS: Final = 5
 _LEAST_WINDOW: Final = 1_000
 _ENDS: Final[Mapping[str, Status]] = {"batch_cancelled": "cancelled", "batch_expired": "expired"}
 
@@ -47,25 +45,11 @@ _log = logging.getLogger("tokenyard.batch")
 
 
 class BatchBroken(PermanentError):
-    """The outputs do not have one answer for each line of the input."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a job stands at one moment."""
-
-    id: str
-    status: Status
-    counts: RequestCounts
-    per_s: float  # lines a second, of late
-    eta_s: float | None  # None while that is not known
+    """The outputs do not contain one answer for each input line, or none could succeed."""
 
 
 def unknown_model(name: str, served: Collection[str]) -> str:
-    """Why lines without a model of their own would all fail, in words; "" where they may run.
-
-    A yard that serves nothing yet may come to serve anything.
-    """
+    """An error message if the yard serves models, but not this one; else ""."""
     if not name or name in served or not served:
         return ""
     hint = did_you_mean(name, served) or "."
@@ -92,12 +76,12 @@ class Runner:
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
         self._connect_timeout_s = connect_timeout_s
-        self._rate = Rate()
-        self._job: Opened | None = None
-        self._under_way: dict[int, Asked] = {}
+        self._rate = LineRate()
+        self._job: OpenJob | None = None
+        self._pending: dict[int, LineRequest] = {}
         self._is_exhausted = False
-        self._end = ""  # the code for lines that are not run any more
-        self._unrun = 0  # lines that have it
+        self._end = ""  # error code of the lines that no longer run
+        self._unrun = 0  # lines with that code
         self._saving = threading.Lock()
         self._line_count = LineCount(url, yard)
 
@@ -109,10 +93,10 @@ class Runner:
         retry: str = "",
         lock_within_s: float = 0.0,
     ) -> BatchState:
-        """Run the job to its end, or what is left of it; see `open_job`.
+        """Run the lines that are not done; see `open_job` for the arguments.
 
-        Raises what ends it early: `UnreadableFile`, `BatchBroken`, `NoCoordinator`...; what is
-        done by then is in the files, and the next run goes on there.
+        Raises the error that ends it early, such as `UnreadableFile`, `BatchBroken` or
+        `NoCoordinator`. The next run continues from the files.
         """
         RequestBuilder("anon", None).prepare("?", {"params": self._spec.params})
         self._check_model()
@@ -124,12 +108,12 @@ class Runner:
             lock_within_s=lock_within_s,
         ) as job:
             self._job = job
-            _log.info("job %s: %s", job.state.id, _beginning(job))
+            _log.info("job %s: %s", job.state.id, _summary(job))
             try:
                 self._run(job)
-            except Exception as fault:
+            except Exception as error:
                 job.outputs.flush()
-                self._enter("failed", str(fault) or type(fault).__name__)
+                self._enter("failed", str(error) or type(error).__name__)
                 raise
             except BaseException:
                 job.outputs.flush()
@@ -137,10 +121,10 @@ class Runner:
                 raise
             return job.state
 
-    def _run(self, job: Opened) -> None:
+    def _run(self, job: OpenJob) -> None:
         if job.counts.done < job.input.lines:
             self._enter("in_progress")
-            self._ask_all(job)
+            self._run_lines(job)
         self._enter("finalizing")
         if self._end:
             self._answer_unrun(job)
@@ -157,9 +141,9 @@ class Runner:
         )
 
     def _check_model(self) -> None:
-        """Raise `BatchBroken` for a model that nobody serves, before anything is begun.
+        """Raise `BatchBroken` for a model that no worker serves, before a new job writes anything.
 
-        What cannot be read now is told when the lines are asked.
+        An unreachable broker is reported later, by the client.
         """
         if not self._spec.model or self._spec.state_path.exists():
             return
@@ -175,9 +159,9 @@ class Runner:
         if problem := unknown_model(self._spec.model, served):
             raise BatchBroken(problem)
 
-    # Asking
+    # Requests
 
-    def _ask_all(self, job: Opened) -> None:
+    def _run_lines(self, job: OpenJob) -> None:
         with Client(
             self._url,
             self._yard,
@@ -188,52 +172,57 @@ class Runner:
             info = client.info()
             window = self._spec.window or _window_for(info)
             hedges = Hedges(client, self._url, self._yard, self._shared(job.state))
-            with hedges, Watch(self._flush, lambda: self._look(client, hedges)) as watch:
-                self._ask_until_done(client, window, watch, job)
+            with (
+                hedges,
+                JobMonitor(self._flush, lambda: self._check_progress(client, hedges)) as monitor,
+            ):
+                self._map_until_done(client, window, monitor, job)
 
-    def _ask_until_done(self, client: Client, window: int, watch: Watch, job: Opened) -> None:
-        """Go over the input until nothing is left; a fault of the yard makes another round."""
-        faults = 0
+    def _map_until_done(
+        self, client: Client, window: int, monitor: JobMonitor, job: OpenJob
+    ) -> None:
+        """Map the input until no line is left; start again after an error of the yard."""
+        errors = 0
         while True:
             before = len(job.outputs.done)
             try:
-                return self._ask(client, window, watch, job)
-            except (TransientError, UnknownRequest) as fault:
-                watch.check()
-                faults = 1 if len(job.outputs.done) > before else faults + 1
-                if faults >= _MOST_FAULTS:
+                return self._map(client, window, monitor, job)
+            except (TransientError, UnknownRequest) as error:
+                monitor.check()
+                errors = 1 if len(job.outputs.done) > before else errors + 1
+                if errors >= _MAX_ERRORS:
                     raise
-                _log.warning("job %s: asks again for what is missing: %s", job.state.id, fault)
+                _log.warning("job %s: sends the unanswered lines again: %s", job.state.id, error)
 
-    def _ask(self, client: Client, window: int, watch: Watch, job: Opened) -> None:
-        self._under_way.clear()
+    def _map(self, client: Client, window: int, monitor: JobMonitor, job: OpenJob) -> None:
+        self._pending.clear()
         self._is_exhausted = False
-        watch.on_fault = client.close
+        monitor.on_error = client.close
         answers = client.map(
             self._items(job), window=window, ordered=self._spec.ordered, **self._shared(job.state)
         )
         for index, result in answers:
-            self._take(job, self._under_way.pop(index), result)
-        watch.check()
+            self._take(job, self._pending.pop(index), result)
+        monitor.check()
 
-    def _items(self, job: Opened) -> Iterator[Item]:
-        """The lines that are not done, as `Client.map` takes them."""
+    def _items(self, job: OpenJob) -> Iterator[Item]:
+        """The items of the lines that are not done."""
         index = 0
         for number, raw in read_lines(self._spec.input_path):
             if self._end:
                 break
             if number in job.outputs.done:
                 continue
-            asked = self._asked(job, number, raw)
-            self._under_way[index] = asked
+            request = self._request(job, number, raw)
+            self._pending[index] = request
             index += 1
-            yield asked.item
+            yield request.item
         self._is_exhausted = True
 
-    def _asked(self, job: Opened, number: int, raw: bytes | None) -> Asked:
+    def _request(self, job: OpenJob, number: int, raw: bytes | None) -> LineRequest:
         name = str(number) if job.state.round == 1 else f"{number}.{job.state.round}"
         is_repeated = number in job.input.repeated
-        return ask_for(self._spec, number, raw, name, is_repeated=is_repeated)
+        return line_request(self._spec, number, raw, name, is_repeated=is_repeated)
 
     def _shared(self, state: BatchState) -> SharedOptions:
         shared: SharedOptions = {
@@ -247,20 +236,20 @@ class Runner:
 
     # Answers
 
-    def _take(self, job: Opened, asked: Asked, result: Result) -> None:
-        job.outputs.write(asked.number, self._output(job.state, asked, result))
+    def _take(self, job: OpenJob, request: LineRequest, result: Result) -> None:
+        job.outputs.write(request.number, self._output(job.state, request, result))
         self._rate.count()
 
-    def _output(self, state: BatchState, asked: Asked, result: Result) -> OutputLine:
-        if isinstance(asked.sought, ParsedLine):
+    def _output(self, state: BatchState, request: LineRequest, result: Result) -> OutputLine:
+        if isinstance(request.line, ParsedLine):
             if result.status == "expired" and self._spec.completion_window_s:
                 self._end = self._end or "batch_expired"
             if self._end and result.status in {"cancelled", "expired"}:
-                return self._unrun_line(state, asked.number, asked.sought.custom_id)
-        return output_for(state.id, asked, result)
+                return self._unrun_line(state, request.number, request.line.custom_id)
+        return output_for(state.id, request, result)
 
-    def _answer_unrun(self, job: Opened) -> None:
-        """Every line has an answer, also where the job ended before it was asked."""
+    def _answer_unrun(self, job: OpenJob) -> None:
+        """Write an error for each line that the job did not run."""
         for number, raw in read_lines(self._spec.input_path):
             if number not in job.outputs.done:
                 name = id_of(raw) if raw is not None else None
@@ -270,8 +259,8 @@ class Runner:
         self._unrun += 1
         return unrun_line(state.id, number, custom_id, self._end)
 
-    def _check(self, job: Opened) -> None:
-        """Count what is in the files; raises `BatchBroken`."""
+    def _check(self, job: OpenJob) -> None:
+        """Compare the number of answers in the files with the input; raises `BatchBroken`."""
         job.outputs.sync()
         if InputMark.of(self._spec.input_path) != job.state.input_mark:
             raise UnreadableFile(f"{self._spec.input}: has changed while the job ran")
@@ -282,14 +271,14 @@ class Runner:
                 f"{job.input.lines} input lines, but {completed} results and {failed} errors"
             )
 
-    # Looking after it
+    # Monitoring
 
     def _flush(self) -> None:
         if self._job is not None:
             self._job.outputs.flush_old()
 
-    def _look(self, client: Client, hedges: Hedges) -> None:
-        """What a thread does about once a second while answers come."""
+    def _check_progress(self, client: Client, hedges: Hedges) -> None:
+        """Check for cancellation and expiry, hedge, and save; the monitor calls it each second."""
         job = self._job
         if job is None:
             return
@@ -300,18 +289,18 @@ class Runner:
         elif not self._end and expires_at is not None and time.time() >= expires_at:
             self._end = "batch_expired"
         if self._end:
-            for asked in self._waiting():
-                client.cancel(asked.request_id)
+            for request in self._sent():
+                client.cancel(request.request_id)
         elif self._spec.hedge and not self._spec.ordered and self._is_exhausted:
-            for asked, result in hedges.look(self._waiting()):
-                job.outputs.write(asked.number, self._output(job.state, asked, result))
+            for request, result in hedges.look(self._sent()):
+                job.outputs.write(request.number, self._output(job.state, request, result))
                 job.outputs.flush()
-                client.cancel(asked.request_id)
+                client.cancel(request.request_id)
         self._save()
 
-    def _waiting(self) -> list[Asked]:
-        """Requests under way; the list is made in one step, since another thread changes it."""
-        return [one for one in list(self._under_way.values()) if isinstance(one.sought, ParsedLine)]
+    def _sent(self) -> list[LineRequest]:
+        """Pending requests, copied at once because another thread changes them."""
+        return [one for one in list(self._pending.values()) if isinstance(one.line, ParsedLine)]
 
     def _enter(self, status: Status, message: str = "") -> None:
         if self._job is not None:
@@ -319,7 +308,7 @@ class Runner:
         self._save()
 
     def _save(self) -> None:
-        """Say where the job stands, to whoever wants to know."""
+        """Save the state and report the progress."""
         job = self._job
         if job is None:
             return
@@ -333,15 +322,15 @@ class Runner:
         self._on_progress(Progress(job.state.id, job.state.status, job.counts, per_s, eta_s))
 
 
-def _beginning(job: Opened) -> str:
+def _summary(job: OpenJob) -> str:
     counts = job.counts
     if not counts.done:
         return f"{counts.total} lines"
-    cut = f", {job.cut_bytes} torn bytes cut off" if job.cut_bytes else ""
+    cut = f", {job.cut_bytes} torn bytes truncated" if job.cut_bytes else ""
     return f"{counts.total} lines, {counts.done} of them done{cut}"
 
 
 def _window_for(info: YardInfo) -> int:
-    """Enough for every place at every worker twice, so that none runs dry between two bursts."""
+    """Twice the slots of all workers, so that none runs out of requests between bursts."""
     slots = sum(worker.slots for worker in info.workers.values())
     return max(_LEAST_WINDOW, math.ceil(2 * slots))

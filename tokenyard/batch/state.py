@@ -1,6 +1,7 @@
-"""What a batch job is, and where it stands, by the words of the OpenAI batch API.
+"""The settings and the state of a batch job, in the terms of the OpenAI batch API.
 
-The state lies beside the output, in ``<output>.state``; for jobs of RQ also in their ``meta``.
+The state is stored beside the output, in ``<output>.state``, and for jobs of RQ also in their
+``meta``.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
-#: Nothing more happens to a job in one of these, unless somebody resumes it.
+#: Statuses of a job that is over until it is resumed.
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
-#: A request whose reader was killed may be asked for again, for so long, without being run again.
+#: How long a request of a killed job can be submitted again without running again.
 DEFAULT_RESULT_TTL_S: Final = 600
-#: Tries of a job at RQ after a failure, counted from its last progress on.
+#: How often RQ retries a failed job after its last progress.
 DEFAULT_RETRIES: Final = 5
 _ENDS_BYTES: Final = 64 * 1024
 
 
 class BatchSpec(Struct, frozen=True, kw_only=True):
-    """What a job is to do; JSON, as RQ carries it. Raises `SettingsError` where it makes no sense.
+    """The settings of a job; JSON in RQ.
 
-    ``params`` and ``model`` are for lines that say nothing of their own. Times are in seconds.
+    ``params`` and ``model`` are the deerrors of its lines. Times are in seconds.
     """
 
     input: str
     output: str
-    errors: str = ""  # beside the output where left out
+    errors: str = ""  # "": beside the output
     model: str = ""
     params: dict[str, Any] = {}
     priority_class: PriorityClass = "low"
-    window: int = 0  # most requests under way; 0: by the workers' slots
+    window: int = 0  # most requests in flight; 0: by the workers' slots
     ordered: bool = False
     hedge: bool = True
     completion_window_s: float = 0.0  # from the first start; 0: no bound
@@ -77,12 +78,12 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def state_path(self) -> Path:
-        """The file that says where the job stands."""
+        """The file of the job's state."""
         return self.output_path.with_name(f"{self.output_path.name}.state")
 
     @property
     def log_path(self) -> Path:
-        """The file that says what happened to a job of RQ."""
+        """The log file of a job of RQ."""
         return self.output_path.with_name(f"{self.output_path.name}.log")
 
     def absolute(self) -> BatchSpec:
@@ -95,27 +96,27 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
         )
 
     def check(self) -> None:
-        """Raises `SettingsError` with every fault."""
-        faults = list(self._faults())
-        if faults:
-            raise SettingsError(faults)
+        """Raises `SettingsError` with all errors."""
+        problems = self._problems()
+        if problems:
+            raise SettingsError(problems)
         for path in (self.input_path, self.output_path, self.errors_path):
             check_codec(path)
 
-    def _faults(self) -> list[str]:
-        faults = []
+    def _problems(self) -> list[str]:
+        errors = []
         paths = [self.input_path, self.output_path, self.errors_path]
         if len({path.absolute() for path in paths}) < len(paths):
-            faults.append("input, output and errors: must be three files")
+            errors.append("input, output and errors: must be different files")
         if self.priority_class not in PRIORITY_CLASSES:
-            faults.append(f"priority_class: use one of {', '.join(PRIORITY_CLASSES)}")
+            errors.append(f"priority_class: use one of {', '.join(PRIORITY_CLASSES)}")
         if self.window < 0:
-            faults.append("window: must not be negative")
+            errors.append("window: must not be negative")
         if self.completion_window_s < 0:
-            faults.append("completion_window_s: must not be negative")
+            errors.append("completion_window_s: must not be negative")
         if self.result_ttl_s < 1:
-            faults.append("result_ttl_s: must be at least 1")
-        return faults
+            errors.append("result_ttl_s: must be at least 1")
+        return errors
 
 
 class RequestCounts(Struct, frozen=True):
@@ -132,7 +133,7 @@ class RequestCounts(Struct, frozen=True):
 
 
 class InputMark(Struct, frozen=True):
-    """By what an input file is known again."""
+    """Identifies an input file."""
 
     size: int
     digest: str  # of its first and last bytes
@@ -146,36 +147,36 @@ class InputMark(Struct, frozen=True):
                 text = file.read(_ENDS_BYTES)
                 file.seek(max(0, size - _ENDS_BYTES))
                 text += file.read(_ENDS_BYTES)
-        except OSError as fault:
-            raise UnreadableFile(f"{path}: {fault.strerror or fault}") from fault
+        except OSError as error:
+            raise UnreadableFile(f"{path}: {error.strerror or error}") from error
         return cls(size, hashlib.blake2b(text, digest_size=16).hexdigest())
 
 
 class BatchState(Struct, kw_only=True):
-    """Where a job stands; times are unix seconds."""
+    """The state of a job; times are unix seconds."""
 
     id: str
     spec: BatchSpec
     input_mark: InputMark | None = None
     status: Status = "validating"
-    #: How often lines were opened again that had been cancelled, had expired or had failed.
+    #: Counts up each time that answered lines are opened again.
     round: int = 1
     counts: RequestCounts = RequestCounts()
-    #: When the job came into each status, the last time.
+    #: When the job last entered each status.
     times: dict[str, float] = {}
     message: str = ""  # why it failed
-    #: Names the last time that its errors were opened again, so that each wish does that once.
+    #: The last ``retry`` token, so that each opens the errors once.
     retried: str = ""
 
     def enter(self, status: Status, message: str = "") -> None:
-        """Come into a status."""
+        """Enter a status."""
         self.status = status
         self.message = message
         self.times[status] = time.time()
 
     @property
     def expires_at(self) -> float | None:
-        """When its completion window ends, which begins anew with each round."""
+        """When its completion window ends; each round starts a new one."""
         if not self.spec.completion_window_s:
             return None
         return self.times["opened"] + self.spec.completion_window_s
@@ -224,10 +225,10 @@ def new_id() -> str:
 
 
 def load_state(path: Path) -> BatchState | None:
-    """The state in a file; None where there is no file. Raises `UnreadableFile`."""
+    """The state in a file; None if there is no file. Raises `UnreadableFile`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=BatchState)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as fault:
-        raise UnreadableFile(f"{path}: no state of a batch job: {fault}") from fault
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UnreadableFile(f"{path}: not the state of a batch job: {error}") from error

@@ -1,4 +1,4 @@
-"""The command `tokenyard`: one file for each subcommand, imported when it is asked for."""
+"""The command `tokenyard`: one file or folder per subcommand, imported when needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenyard import __version__
 from tokenyard.cli.shared.lazy import LazyGroup
 from tokenyard.process.program import YardChoice, yard_options, yard_value
 
-#: Where each subcommand lies. `coordinator` and `worker` are programs of their own as well.
+#: The place of each subcommand. `coordinator` and `worker` are also programs of their own.
 COMMANDS: Final = {
     "demo": "tokenyard.cli.demo:demo",
     "up": "tokenyard.cli.up:up",
@@ -46,19 +46,19 @@ ABOUT: Final = """Tokenyard is a durable job queue for LLM inference on Redis St
 \b
 Begin here:
   tokenyard demo              200 sums to two vLLM workers on this CPU, checked
-  tokenyard up                a broker, a coordinator and two workers to play with
-  tokenyard submit "12+34="   ask them something (in another terminal)
-  tokenyard info              see what they do
-  tokenyard requests          list the requests that wait, run, or are over
-  tokenyard explain ID        see what a request has been through
+  tokenyard up                a broker, a coordinator and two workers to try
+  tokenyard submit "12+34="   send a prompt (in another terminal)
+  tokenyard info              show the state of the yard
+  tokenyard requests          list requests that wait, run or have ended
+  tokenyard explain ID        show the timeline of a request
 
-Without --redis-url, `up` starts a broker of its own, and the other commands find it. The options
-below may also stand behind the command, where they win. `tokenyard COMMAND --help` explains each
-command and has examples.
+Without --redis-url, `up` starts its own broker, and the other commands find it. The options below
+may also follow the command, where they take precedence. `tokenyard COMMAND --help` explains each
+command with examples.
 """
 EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 2 wrong usage,
-3 no usable broker or coordinator, or workers that have not obeyed, 4 time is over, 5 the workers
-cannot start, 130 interrupted by Ctrl-C (of another signal 128 and its number)."""
+3 no usable broker or coordinator, or workers that have not obeyed, 4 timeout, 5 the workers cannot
+start, 130 interrupted by Ctrl-C (128 plus the number of another signal)."""
 
 
 @click.group(
@@ -69,9 +69,7 @@ cannot start, 130 interrupted by Ctrl-C (of another signal 128 and its number)."
     params=yard_options(yard_value),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, where the command has it to print."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, if the command supports it.")
 @click.version_option(__version__, "-V", "--version", prog_name="tokenyard")
 @click.pass_context
 def main(ctx: click.Context, redis_url: str | None, yard: str, debug: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`tokenyard cancel`: end requests, wherever they are."""
+"""`tokenyard cancel`: cancel requests in any state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.whose import client_option, owner_of, request_ids
+from tokenyard.cli.shared.request_owner import client_option, owner_of, request_ids
 from tokenyard.client.ledger import Cancellation
 from tokenyard.client.sync import Client
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
@@ -18,12 +18,12 @@ from tokenyard.protocol.texts import printable
 
 ABOUT: Final = """Cancel requests, whether they wait or run.
 
-A request has its result, `cancelled`, at once, with the tokens that were published, and its
-worker is told. One that is over keeps its result. An id that the yard does not know is
-cancelled_before_arrival: it has the result `cancelled`, and is not run if it comes later.
+A request gets its result, `cancelled`, immediately, with the tokens published so far, and its
+worker stops it. A request that has ended keeps its result. An unknown id is cancelled before its
+arrival: it gets the result `cancelled`, and the request does not run if it arrives later.
 
-Without --client each is that of `anon`, else of the only client that has the id, which is looked
-for; an unknown id is cancelled for `anon`. Nothing is cancelled before all are found.
+Without --client, the client is `anon` if it has the id, else the only one that has; an unknown id
+is cancelled for `anon`. Nothing is cancelled before all clients are found.
 
 \b
 Examples:
@@ -35,31 +35,31 @@ Examples:
 \b
 Exit statuses:
   0  all are cancelled
-  1  a request was over already
-  2  several clients have an id, or it cannot be told: give --client
+  1  a request had ended already
+  2  the client of an id is ambiguous or unknown: give --client
   3  no broker
-  4  a request moved all the time: try again
+  4  a request moved each time: try again
 """
 _SAID: Final = {
     Cancellation.CANCELLED: "cancelled",
-    Cancellation.OVER: "was over already",
-    Cancellation.CANCELLED_BEFORE_ARRIVAL: "not known here; should it come, it is not run",
+    Cancellation.OVER: "had ended already",
+    Cancellation.CANCELLED_BEFORE_ARRIVAL: "not known yet; it does not run if it arrives",
 }
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Cancel requests, wherever they are.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Cancel requests in any state.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, callback=request_ids)
 @client_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each request.")
 @click.pass_context
 def cancel(ctx: click.Context, ids: tuple[str, ...], client: str | None, as_json: bool) -> None:
-    """Cancel each, say what became of it, and set the exit status."""
+    """Cancel each, print the outcome, and set the exit status."""
     choice: YardChoice = ctx.obj
     was_over = False
     with opened(choice) as (connection, keys):
         owners = [owner_of(connection, keys, each, client) for each in ids]
     with contextlib.ExitStack() as closing:
-        # Not `with`: a yard without a coordinator can be told to cancel, too.
+        # Not `with`, which needs a coordinator.
         callers = {name: Client(url_of(choice), choice.yard, name) for name in set(owners)}
         for caller in callers.values():
             closing.callback(caller.close)

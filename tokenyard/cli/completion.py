@@ -1,4 +1,4 @@
-"""`tokenyard completion`: what makes the tabulator complete our commands."""
+"""`tokenyard completion`: scripts for completion in the shell."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
+from tokenyard.cli.shared.completion import COMPLETION
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.lazy import COMPLETION
 from tokenyard.process.program import PlainCommand
 
-ABOUT: Final = """Print a script that makes the tabulator complete commands, options, and names.
+ABOUT: Final = """Print a script with which the shell completes commands, options and names.
 
-Names of models, workers and batch jobs are asked of the broker, where it answers within half a
-second. Options before the command count: `tokenyard --yard test pause --model <TAB>`.
+Names of models, workers and batch jobs come from the broker, if it answers within half a second.
+Options before the command count: `tokenyard --yard test pause --model <TAB>`.
 
 \b
 Examples:
@@ -26,13 +26,13 @@ Examples:
 _PROGRAM: Final = "tokenyard"
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Complete commands by the tabulator.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Print a script for shell completion.")
 @click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script for a shell: SHELL is bash (4.4 or newer), zsh or fish."""
     kind = get_completion_class(shell)
     if kind is None:
-        raise click.UsageError(f"click knows no completion for {shell}")
+        raise click.UsageError(f"click has no completion for {shell}")
     root = ctx.find_root().command
     say(kind(root, {}, _PROGRAM, COMPLETION).source())

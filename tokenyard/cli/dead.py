@@ -1,4 +1,4 @@
-"""`tokenyard dead`: requests that were given up, to look at, run again or throw away."""
+"""`tokenyard dead`: list, show, requeue or delete dead letters."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from tokenyard.admin.dead_letters import (
     find_letter,
     requeue_letter,
 )
-from tokenyard.cli.shared.as_json import print_list
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.tables import Column, Listing, sheet
+from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wording import counted
 
-ABOUT: Final = """Dead letters: requests that were given up, kept whole.
+ABOUT: Final = """Dead letters: failed requests that are kept whole.
 
-A request comes here when it killed its worker while it ran alone (POISONED), failed on an engine
-again and again (INFERENCE_ERROR), or lost its worker in a stream with n above 1 (WORKER_LOST):
-whoever submitted it has had its failed result. So does an entry that names nobody who could be
-answered, or whose id is known with another request (ID_REUSED).
+A request becomes a dead letter if it crashed its worker while it ran alone (POISONED), failed
+repeatedly on an engine (INFERENCE_ERROR), or lost its worker in a stream with n above 1
+(WORKER_LOST); its client has the failed result. So does an entry without a client that could be
+answered, or with the id of another request (ID_REUSED).
 
 LETTER is a name from `tokenyard dead list`, or the id of the request.
 
@@ -63,7 +62,7 @@ def _json(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 @click.group(
     cls=PlainGroup,
     help=ABOUT,
-    short_help="Look at requests that were given up, or run them again.",
+    short_help="List, show, requeue or delete dead letters.",
 )
 def dead() -> None:
     """The group; its commands do the work."""
@@ -103,16 +102,16 @@ def show(ctx: click.Context, letter: str, as_json: bool) -> None:
         plain_console().print(_sheet(found))
 
 
-@dead.command(cls=PlainCommand, short_help="Let them wait again.")
+@dead.command(cls=PlainCommand, short_help="Submit them again.")
 @_letters
 @_all
 @_json("object for each letter")
 @click.pass_context
 def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: bool) -> None:
-    """Let the requests of dead letters wait again, as if they had just been submitted.
+    """Submit the requests of dead letters again.
 
-    They keep their ids, and their failed results give way to new ones. A deadline that has passed
-    stays passed. The exit status is 1 where a letter could not be requeued.
+    They keep their ids, and new results replace the failed ones. An expired deadline stays expired.
+    The exit status is 1 if a letter could not be requeued.
     """
     failed = False
     with opened(ctx.obj) as (connection, keys):
@@ -124,15 +123,15 @@ def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json
     ctx.exit(Exit.FAILED if failed else Exit.OK)
 
 
-@dead.command(cls=PlainCommand, short_help="Throw them away.")
+@dead.command(cls=PlainCommand, short_help="Delete them.")
 @_letters
 @_all
 @_json("object for each letter")
 @click.pass_context
 def drop(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: bool) -> None:
-    """Throw dead letters away; the results of their requests stay until they expire.
+    """Delete dead letters; the results of their requests stay until they expire.
 
-    The exit status is 1 where there is no such letter.
+    The exit status is 1 if there is no such letter.
     """
     failed = False
     with opened(ctx.obj) as (connection, keys):
@@ -146,7 +145,7 @@ def drop(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: b
 def _chosen(
     connection: redis.Redis, keys: Keys, names: Iterable[str], *, takes_all: bool
 ) -> Iterator[tuple[str, DeadLetter | None]]:
-    """The letters that were asked for, by the words that asked for them."""
+    """The chosen letters, with the arguments that name them."""
     if bool(names) == takes_all:
         raise click.UsageError("name letters, or give --all")
     if takes_all:
@@ -163,7 +162,7 @@ def _say(
     as_json: bool,
     **more: str,
 ) -> None:
-    """What became of one letter."""
+    """Print the outcome of one letter."""
     if as_json:
         found = (
             {"letter": letter.letter, "client": letter.client, "id": letter.id} if letter else {}
@@ -184,14 +183,12 @@ def _no_requeue(name: str, letter: DeadLetter | None) -> str:
     if letter is None:
         return _no_such(name)
     if not letter.is_answerable:
-        return f"{letter.letter} names nobody who could be answered: {letter.reason}"
-    return (
-        f"{letter.letter} is gone, its request is under way again, or its id is known with another"
-    )
+        return f"{letter.letter} has no client that could be answered: {letter.reason}"
+    return f"{letter.letter} is gone, its request is in progress, or its id belongs to another one"
 
 
 def _owner(letter: DeadLetter) -> str:
-    return f"{letter.client}/{printable(letter.id)}" if letter.is_answerable else "nobody's"
+    return f"{letter.client}/{printable(letter.id)}" if letter.is_answerable else "unknown"
 
 
 def _time(unix_ms: int) -> str:
@@ -199,8 +196,8 @@ def _time(unix_ms: int) -> str:
     return at.isoformat(sep=" ", timespec="seconds")
 
 
-def _table(letters: Iterable[DeadLetter]) -> Listing:
-    table = Listing(_COLUMNS)
+def _table(letters: Iterable[DeadLetter]) -> FittingTable:
+    table = FittingTable(_COLUMNS)
     for letter in letters:
         died = _time(letter.died_ms)
         reason = printable(letter.reason)

@@ -1,4 +1,4 @@
-"""`tokenyard demo`: the whole path on this machine, with answers that can be checked."""
+"""`tokenyard demo`: a whole yard on this machine, with answers that are checked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from rich.table import Table
 
 from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.cli.shared.paths import example_model
-from tokenyard.cli.shared.progress import spinner
 from tokenyard.cli.up.child import LogLine
-from tokenyard.cli.up.device_options import SLOTS_DEFAULT, count_workers, device_options
+from tokenyard.cli.up.engine_options import (
+    SLOTS_DEFAULT,
+    count_workers,
+    device_options,
+    example_model,
+)
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
+from tokenyard.cli.up.progress import spinner
 from tokenyard.client.sync import Client
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import RequestFailed
@@ -32,9 +36,9 @@ from tokenyard.protocol.wording import counted
 
 ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
 
-Starts a broker in a temporary folder, a coordinator and the workers, which serve the example
-model `adder`; streams a few answers live, sends the rest, prints a table, and stops everything
-it started. Needs a checkout, but neither Redis nor a GPU; with one GPU it starts one worker.
+Starts a broker in a temporary folder, a coordinator and the workers, which serve the example model
+`adder`; streams a few answers, sends the rest, prints a table, and stops everything. It needs a
+checkout, but neither Redis nor a GPU; with one GPU it starts one worker.
 
 \b
 Examples:
@@ -51,22 +55,22 @@ _GRACE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A question with its one right answer."""
+    """A question with its correct answer."""
 
     prompt: str
     answer: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back for a sum."""
+class DemoAnswer:
+    """The answer to a sum."""
 
     question: Sum
     result: Result
 
     @property
     def text(self) -> str:
-        """The answer itself, or why there is none."""
+        """The answer, or the error."""
         if not self.result.ok:
             error = self.result.error
             return f"{self.result.status}: {error.message if error else ''}"
@@ -74,12 +78,12 @@ class Answer:
 
     @property
     def is_correct(self) -> bool:
-        """Whether it is the sum."""
+        """Whether the sum is correct."""
         return self.result.ok and self.text == self.question.answer
 
     @property
     def worker(self) -> str:
-        """Who answered."""
+        """The worker that answered."""
         return self.result.provenance.worker if self.result.provenance else "-"
 
     @property
@@ -112,7 +116,7 @@ def sums(count: int) -> list[Sum]:
     type=click.IntRange(0),
     default=20,
     show_default=True,
-    help="Right answers in the table; wrong ones are always there.",
+    help="Correct answers in the table; wrong ones are always shown.",
 )
 @click.pass_context
 def demo(
@@ -123,7 +127,7 @@ def demo(
     devices: tuple[str, ...],
     rows: int,
 ) -> None:
-    """Run it; the last line counts the answers."""
+    """Run the demo; the last line counts the answers."""
     choice: YardChoice = ctx.obj
     console = HarmlessConsole(highlight=False, markup=False)
     model = example_model("adder")
@@ -145,7 +149,7 @@ def demo(
         )
         answers = _run(plan, console, used, sums(requests))
         console.print(_table(answers, rows))
-        console.print(f"(--rows {requests} shows all right answers)\n" if rows < requests else "")
+        console.print(f"(--rows {requests} shows all correct answers)\n" if rows < requests else "")
     answered = sum(answer.result.ok for answer in answers)
     correct = sum(answer.is_correct for answer in answers)
     say(f"{answered} answered, {correct} correct")
@@ -157,7 +161,7 @@ demo.reads = ("coordinator", "worker")
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """For the yard; it stays where the yard fails, since the error names the logs in it."""
+    """A folder for the yard; it is kept if the yard fails, because the error names its logs."""
     folder = Path(tempfile.mkdtemp(prefix="tokenyard-demo-"))
     try:
         yield folder
@@ -169,8 +173,10 @@ def _folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(plan: LocalPlan, console: Console, used: str, questions: Sequence[Sum]) -> list[Answer]:
-    """Start a yard on the devices that are ``used``, ask it everything, stop it."""
+def _run(
+    plan: LocalPlan, console: Console, used: str, questions: Sequence[Sum]
+) -> list[DemoAnswer]:
+    """Start a yard on the ``used`` devices, send all questions, stop it."""
 
     def say(name: str, line: LogLine) -> None:
         if line.is_serious or plan.debug:
@@ -195,7 +201,7 @@ def _run(plan: LocalPlan, console: Console, used: str, questions: Sequence[Sum])
 def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> None:
     console.print(
         f"Starting a broker, a coordinator and {counted(plan.workers, 'vLLM worker')} on {used}.\n"
-        "Their engines take half a minute or so to come up."
+        "Their engines need about half a minute to start."
     )
     with spinner(console, plan.workers) as tell:
         for warning in yard.start():
@@ -203,23 +209,23 @@ def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> Non
         yard.wait_ready(tell)
 
 
-def _stream(client: Client, console: Console, questions: Sequence[Sum]) -> list[Answer]:
-    console.print("\nA few answers as they come, token by token:")
+def _stream(client: Client, console: Console, questions: Sequence[Sum]) -> list[DemoAnswer]:
+    console.print("\nA few answers, token by token:")
     answers = []
     for question in questions:
         handle = client.submit(
             question.prompt, max_tokens=_MAX_TOKENS, temperature=0.0, stream=True
         )
         console.print(f"  {question.prompt}", end="")
-        with contextlib.suppress(RequestFailed):  # the result says so, too
+        with contextlib.suppress(RequestFailed):  # the result has the error
             for delta in handle:
                 console.print(f" {delta.text or ''}", end="")
         console.print()
-        answers.append(Answer(question, handle.wait(_TIMEOUT_S)))
+        answers.append(DemoAnswer(question, handle.wait(_TIMEOUT_S)))
     return answers
 
 
-def _ask(client: Client, console: Console, questions: Sequence[Sum]) -> list[Answer]:
+def _ask(client: Client, console: Console, questions: Sequence[Sum]) -> list[DemoAnswer]:
     console.print(f"\n{len(questions)} more at once:")
     results: dict[int, Result] = {}
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
@@ -229,11 +235,11 @@ def _ask(client: Client, console: Console, questions: Sequence[Sum]) -> list[Ans
         for index, result in client.map(prompts, max_tokens=_MAX_TOKENS, temperature=0.0):
             results[index] = result
             progress.advance(task)
-    return [Answer(question, results[at]) for at, question in enumerate(questions)]
+    return [DemoAnswer(question, results[at]) for at, question in enumerate(questions)]
 
 
-def _table(answers: Sequence[Answer], rows: int) -> Table:
-    """Wrong answers first, then ``rows`` right ones."""
+def _table(answers: Sequence[DemoAnswer], rows: int) -> Table:
+    """Wrong answers first, then ``rows`` correct ones."""
     wrong = [answer for answer in answers if not answer.is_correct]
     right = [answer for answer in answers if answer.is_correct]
     table = Table("Prompt", "Answer", "Worker", title="What came back")

@@ -1,4 +1,4 @@
-"""`tokenyard doctor`: what is wrong with a yard and its broker, and what to do about it."""
+"""`tokenyard doctor`: checks a yard and its broker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tokenyard.doctor import Finding, Verdict, diagnose, gather
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.wording import counted
 
-ABOUT: Final = """Look for what is wrong with a yard and its broker, and say what to do about it.
+ABOUT: Final = """Check a yard and its broker, and print a remedy for each problem.
 
-It reads and changes nothing: version, eviction, AOF, memory by kind of key, disk, replicas,
-users, time-outs, clocks; coordinator, workers, versions, models, what is paused, leases, lanes,
-consumer groups, dead letters. What the broker or our user does not let it see is "unknown", which
-is no fault: managed servers refuse CONFIG.
+It reads and changes nothing: version, eviction, AOF, memory by kind of key, disk, replicas, users,
+time-outs, clocks; coordinator, workers, versions, models, pauses, leases, lanes, consumer groups,
+dead letters. A check that the broker or our user does not allow is "unknown", which is not a fault:
+managed servers refuse CONFIG.
 
 \b
 Examples:
@@ -43,12 +43,12 @@ _STYLES: Final[dict[Verdict, str]] = {
 }
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Say what is wrong, and what to do.")
-@click.option("--all", "shows_all", is_flag=True, help="Show also what is well.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Check a yard and its broker.")
+@click.option("--all", "shows_all", is_flag=True, help="Also show what is in order.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding.")
 @click.pass_context
 def doctor(ctx: click.Context, shows_all: bool, as_json: bool) -> None:
-    """Look once and say what was found."""
+    """Check once and print the findings."""
     choice: YardChoice = ctx.obj
     with opened(choice) as (connection, keys):
         findings = list(diagnose(gather(connection, keys, url_of(choice))))
@@ -76,6 +76,5 @@ def _print(findings: Sequence[Finding], *, shows_all: bool) -> None:
     counts = Counter(one.verdict for one in findings)
     say(
         f"{counted(counts['fault'], 'fault')}, {counted(counts['warning'], 'warning')},"
-        f" {counts['ok']} {'is' if counts['ok'] == 1 else 'are'} well,"
-        f" {counts['unknown']} could not be seen"
+        f" {counts['ok']} ok, {counts['unknown']} unknown"
     )

@@ -1,4 +1,4 @@
-"""`tokenyard empty`: cancel what waits."""
+"""`tokenyard empty`: cancel the waiting requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 import msgspec
 import redis
 
-from tokenyard.cli.shared.confirm import ask_first, yes_option
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
+from tokenyard.cli.shared.options import ask_first, yes_option
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.parse import parse_request
@@ -21,10 +21,10 @@ from tokenyard.protocol.wire import Unanswerable
 from tokenyard.protocol.wording import counted
 from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
 
-ABOUT: Final = """Cancel what waits in the intakes; what runs goes on.
+ABOUT: Final = """Cancel the requests that wait in the intakes; running ones continue.
 
-Each request has its one result, `cancelled`, with the tokens that were published before. What comes
-while this runs stays. Workers take what waits meanwhile: `tokenyard pause` keeps them from it.
+Each request gets the result `cancelled`, with the tokens published before. Requests that arrive
+meanwhile stay. Workers take waiting requests meanwhile: `tokenyard pause` prevents that.
 
 \b
 Examples:
@@ -32,43 +32,43 @@ Examples:
   tokenyard empty --priority low --yes
   tokenyard empty --priority all --yes --json --why "wrong prompts"
 
-`--priority all`, the default, also takes what waits to be run again after a crash, whatever its
-priority. The exit status is 1 where the answer to the question is no, and 2 where there is no
-terminal to ask on, and no --yes; nothing is done then.
+`--priority all`, the default, includes requests that wait to run again after a crash, whatever
+their priority. The exit status is 1 if the answer to the question is no, and 2 without a terminal
+and without --yes; then nothing is done.
 """
 _PAGE: Final = 500
 Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 
 class Emptied(enum.StrEnum):
-    """What became of an entry of an intake."""
+    """The outcome of an entry."""
 
     CANCELLED = "cancelled"
-    LEFT = "left"  # it was dispatched meanwhile, or had its result before
-    NOBODYS = "nobodys"  # it names nobody who could be answered: the coordinator buries it
+    LEFT = "left"  # it was dispatched meanwhile, or had ended before
+    NOBODYS = "nobodys"  # it has no client: the coordinator makes it a dead letter
 
 
 _REST: Final = {
-    Emptied.LEFT: "given to workers meanwhile, or known otherwise already",
-    Emptied.NOBODYS: "they name nobody who could be answered; the coordinator buries them",
+    Emptied.LEFT: "dispatched meanwhile, or ended before",
+    Emptied.NOBODYS: "without a client that could be answered; they become dead letters",
 }
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Cancel what waits; asks first.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Cancel waiting requests; asks first.")
 @click.option(
     "--priority",
     type=click.Choice([*PRIORITY_CLASSES, "all"]),
     default="all",
     show_default=True,
-    help="What waits with this priority.",
+    help="Only requests with this priority.",
 )
-@click.option("--why", default="", help="Why, in words; stands in each result.")
+@click.option("--why", default="", help="Reason, which each result contains.")
 @yes_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: bool) -> None:
-    """Count, ask, cancel page by page, and say how many."""
-    # What is rescued meanwhile comes to `retry`, so that one is the last.
+    """Count, ask, cancel page by page, and print the counts."""
+    # `retry` is last, because rescued requests move there.
     every: tuple[IntakeClass, ...] = (*PRIORITY_CLASSES, "retry")
     names = [name for name in every if priority in {"all", name}]
     with opened(ctx.obj) as (connection, keys):
@@ -108,7 +108,7 @@ def _length(connection: redis.Redis, keys: Keys, name: IntakeClass) -> int:
 
 
 def _empty(connection: redis.Redis, keys: Keys, name: IntakeClass, why: str) -> Counter[Emptied]:
-    """Cancel what waits in one intake now."""
+    """Cancel the requests that wait in one intake now."""
     scripts = Scripts(connection, keys)
     reason = f"cancelled by an operator: {why}" if why else "cancelled by an operator"
     done: Counter[Emptied] = Counter()
@@ -119,7 +119,7 @@ def _empty(connection: redis.Redis, keys: Keys, name: IntakeClass, why: str) -> 
 
 
 def _pages(connection: redis.Redis, stream: str) -> Iterator[Entries]:
-    """All entries that are there now, the oldest first; what comes later is left alone."""
+    """All present entries, the oldest first; later ones are left out."""
     newest: Any = connection.xrevrange(stream, count=1)
     after = "-"
     while newest:
@@ -164,6 +164,6 @@ def _cancel(
 
 
 def _waits_here(seen: Sequence[bytes | None], name: IntakeClass, entry: str) -> bool:
-    """Whether a ledger says that its request is this entry; it has none after a plain XADD."""
+    """Whether a ledger names this entry; a request by plain XADD has no ledger."""
     state, *place = ((value or b"").decode(errors="replace") for value in seen)
     return not state or (state, *waits_at(*place)) == ("waiting", name, entry)

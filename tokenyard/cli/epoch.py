@@ -1,4 +1,4 @@
-"""`tokenyard epoch`: the number that results carry."""
+"""`tokenyard epoch`: set the generation epoch of results."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.cli.shared.signal_options import Asked, give, order_options
+from tokenyard.cli.shared.signal_options import SignalOptions, give, order_options
 from tokenyard.process.program import PlainCommand
 
-ABOUT: Final = """Set the generation epoch: from then on each result has it in its provenance.
+ABOUT: Final = """Set the generation epoch, which each later result has in its provenance.
 
-A loop that trains and generates in turns counts it up with each set of weights. A request that had
-begun under another epoch says so (`first_epoch`), also where it went on elsewhere after a crash.
+A loop that trains and generates in turns increases it with each set of weights. The result of a
+request that began under another epoch also has that one (`first_epoch`).
 `tokenyard models reload` changes weights and epoch in one command.
 
 \b
@@ -22,16 +22,16 @@ Examples:
 
 \b
 Exit statuses:
-  0  all have obeyed, or it was so already
-  1  there is no such model or worker
-  3  no broker, or workers that have not obeyed: they are named
+  0  all have obeyed, or nothing to change
+  1  no such model or worker
+  3  no broker, or workers that have not obeyed, which are named
 """
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Set the epoch that results carry.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Set the epoch of results.")
 @click.argument("number", metavar="N", type=click.IntRange(0))
 @order_options
 @click.pass_context
-def epoch(ctx: click.Context, /, number: int, **asked: Any) -> None:
+def epoch(ctx: click.Context, /, number: int, **options: Any) -> None:
     """Give SET_GENERATION_EPOCH."""
-    give(ctx, Asked(**asked), "SET_GENERATION_EPOCH", f"in epoch {number}", epoch=number)
+    give(ctx, SignalOptions(**options), "SET_GENERATION_EPOCH", f"in epoch {number}", epoch=number)

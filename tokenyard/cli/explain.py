@@ -1,4 +1,4 @@
-"""`tokenyard explain`: what a request has been through."""
+"""`tokenyard explain`: the timeline of a request."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rich.table import Table
 from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.whose import client_option, owner_of, request_id
+from tokenyard.cli.shared.request_owner import client_option, owner_of, request_id
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import printable
 
-ABOUT: Final = """Show what a request has been through, until its result expires.
+ABOUT: Final = """Show the timeline of a request, until its result expires.
 
-When it was accepted, how long it waited and why, to which worker it was given and why there, how
-each attempt ended, and its result. Times count from its acceptance, by the server's clock. What
-waits because of a pause says whose that is, since when and why.
+When it was accepted, how long it waited and why, which worker it was assigned to and why, how each
+attempt ended, and its result. Times count from its acceptance, by the server's clock. If it waits
+for a pause, the operator, duration and reason of the pause are shown.
 
-Without --client it is that of `anon`, else of the only client that has the id, which is looked for.
-`tokenyard requests` lists the ids that there are.
+Without --client, the client is `anon` if it has the id, else the only one that has.
+`tokenyard requests` lists the ids.
 
 \b
 Examples:
@@ -32,12 +32,12 @@ Examples:
   tokenyard explain q1 --client ann --json | jq .attempts
   tokenyard explain plain-1              a request without a client of its own
 
-The exit status is 1 where the yard does not know the request, or its result has expired, and 2
-where several clients have the id, or it cannot be told: give --client then.
+The exit status is 1 if the yard does not know the request or its result has expired, and 2 if the
+client is ambiguous or unknown: give --client then.
 """
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Show what a request has been through.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Show the timeline of a request.")
 @click.argument("request_id", metavar="ID", callback=request_id)
 @client_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

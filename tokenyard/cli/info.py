@@ -1,4 +1,4 @@
-"""`tokenyard info`: what goes on in a yard, once or again and again."""
+"""`tokenyard info`: the state of a yard, once or at intervals."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tokenyard.admin.history import Look, Rates, SnapshotHistory
+from tokenyard.admin.history import Snapshot, SnapshotHistory, YardRates
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.cli.shared.tables import Column, Listing, sheet
+from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.cli.shared.watching import watch
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
@@ -28,17 +28,17 @@ from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wording import counted
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
 
-ABOUT: Final = """Show a yard: who leads, what waits, what is paused, what each worker holds.
+ABOUT: Final = """Show a yard: its leader, waiting requests, pauses, and what each worker holds.
 
-What has no room in the terminal is left out; with --verbose all is shown: of each worker its
-device, memory and lease, and how long it took, phase by phase, to load what it holds.
+Columns that do not fit the terminal are left out. --verbose shows all: device, memory and lease of
+each worker, and the phases of loading its model.
 
 With --interval it looks again and again, and shows how many requests and tokens are finished in
 a second: it refreshes in a terminal, and elsewhere prints a block of lines, or with --json one
-line, for each look. A broker that goes away meanwhile is waited for.
+line, for each snapshot. A broker that goes away meanwhile is waited for.
 
-The exit status is 3 where no coordinator leads, or the broker takes no writes, so that a script
-can ask whether the yard works.
+The exit status is 3 if no coordinator leads, or the broker takes no writes, so that a script can
+check whether the yard works.
 
 \b
 Examples:
@@ -63,18 +63,20 @@ _COLUMNS: Final = (
 )
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Show what goes on in a yard.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Show the state of a yard.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on one line.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1),
     metavar="SECONDS",
-    help="Look again and again, with such pauses between.",
+    help="Refresh at this interval.",
 )
 @click.option(
-    "--count", type=click.IntRange(1), help="With --interval: so many looks.  [default: no end]"
+    "--count",
+    type=click.IntRange(1),
+    help="With --interval: number of snapshots.  [default: no end]",
 )
-@click.option("--verbose", is_flag=True, help="All that is known of each worker.")
+@click.option("--verbose", is_flag=True, help="Show all columns.")
 @click.pass_context
 def info(
     ctx: click.Context, as_json: bool, interval: float | None, count: int | None, verbose: bool
@@ -97,8 +99,8 @@ def info(
 def _follow(
     choice: YardChoice, interval_s: float, count: int, *, as_json: bool, is_whole: bool
 ) -> Exit:
-    """Look until the count is reached or somebody interrupts; the status of the last look."""
-    looks, url, status = SnapshotHistory(), url_of(choice), Exit.OK
+    """Show snapshots until the count is reached or interrupted; the status of the last one."""
+    history, url, status = SnapshotHistory(), url_of(choice), Exit.OK
 
     def pause() -> bool:
         time.sleep(interval_s)
@@ -107,30 +109,30 @@ def _follow(
     try:
         with Interrupts(), _shown(plain_console(), is_live=not as_json) as show:
             for seen in watch(url, choice.yard, pause, count):
-                if not isinstance(seen, Look):
+                if not isinstance(seen, Snapshot):
                     status = Exit.UNAVAILABLE
                     say(f"{seen}; trying again", err=True)
                     continue
-                looks.add(seen)
+                history.add(seen)
                 status = Exit.OK if seen.view.is_open else Exit.UNAVAILABLE
                 if as_json:
-                    say(_line(seen, looks.rates()))
+                    say(_line(seen, history.rates()))
                 else:
-                    show(_picture(seen.view, url, looks.rates(), is_whole=is_whole))
+                    show(_picture(seen.view, url, history.rates(), is_whole=is_whole))
     except KeyboardInterrupt:
         return Exit.OK
     return status
 
 
-def _line(look: Look, rates: Rates | None) -> bytes:
-    """A look as one line of JSON: that of `info --json`, with what only several looks can say."""
-    more = {"at_ms": look.at_ms, "oldest_ms": look.oldest_ms, "rates": rates}
-    return msgspec.json.encode({**msgspec.to_builtins(look.view), **more})
+def _line(snapshot: Snapshot, rates: YardRates | None) -> bytes:
+    """A snapshot as one line of JSON: `info --json` with ages and rates."""
+    more = {"at_ms": snapshot.at_ms, "oldest_ms": snapshot.oldest_ms, "rates": rates}
+    return msgspec.json.encode({**msgspec.to_builtins(snapshot.view), **more})
 
 
 @contextmanager
 def _shown(console: Console, *, is_live: bool) -> Iterator[Show]:
-    """In a terminal each picture takes the place of the one before."""
+    """In a terminal, each picture replaces the previous one."""
     if not (is_live and console.is_terminal):
         yield lambda picture: console.print(picture, Text())
         return
@@ -138,7 +140,7 @@ def _shown(console: Console, *, is_live: bool) -> Iterator[Show]:
         yield lambda picture: live.update(picture, refresh=True)
 
 
-def _picture(view: YardView, url: str, rates: Rates | None = None, *, is_whole: bool) -> Group:
+def _picture(view: YardView, url: str, rates: YardRates | None = None, *, is_whole: bool) -> Group:
     summary = sheet()
     summary.add_row("Yard", f"{view.yard} at {public_url(url)}")
     if view.broker_error:
@@ -173,34 +175,34 @@ def _waiting(view: YardView) -> str:
     return waiting
 
 
-def pace(rates: Rates) -> str:
-    """How fast a yard is, in words."""
+def pace(rates: YardRates) -> str:
+    """The rates of a yard in words."""
     ttft = f", {rates.ttft_ms:,.0f} ms to the first token" if rates.ttft_ms is not None else ""
     done = f"{rates.yard.requests_per_s:,.1f} requests/s, {rates.yard.tokens_per_s:,.0f} tokens/s"
     return done + ttft
 
 
 def leader(view: YardView) -> str:
-    """Who leads a yard, in words."""
+    """The leader of a yard in words."""
     if view.leader is None and view.broker_error:
-        return "nobody, and nobody can lead while the broker takes no writes"
+        return "none, because the broker takes no writes"
     if view.leader is None:
-        return "nobody: nothing is dispatched until a coordinator runs"
+        return "none: nothing is dispatched until a coordinator runs"
     return (
         f"{view.leader.name} (epoch {view.leader.epoch}, lease {view.leader.lease_ms / 1000:.1f} s)"
     )
 
 
 def _loadable(host: HostInfo) -> str:
-    """What a host may load, and what it could not."""
+    """The models that a host may load, with their errors."""
     return f"{host.name}: " + ", ".join(
         printable(f"{model.name} (cannot be loaded: {model.fault})" if model.fault else model.name)
         for model in host.models
     )
 
 
-def _worker_table(view: YardView, *, is_whole: bool) -> Listing:
-    table = Listing(_COLUMNS, has_details=is_whole)
+def _worker_table(view: YardView, *, is_whole: bool) -> FittingTable:
+    table = FittingTable(_COLUMNS, has_details=is_whole)
     for worker in view.workers:
         table.add(*_worker_row(worker), style="" if worker.is_ready else "dim")
     return table
@@ -214,7 +216,7 @@ def _worker_row(worker: WorkerView) -> tuple[str, ...]:
     is_bounded = info.state == "ready"
     return (
         worker.worker,
-        standing(worker),
+        state_text(worker),
         str(info.pid),
         _held(info),
         f"{worker.lane} of {info.lane_limit}" if is_bounded else str(worker.lane),
@@ -225,13 +227,13 @@ def _worker_row(worker: WorkerView) -> tuple[str, ...]:
     )
 
 
-def standing(worker: WorkerView) -> str:
-    """The state of a worker, and its run state where that is not the usual one."""
+def state_text(worker: WorkerView) -> str:
+    """The state of a worker, and its run state unless it is RUNNING."""
     return worker.state if worker.run_state == "RUNNING" else f"{worker.state}, {worker.run_state}"
 
 
 def _held(info: WorkerInfo) -> str:
-    """The model that it holds, what it serves beside, and with whom."""
+    """Its model, adapters and group."""
     parts = [info.model or "-"]
     if info.adapters:
         parts.append(f"with {', '.join(info.adapters)}")
@@ -241,7 +243,7 @@ def _held(info: WorkerInfo) -> str:
 
 
 def _phases(info: WorkerInfo) -> str:
-    """How long it took to come into this state, phase by phase."""
+    """The time to reach this state, by phase."""
     took = [f"{phase} {seconds:.2f}" for phase, seconds in info.phases_s.items()]
     total = sum(info.phases_s.values())
     return f"{total:.2f} s ({', '.join(took)})" if took else "-"

@@ -1,4 +1,4 @@
-"""`tokenyard pause`, `unpause`, `suspend`, `resume`: whether workers run."""
+"""`tokenyard pause`, `unpause`, `suspend`, `resume`: set the run state of workers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.cli.shared.signal_options import Asked, give, order_options
+from tokenyard.cli.shared.signal_options import SignalOptions, give, order_options
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.control import PAUSE_MODES, PauseMode
 
 _STATUSES: Final = """
 \b
 Exit statuses:
-  0  all have obeyed, or it was so already
-  1  it is not allowed now, or there is no such model or worker
-  3  no broker, or workers that have not obeyed: they are named
+  0  all have obeyed, or nothing to change
+  1  not allowed now, or no such model or worker
+  3  no broker, or workers that have not obeyed, which are named
 """
-PAUSE: Final = f"""Let workers take nothing new. Requests queue up, and nothing is lost.
+PAUSE: Final = f"""Pause workers: they take no new requests, which wait in the queue.
 
 \b
-What becomes of running requests, in vLLM's words:
-  abort  they go back to the queue at once, and continue at their next token
-         on a worker that runs, or after `tokenyard unpause`
+What happens to running requests, in vLLM's terms:
+  abort  they return to the queue immediately, and continue at their next
+         token on a running worker, or after `tokenyard unpause`
   wait   they finish
-  keep   they stay where they are, with their KV cache, and go on at `unpause`;
-         their deadlines still act
+  keep   they stay on their worker with their KV cache, and continue at
+         `unpause`; their deadlines still apply
 
-It is kept for the model or the name of the worker: one that joins later, or comes back, is paused,
-too. Leases are renewed meanwhile, and models stay loaded; `tokenyard suspend` frees the devices.
+The pause applies to the model or the name of the worker: a worker that joins later, or returns, is
+paused as well. Leases are renewed and models stay loaded; `tokenyard suspend` frees the devices.
 
 \b
 Examples:
@@ -38,18 +38,19 @@ Examples:
 {_STATUSES}"""
 UNPAUSE: Final = f"""Let paused workers run again.
 
-A worker runs when none of its scopes is paused: all workers, its model, its own name. Those that
-still are paused are named.
+A worker runs when none of its scopes is paused: all workers, its model, its own name. Scopes that
+are still paused are named.
 
 \b
 Examples:
   tokenyard unpause
   tokenyard unpause --model adder
 {_STATUSES}"""
-SUSPEND: Final = f"""Let paused workers free their devices: their engines fall asleep.
+SUSPEND: Final = f"""Free the devices of paused workers: their engines sleep.
 
-They must be paused; what they kept goes back to the queue. vLLM's sleep mode moves the weights to
-the host's memory and drops the KV cache. `tokenyard resume` wakes them, and leaves them paused.
+The workers must be paused; the requests that they kept return to the queue. vLLM's sleep mode moves
+the weights to the host's memory and drops the KV cache. `tokenyard resume` wakes the workers, which
+stay paused.
 
 \b
 Examples:
@@ -65,35 +66,35 @@ Examples:
 {_STATUSES}"""
 
 
-@click.command(cls=PlainCommand, help=PAUSE, short_help="Let workers take nothing new.")
+@click.command(cls=PlainCommand, help=PAUSE, short_help="Let workers take no new requests.")
 @click.option(
     "--mode",
     type=click.Choice(PAUSE_MODES),
     default="abort",
     show_default=True,
-    help="What becomes of running requests.",
+    help="What happens to running requests.",
 )
 @order_options
 @click.pass_context
-def pause(ctx: click.Context, /, mode: PauseMode, **asked: Any) -> None:
+def pause(ctx: click.Context, /, mode: PauseMode, **options: Any) -> None:
     """Give PAUSE."""
-    give(ctx, Asked(**asked), "PAUSE", "paused", mode=mode)
+    give(ctx, SignalOptions(**options), "PAUSE", "paused", mode=mode)
 
 
 @click.command(cls=PlainCommand, help=UNPAUSE, short_help="Let paused workers run again.")
 @order_options
 @click.pass_context
-def unpause(ctx: click.Context, /, **asked: Any) -> None:
+def unpause(ctx: click.Context, /, **options: Any) -> None:
     """Give UNPAUSE."""
-    give(ctx, Asked(**asked), "UNPAUSE", "unpaused", "not paused")
+    give(ctx, SignalOptions(**options), "UNPAUSE", "unpaused", "not paused")
 
 
-@click.command(cls=PlainCommand, help=SUSPEND, short_help="Let paused workers free their devices.")
+@click.command(cls=PlainCommand, help=SUSPEND, short_help="Free the devices of paused workers.")
 @order_options
 @click.pass_context
-def suspend(ctx: click.Context, /, **asked: Any) -> None:
+def suspend(ctx: click.Context, /, **options: Any) -> None:
     """Give SUSPEND."""
-    give(ctx, Asked(**asked), "SUSPEND", "suspended")
+    give(ctx, SignalOptions(**options), "SUSPEND", "suspended")
 
 
 @click.command(
@@ -101,6 +102,6 @@ def suspend(ctx: click.Context, /, **asked: Any) -> None:
 )
 @order_options
 @click.pass_context
-def resume(ctx: click.Context, /, **asked: Any) -> None:
+def resume(ctx: click.Context, /, **options: Any) -> None:
     """Give RESUME."""
-    give(ctx, Asked(**asked), "RESUME", "awake, and paused", "not suspended")
+    give(ctx, SignalOptions(**options), "RESUME", "awake, and paused", "not suspended")

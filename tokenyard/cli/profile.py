@@ -1,4 +1,4 @@
-"""`tokenyard profile`: the profilers of the engines."""
+"""`tokenyard profile`: start and stop the profilers of engines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.cli.shared.signal_options import Asked, give, order_options
+from tokenyard.cli.shared.signal_options import SignalOptions, give, order_options
 from tokenyard.process.program import PlainCommand, PlainGroup
 
 ABOUT: Final = """Start and stop the profilers of the engines.
 
-vLLM writes its traces where `profiler_config` says, one of the `engine_args` of the model; a worker
-without it refuses.
+vLLM writes its traces to the place that `profiler_config` sets, one of the `engine_args` of the
+model; a worker without it refuses.
 
 \b
 Examples:
@@ -21,9 +21,9 @@ Examples:
 
 \b
 Exit statuses:
-  0  all have obeyed, or it was so already
-  1  it is not allowed now, or there is no such model or worker
-  3  no broker, or workers that have not obeyed: they are named
+  0  all have obeyed, or nothing to change
+  1  not allowed now, or no such model or worker
+  3  no broker, or workers that have not obeyed, which are named
 """
 
 
@@ -35,14 +35,14 @@ def profile() -> None:
 @profile.command(cls=PlainCommand, short_help="Start them.")
 @order_options
 @click.pass_context
-def start(ctx: click.Context, /, **asked: Any) -> None:
+def start(ctx: click.Context, /, **options: Any) -> None:
     """Start the profilers. Suspended workers have none: resume them first."""
-    give(ctx, Asked(**asked), "START_PROFILE", "profiling")
+    give(ctx, SignalOptions(**options), "START_PROFILE", "profiling")
 
 
 @profile.command(cls=PlainCommand, short_help="Stop them.")
 @order_options
 @click.pass_context
-def stop(ctx: click.Context, /, **asked: Any) -> None:
-    """Stop the profilers; the traces are written then."""
-    give(ctx, Asked(**asked), "STOP_PROFILE", "not profiling any more", "not profiling")
+def stop(ctx: click.Context, /, **options: Any) -> None:
+    """Stop the profilers, which then write the traces."""
+    give(ctx, SignalOptions(**options), "STOP_PROFILE", "profiling stopped", "not profiling")

@@ -1,4 +1,4 @@
-"""`tokenyard requests`: the requests of a yard, whoever submitted them."""
+"""`tokenyard requests`: list the requests of a yard."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Final
 import click
 
 from tokenyard.admin.pauses import Pause
-from tokenyard.admin.requests import STATES, Listed, Query, list_requests
-from tokenyard.admin.requests import Listing as Found
-from tokenyard.cli.shared.as_json import print_list
+from tokenyard.admin.requests import STATES, Listed, Query, RequestList, list_requests
+from tokenyard.cli.shared.completion import complete_model
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.tables import Column, Listing
-from tokenyard.cli.whose import client_name
+from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.request_owner import client_name
+from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.texts import printable, span
 
-ABOUT: Final = """List requests: what waits, what is assigned to a worker, and what is over.
+ABOUT: Final = """List requests that wait, are assigned to a worker, or have ended.
 
 A request is listed until its result expires. Its model is known while it waits or is assigned, and
-from its result if a worker has answered it; without a name it takes the yard's only one. What
-waits because of a pause says so, and under the list stands whose pause that is. Columns that have
-no room in the terminal are left out, but with --verbose.
+from its result if a worker answered it; without a name it uses the yard's only one. Requests that
+wait for a pause are marked, and the pauses are listed below. Columns that do not fit the terminal
+are left out without --verbose.
 
 Intakes and lanes are read page by page, and results are found with SCAN, each up to
 --scan-limit; if there may be more, the last line says so.
@@ -37,7 +36,7 @@ Examples:
 
 \b
 Exit statuses:
-  0  listed, perhaps none      3  no broker, or its user may not see requests
+  0  listed, possibly none     3  no broker, or its user may not list requests
   2  wrong usage
 """
 _UNITS_MS: Final = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -53,13 +52,13 @@ _COLUMNS: Final = (
     Column("Error", is_whole=True, is_detail=True),
 )
 _NO_SCAN: Final = (
-    "this user of Redis may not run SCAN, so no request that is over can be listed"
+    "this user of Redis may not run SCAN, so ended requests cannot be listed"
     " (in deploy/users.acl, `admin` may)"
 )
 
 
 def _ms(_: click.Context, __: click.Parameter, value: str | None) -> int:
-    """A span of time in ms; 0 where none is given."""
+    """A time span in ms; 0 if none is given."""
     if value is None:
         return 0
     found = _SPAN.fullmatch(value.strip())
@@ -74,23 +73,25 @@ def _ms(_: click.Context, __: click.Parameter, value: str | None) -> int:
     "states",
     type=click.Choice(STATES),
     multiple=True,
-    help="Only those in this state; can be given often.",
+    help="Only those in this state; may be repeated.",
 )
-@click.option("--model", default="", help="Only those for this model.")
+@click.option(
+    "--model", default="", shell_complete=complete_model, help="Only those for this model."
+)
 @click.option("--client", callback=client_name, help="Only those of this client.")
 @click.option(
     "--older-than",
     metavar="TIME",
     callback=_ms,
-    help="Only those that came at least so long ago: 90s, 5m, 2h, 1d.",
+    help="Only those of at least this age: 90s, 5m, 2h, 1d.",
 )
 @click.option(
     "--newer-than",
     metavar="TIME",
     callback=_ms,
-    help="Only those that came since: 90s, 5m, 2h, 1d.",
+    help="Only those of at most this age: 90s, 5m, 2h, 1d.",
 )
-@click.option("--oldest", is_flag=True, help="The oldest first, in the place of the newest.")
+@click.option("--oldest", is_flag=True, help="List the oldest first instead of the newest.")
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most."
 )
@@ -99,12 +100,10 @@ def _ms(_: click.Context, __: click.Parameter, value: str | None) -> int:
     type=click.IntRange(1000),
     default=100_000,
     show_default=True,
-    help="Most entries of queues, and as many keys, to look at.",
+    help="Most entries of queues, and as many keys, to read.",
 )
-@click.option("--verbose", is_flag=True, help="All columns, however narrow the terminal.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON array, a request on each line."
-)
+@click.option("--verbose", is_flag=True, help="Show all columns.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one request per line.")
 @click.pass_context
 def requests(
     ctx: click.Context,
@@ -119,7 +118,7 @@ def requests(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Look for them, and print them."""
+    """Find the requests and print them."""
     if newer_than and newer_than <= older_than:
         raise click.UsageError("--newer-than must be longer ago than --older-than")
     query = Query(
@@ -142,8 +141,8 @@ def requests(
     ctx.exit(Exit.UNAVAILABLE if query.ended_only and not found.may_scan else Exit.OK)
 
 
-def _print(found: Found, *, is_whole: bool) -> None:
-    table = Listing(_COLUMNS, has_details=is_whole)
+def _print(found: RequestList, *, is_whole: bool) -> None:
+    table = FittingTable(_COLUMNS, has_details=is_whole)
     pauses: dict[str, Pause] = {}
     for one in found.requests:
         table.add(*_row(one, found.now_ms), style="" if one.ended_ms else "bold")
@@ -151,7 +150,7 @@ def _print(found: Found, *, is_whole: bool) -> None:
     if found.requests:
         plain_console().print(table)
     for pause in pauses.values():
-        say(f"They wait: {pause.text(found.now_ms)}")
+        say(f"Paused: {pause.text(found.now_ms)}")
     count = len(found.requests)
     say("1 request" if count == 1 else f"{count} requests")
 
@@ -170,14 +169,13 @@ def _row(one: Listed, now_ms: int) -> tuple[str, ...]:
     )
 
 
-def _say_what_is_missing(found: Found, query: Query) -> None:
+def _say_what_is_missing(found: RequestList, query: Query) -> None:
     if not found.may_scan:
         say(f"Error: {_NO_SCAN}" if query.ended_only else f"Note: {_NO_SCAN}", err=True)
     if len(found.requests) == query.limit:
         say(f"Note: there may be more than --limit {query.limit}", err=True)
     elif not found.is_whole:
         say(
-            f"Note: there may be more: only --scan-limit {query.most:,} entries and keys were"
-            " looked at",
+            f"Note: there may be more: only --scan-limit {query.most:,} entries and keys were read",
             err=True,
         )

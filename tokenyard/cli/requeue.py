@@ -1,4 +1,4 @@
-"""`tokenyard requeue`: requests that failed wait again."""
+"""`tokenyard requeue`: submit failed requests again."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import redis
 from tokenyard.admin.dead_letters import DeadLetter, all_letters, requeue_letter
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.whose import client_name, owner_of, request_ids
+from tokenyard.cli.shared.request_owner import client_name, owner_of, request_ids
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT
 
-ABOUT: Final = """Let requests that failed wait again, as if they had just been submitted.
+ABOUT: Final = """Submit failed requests again.
 
-They are taken from the dead letters, by their ids, and keep these; their failed results give way to
-new ones. `tokenyard dead requeue` does the same by the names of the letters. A request that failed
-and is no dead letter was not kept: it was bad input, or was answered by its engine.
+They are taken from the dead letters and keep their ids; new results replace the failed ones.
+`tokenyard dead requeue` does the same by the names of the letters. A failed request without a dead
+letter was not kept: its input was invalid, or its engine refused it.
 
-Without --client each is that of `anon`, else of the only client that has the id.
+Without --client, the client is `anon` if it has the id, else the only one that has.
 
 \b
 Examples:
@@ -32,28 +32,28 @@ Examples:
   tokenyard requeue --all
   tokenyard requeue --all --client ann --json
 
-The exit status is 1 where a request could not be requeued, and 2 where several clients have an id,
-or it cannot be told: give --client then.
+The exit status is 1 if a request could not be requeued, and 2 if the client is ambiguous or
+unknown: give --client then.
 """
-#: What stands in the way, by the state of the ledger.
+#: Why a request cannot be requeued, by its state.
 _IN_THE_WAY: Final = {
     "waiting": "waits already",
     "assigned": "runs already",
     "completed": "has completed",
     "cancelled": "was cancelled; submit it again under another id",
     "expired": "has expired; submit it again under another id",
-    "failed": "failed, and is no dead letter, so it was not kept: submit it again under another id",
-    "": "is not known here, and no dead letter",
+    "failed": "failed without a dead letter, so it was not kept: submit it again under another id",
+    "": "is not known here, and not a dead letter",
 }
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Let requests that failed wait again.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Submit failed requests again.")
 @click.argument("ids", metavar="ID...", nargs=-1, callback=request_ids)
-@click.option("--all", "-a", "takes_all", is_flag=True, help="All that failed and were kept.")
+@click.option("--all", "-a", "takes_all", is_flag=True, help="All dead letters.")
 @click.option(
     "--client",
     callback=client_name,
-    help=f"Name that they were asked under.  [default: {DEFAULT_CLIENT}, else whoever has the id;"
+    help=f"Client of the requests.  [default: {DEFAULT_CLIENT}, else the only one with the id;"
     " with --all: any]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each request.")
@@ -61,7 +61,7 @@ _IN_THE_WAY: Final = {
 def requeue(
     ctx: click.Context, ids: tuple[str, ...], takes_all: bool, client: str | None, as_json: bool
 ) -> None:
-    """Requeue each, say what became of it, and set the exit status."""
+    """Requeue each, print the outcome, and set the exit status."""
     if bool(ids) == takes_all:
         raise click.UsageError("name requests, or give --all")
     failed = False
@@ -86,7 +86,7 @@ def _owner(
     request_id: str,
     client: str | None,
 ) -> str:
-    """Whose request is meant: of those that have a letter where anybody has."""
+    """The client of a request: one with a dead letter, else any with the id."""
     owners = sorted(owner for owner, name in letters if name == request_id)
     if client is None and owners and (len(owners) == 1 or DEFAULT_CLIENT in owners):
         return DEFAULT_CLIENT if DEFAULT_CLIENT in owners else owners[0]
@@ -96,7 +96,7 @@ def _owner(
 def _letters(
     connection: redis.Redis, keys: Keys, client: str | None
 ) -> dict[tuple[str, str], DeadLetter]:
-    """The newest letter of each request that could be run again, by client and id."""
+    """The newest letter of each answerable request, by client and id."""
 
     def found() -> Iterator[DeadLetter]:
         for letter in all_letters(connection, keys):

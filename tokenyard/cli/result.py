@@ -1,4 +1,4 @@
-"""`tokenyard result`: the result of a request that was submitted earlier."""
+"""`tokenyard result`: print the result of an earlier request."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Final
 import click
 import redis
 
-from tokenyard.cli.shared.answers import Printer
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.whose import client_option, named, owner_of, request_id
+from tokenyard.cli.shared.printer import Printer
+from tokenyard.cli.shared.request_owner import client_option, named, owner_of, request_id
 from tokenyard.client.ledger import read_snapshots, snapshot_commands, unknown
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.errors import WaitTimeout
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Result, decode_reply, to_result
 
-ABOUT: Final = """Print the result of a request that was submitted earlier, by whomever.
+ABOUT: Final = """Print the result of an earlier request of any client.
 
-It is read from the request's ledger, so it takes nothing away from the program that waits for it.
-Where a program makes text out of tokens by itself, there are only the tokens here.
+It is read from the request's ledger, so the program that waits for it still receives it. If a
+program detokenizes itself, only the tokens are printed.
 
-Without --client it is that of `anon`, else of the only client that has the id, which is looked for.
+Without --client, the client is `anon` if it has the id, else the only one that has.
 
 \b
 Examples:
@@ -33,12 +33,12 @@ Examples:
 \b
 Exit statuses:
   0  the request completed
-  1  it failed, was cancelled or has expired, or the yard does not know it
-  2  several clients have the id, or it cannot be told: give --client
+  1  it failed, was cancelled or has expired, or is unknown
+  2  the client is ambiguous or unknown: give --client
   3  no broker
   4  there is no result yet
 """
-_LOOK_EVERY_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Print the result of an earlier request.")
@@ -56,7 +56,7 @@ _LOOK_EVERY_S: Final = 0.1
 def result(
     ctx: click.Context, request_id: str, client: str | None, timeout: float, as_json: bool
 ) -> None:
-    """Look for the result, print it, and set the exit status."""
+    """Read the result, print it, and set the exit status."""
     with opened(ctx.obj) as (connection, keys):
         owner = owner_of(connection, keys, request_id, client)
         found = _wait(connection, keys, owner, request_id, timeout)
@@ -69,7 +69,7 @@ def result(
 def _wait(
     connection: redis.Redis, keys: Keys, client: str, request_id: str, timeout_s: float
 ) -> Result:
-    """The result; raises `UnknownRequest`, or `WaitTimeout` where there is none in time."""
+    """The result; raises `UnknownRequest`, or `WaitTimeout` if there is none in time."""
     give_up = time.monotonic() + timeout_s
     commands = snapshot_commands(keys, client, [request_id])
     while True:
@@ -85,6 +85,6 @@ def _wait(
         if left_s <= 0:
             raise WaitTimeout(
                 f"request {request_id!r} of client {client!r} is {snapshot.state}: no result yet;"
-                f" what it waits for: tokenyard explain {named(client, request_id)}"
+                f" see tokenyard explain {named(client, request_id)}"
             )
-        time.sleep(min(_LOOK_EVERY_S, left_s))
+        time.sleep(min(_POLL_S, left_s))

@@ -1,4 +1,4 @@
-"""`tokenyard scripts`: the scripts of this release in the server."""
+"""`tokenyard scripts`: load the scripts of this release."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.wording import counted
 from tokenyard.scripts import load_scripts
 
-ABOUT: Final = """Load the scripts of this release into the server, for clients that may not.
+ABOUT: Final = """Load the scripts of this release into the server, for clients without that right.
 
-The leader does this for its own release. While clients of another release are at work, run it with
+The leader does this for its own release. While clients of another release are in use, run it with
 that release after each restart of the server.
 
 \b
@@ -34,11 +34,11 @@ def scripts() -> None:
     """The group; its command does the work."""
 
 
-@scripts.command(cls=PlainCommand, short_help="Load those that are missing.")
+@scripts.command(cls=PlainCommand, short_help="Load the missing scripts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def load(ctx: click.Context, /, *, as_json: bool) -> None:
-    """Load the scripts of this release that the server has not got."""
+    """Load the scripts of this release that the server lacks."""
     with opened(ctx.obj) as (connection, _):
         count = load_scripts(connection)
     say(msgspec.json.encode({"loaded": count}) if as_json else f"{counted(count, 'script')} loaded")

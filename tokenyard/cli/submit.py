@@ -1,4 +1,4 @@
-"""`tokenyard submit`: ask, and print the answers."""
+"""`tokenyard submit`: send prompts and print the answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import IO, Any, Final
 
 import click
 
-from tokenyard.cli.shared.answers import Printer
+from tokenyard.cli.shared.completion import complete_model
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.parameters import named_values
-from tokenyard.cli.whose import named
+from tokenyard.cli.shared.options import named_values
+from tokenyard.cli.shared.printer import Printer
+from tokenyard.cli.shared.request_owner import named
 from tokenyard.client.durability import LEVELS, Durability
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
@@ -23,8 +24,8 @@ from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFail
 
 ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
 
-TEXT is a prompt; `-` reads one prompt a line from standard input, and --file from a file. Blank
-lines are left out. Sampling parameters are vLLM's, by their own names.
+TEXT is a prompt; `-` reads one prompt per line from standard input, and --file from a file. Blank
+lines are skipped. Sampling parameters have vLLM's names.
 
 \b
 Examples:
@@ -33,22 +34,20 @@ Examples:
   tokenyard submit --param top_p=0.9 --param 'logit_bias={"7": -5}' "Hello"
   tokenyard submit --ids 1,15,7 --json
   tokenyard submit --file prompts.txt --json > answers.jsonl
-  tokenyard submit --client ann --id q1 "12+34="    ask again, and q1 still runs only once
+  tokenyard submit --client ann --id q1 "12+34="    repeated, it runs only once
   tokenyard submit --deadline-s 5 --refuse-late --verbose "12+34="
 
-A request that failed or was not waited for is named, with the client that it was asked under:
-`tokenyard explain ID --client NAME` says what became of it.
+A request that failed or still runs is printed with its client: `tokenyard explain ID --client NAME`
+shows its timeline.
 
 \b
 Exit statuses:
   0  all requests completed        3  no usable broker or coordinator
-  1  a request failed or expired   4  time is over (the requests go on)
+  1  a request failed or expired   4  time-out (the requests continue)
   2  wrong usage, or a parameter that vLLM does not know
 """
-
-
 #: A prompt on the command line: text or token ids.
-Asked = str | list[int]
+PromptArgument = str | list[int]
 
 
 def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[list[int]]:
@@ -63,15 +62,20 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 @click.option("--ids", multiple=True, callback=_token_ids, help="A prompt as token ids: 1,15,7.")
 @click.option(
     "--file",
-    # A line that is no text is refused alone, when it is its turn.
+    # A line that is not UTF-8 fails alone, in its turn.
     type=click.File(encoding="utf-8", errors="surrogateescape"),
     help="File with one prompt a line; - is standard input.",
 )
-@click.option("--model", default="", help="Which model; needed where the yard holds several.")
+@click.option(
+    "--model",
+    default="",
+    shell_complete=complete_model,
+    help="The model; required if the yard has several.",
+)
 @click.option("--max-tokens", type=int, help="Most tokens of an answer.  [default: vLLM's, 16]")
-@click.option("--temperature", type=float, help="0 always takes the likeliest token.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stop", multiple=True, help="Text that ends an answer; can be given often.")
+@click.option("--temperature", type=float, help="0 always selects the most likely token.")
+@click.option("--seed", type=int, help="Seed of sampling.")
+@click.option("--stop", multiple=True, help="Text that ends an answer; may be repeated.")
 @click.option(
     "--param",
     "params",
@@ -82,38 +86,37 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 @click.option(
     "--deadline-s",
     type=click.FloatRange(0, min_open=True),
-    help="Seconds from now after which an answer is of no use.",
+    help="Seconds after which the request expires.",
 )
-@click.option(
-    "--refuse-late", is_flag=True, help="Refuse at once what would wait beyond its deadline."
-)
+@click.option("--refuse-late", is_flag=True, help="Refuse a request that would miss its deadline.")
 @click.option(
     "--durability",
     type=click.Choice(LEVELS),
     default="memory",
     show_default=True,
-    help="What an accepted request must have reached: the server's memory, its disk, or a replica.",
+    help="Where an accepted request is stored: the server's memory, its disk, or a replica.",
 )
 @click.option(
-    "--cancel-on-disconnect", is_flag=True, help="Cancel what is not answered when this ends."
+    "--cancel-on-disconnect",
+    is_flag=True,
+    help="Cancel unanswered requests when this command ends.",
 )
-@click.option("--stream", is_flag=True, help="Print tokens as they come, prompt after prompt.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each answer.")
+@click.option("--stream", is_flag=True, help="Print tokens as they come, one prompt at a time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per answer.")
 @click.option(
     "--verbose",
     is_flag=True,
-    help="Say the request's id and client, and where it stands in the line (of one prompt, or with"
-    " --stream).",
+    help="Print the id, client and queue position of a request (for one prompt, or with --stream).",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(0.001),
     default=120.0,
     show_default=True,
-    help="Seconds to wait while nothing comes.",
+    help="Seconds to wait for the next answer or token.",
 )
-@click.option("--id", "request_id", help="Id of the one request.  [default: random]")
-@click.option("--client", "client_id", help="Name to ask under.  [default: random]")
+@click.option("--id", "request_id", help="Id of the request.  [default: random]")
+@click.option("--client", "client_id", help="Client name.  [default: random]")
 @click.pass_context
 def submit(
     ctx: click.Context,
@@ -135,7 +138,7 @@ def submit(
     client_id: str | None,
     **sampling: Any,
 ) -> None:
-    """Ask, print, and set the exit status."""
+    """Send, print, and set the exit status."""
     prompts = _prompts(text, ids, file)
     given = {name: value for name, value in sampling.items() if value not in {None, ()}}
     options: SharedOptions = {
@@ -161,23 +164,23 @@ def submit(
     ) as client:
         printer = Printer(client.client_id, as_json=as_json, is_verbose=verbose)
         if only is not None:
-            _ask_one(client, only, options, request_id, printer)
+            _submit_one(client, only, options, request_id, printer)
         elif stream:
             for prompt in prompts:
-                _ask_one(client, prompt, options, None, printer)
+                _submit_one(client, prompt, options, None, printer)
         else:
-            _ask_many(client, prompts, options, printer)
+            _submit_many(client, prompts, options, printer)
     printer.hint()
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
 
 def _prompts(
     text: Sequence[str], ids: Sequence[list[int]], file: IO[str] | None
-) -> list[Asked] | Iterator[Asked]:
-    """A list of what was given, or an endless supply where a file is read."""
+) -> list[PromptArgument] | Iterator[PromptArgument]:
+    """The prompts; a list, or an iterator if files are read."""
     files: list[IO[str]] = [_stdin()] if "-" in text else []
     files += [file] if file else []
-    given: list[Asked] = [*(each for each in text if each != "-"), *ids]
+    given: list[PromptArgument] = [*(each for each in text if each != "-"), *ids]
     if files:
         return itertools.chain(given, *(_lines(each) for each in files))
     if not given:
@@ -193,16 +196,20 @@ def _lines(file: IO[str]) -> Iterator[str]:
     return (line.rstrip("\r\n") for line in file if line.strip())
 
 
-def _ask_one(
-    client: Client, prompt: Asked, options: SharedOptions, request_id: str | None, printer: Printer
+def _submit_one(
+    client: Client,
+    prompt: PromptArgument,
+    options: SharedOptions,
+    request_id: str | None,
+    printer: Printer,
 ) -> None:
     name = request_id or secrets.token_hex(8)
     item: Item = {"prompt": prompt, "id": name}
     ours = f"request {name!r} of client {client.client_id!r}"
     later = f"for its result: tokenyard result {named(client.client_id, name)}"
-    with _told_where_it_is(printer, options, f"{ours} goes on, if it was accepted; {later}"):
+    with _explain_interruption(printer, options, f"{ours} continues if it was accepted; {later}"):
         [handle] = client.submit_many([item], **options)
-    with _told_where_it_is(printer, options, f"{ours} goes on; {later}"):
+    with _explain_interruption(printer, options, f"{ours} continues; {later}"):
         printer.accepted(handle)
         if options["stream"]:
             _follow(handle, printer)
@@ -211,14 +218,14 @@ def _ask_one(
 
 
 @contextlib.contextmanager
-def _told_where_it_is(printer: Printer, options: SharedOptions, goes_on: str) -> Iterator[None]:
-    """Where the wait for an answer ends without one, say how to get it all the same."""
+def _explain_interruption(printer: Printer, options: SharedOptions, message: str) -> Iterator[None]:
+    """If waiting ends without an answer, print how to get it later."""
     try:
         yield
     except (KeyboardInterrupt, WaitTimeout, BrokerUnavailable, NotDurable):
         printer.stop()
         if not options["cancel_on_disconnect"]:
-            say(goes_on, err=True)
+            say(message, err=True)
         raise
 
 
@@ -227,23 +234,23 @@ def _follow(handle: Handle, printer: Printer) -> None:
         for delta in handle:
             printer.delta(delta)
     except RequestFailed:
-        return  # the result says so, too
+        return  # the result has the error
 
 
-def _ask_many(
-    client: Client, prompts: Iterable[Asked], options: SharedOptions, printer: Printer
+def _submit_many(
+    client: Client, prompts: Iterable[PromptArgument], options: SharedOptions, printer: Printer
 ) -> None:
-    sent: dict[int, Asked] = {}
-    goes_on = (
-        f"What is unanswered of client {client.client_id!r} goes on; to see it: tokenyard requests"
+    sent: dict[int, PromptArgument] = {}
+    message = (
+        f"Unanswered requests of client {client.client_id!r} continue: tokenyard requests"
         f" --client {client.client_id}"
     )
 
-    def remembered() -> Iterator[Asked]:
+    def remembered() -> Iterator[PromptArgument]:
         for index, prompt in enumerate(prompts):
             sent[index] = prompt
             yield prompt
 
-    with _told_where_it_is(printer, options, goes_on):
+    with _explain_interruption(printer, options, message):
         for index, result in client.map(remembered(), ordered=True, **options):
             printer.result(sent.pop(index), index, result)

@@ -1,4 +1,4 @@
-"""Whether the broker is set up so that it loses nothing, and has room."""
+"""Checks of the broker: persistence, memory, access, limits and clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 
 Check = Callable[[Evidence], Iterator[Finding]]
 
-#: Parts of what there is, from which on it is tight, or too tight.
-_TIGHT: Final = 0.8
-_TOO_TIGHT: Final = 0.95
-#: Seconds that a connection may rest between two renewals of a lease, with a margin.
+#: Shares of a resource from which on it is scarce, or critical.
+_SCARCE: Final = 0.8
+_CRITICAL: Final = 0.95
+#: Seconds between two renewals of a lease, with a margin.
 _LEAST_IDLE_S: Final = 30
 _SKEW_MS: Final = 1000.0
 _RECENT_S: Final = 3600.0
@@ -24,7 +24,7 @@ _RIGHTS: Final = "deploy/users.acl has users with the rights that each program n
 
 
 def check_version(evidence: Evidence) -> Iterator[Finding]:
-    """Redis or Valkey, and which."""
+    """Whether the server is new enough."""
     info = evidence.info
     if info is None:
         yield unknown("version", f"INFO is refused: {evidence.unseen.get('INFO', '')}")
@@ -45,18 +45,18 @@ def _kind(info: Any) -> tuple[str, str]:
 
 
 def check_eviction(evidence: Evidence) -> Iterator[Finding]:
-    """Whether the server may delete what it has accepted."""
+    """Whether the server may evict accepted requests."""
     info = evidence.info
     if info is None:
-        yield unknown("eviction", "without INFO it cannot be seen whether keys are evicted")
+        yield unknown("eviction", "without INFO, eviction cannot be checked")
         return
     policy, evicted = _word(info, "maxmemory_policy", "noeviction"), _number(info, "evicted_keys")
     todo = "CONFIG SET maxmemory-policy noeviction, and the same in the server's file."
     if evicted:
-        found = f"{evicted:,} keys were deleted for want of memory, under {policy}"
+        found = f"{evicted:,} keys were evicted under {policy}"
         yield fault("eviction", found, f"Requests may be lost. {todo}")
     elif policy != "noeviction":
-        found = f"maxmemory-policy is {policy}: short of memory, it deletes accepted requests"
+        found = f"maxmemory-policy is {policy}: without memory the server deletes accepted requests"
         yield fault("eviction", found, todo)
     else:
         yield ok("eviction", "maxmemory-policy noeviction")
@@ -66,7 +66,7 @@ def check_persistence(evidence: Evidence) -> Iterator[Finding]:
     """Whether accepted requests survive a restart."""
     info = evidence.info
     if info is None:
-        yield unknown("persistence", "without INFO it cannot be seen whether AOF is on")
+        yield unknown("persistence", "without INFO, AOF cannot be checked")
         return
     if not _number(info, "aof_enabled"):
         todo = "CONFIG SET appendonly yes, and the same in the server's file."
@@ -78,7 +78,7 @@ def check_persistence(evidence: Evidence) -> Iterator[Finding]:
         ("rdb_last_bgsave_status", "the last snapshot"),
     ):
         if _word(info, name, "ok") != "ok":
-            todo = "Look into the server's log: a full disk, or no memory for its fork."
+            todo = "See the server's log: a full disk, or no memory for its fork."
             yield fault("persistence", f"{what} failed", todo)
     yield _fsync(evidence)
 
@@ -86,19 +86,21 @@ def check_persistence(evidence: Evidence) -> Iterator[Finding]:
 def _fsync(evidence: Evidence) -> Finding:
     how = (evidence.config or {}).get("appendfsync")
     if how is None:
-        return unknown("persistence", "appendonly yes; appendfsync cannot be seen without CONFIG")
+        return unknown(
+            "persistence", "appendonly yes; without CONFIG, appendfsync cannot be checked"
+        )
     if how == "no":
         todo = "CONFIG SET appendfsync everysec, or always."
         return warning("persistence", "appendfsync no: a crash of the host loses requests", todo)
-    risk = "" if how == "always" else ": a power failure can take the last second"
+    risk = "" if how == "always" else ": a power failure loses up to the last second"
     return ok("persistence", f"appendonly yes, appendfsync {how}{risk}")
 
 
 def check_writes(evidence: Evidence) -> Iterator[Finding]:
     """Whether the server takes writes now."""
-    if evidence.look is None:
+    if evidence.snapshot is None:
         return
-    if error := evidence.look.view.broker_error:
+    if error := evidence.snapshot.view.broker_error:
         found, todo = error.split(". ", 1)
         yield fault("writes", f"the broker {found}", f"{todo}.")
     else:
@@ -106,51 +108,51 @@ def check_writes(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_memory(evidence: Evidence) -> Iterator[Finding]:
-    """How much there is, and what takes it up."""
+    """Used memory, and the kinds of keys that use most."""
     info = evidence.info
     if info is not None:
         yield _memory_of(info)
     sample = evidence.sample
     if sample is None:
         why = evidence.unseen.get("SCAN and MEMORY USAGE", "")
-        yield unknown("keys", f"the keys of the yard cannot be looked at: {why}")
+        yield unknown("keys", f"the keys of the yard cannot be counted: {why}")
         return
     heaviest = sorted(sample.kinds.items(), key=lambda item: -item[1].bytes)[:_MANY_KINDS]
     listed = ", ".join(f"{name} {kind.count:,} ({_size(kind.bytes)})" for name, kind in heaviest)
-    whole = "" if sample.is_whole else " (of those looked at)"
+    whole = "" if sample.is_whole else " (of those scanned)"
     yield ok("keys", f"{listed or 'none'}{whole}")
 
 
 def _memory_of(info: Any) -> Finding:
     used, most = _number(info, "used_memory"), _number(info, "maxmemory")
     if not most:
-        todo = "CONFIG SET maxmemory, to less than the host has: its fork needs room, too."
+        todo = "CONFIG SET maxmemory, to less than the host has: its fork needs memory as well."
         return warning("memory", f"{_size(used)} used, maxmemory is not set", todo)
     found = f"{_size(used)} of {_size(most)} used ({used / most:.0%})"
-    if used > _TIGHT * most:
+    if used > _SCARCE * most:
         todo = "Raise maxmemory, or lower max_num_queued_reqs or the clients' result_ttl."
-        say = fault if used > _TOO_TIGHT * most else warning
+        say = fault if used > _CRITICAL * most else warning
         return say("memory", found, todo)
     return ok("memory", found)
 
 
 def check_disk(evidence: Evidence) -> Iterator[Finding]:
-    """Whether the append-only file has room, where the server is on this host."""
+    """Whether the append-only file has room, if the server is on this host."""
     disk = evidence.disk
     if disk is None:
-        yield unknown("disk", "the server's disk cannot be seen from here")
+        yield unknown("disk", "the server's disk cannot be checked from here")
         return
     part = 1 - disk.free_bytes / max(1, disk.total_bytes)
     found = f"{_size(disk.free_bytes)} free in {disk.folder}"
     need = 2 * _number(evidence.info or {}, "used_memory")
-    if disk.free_bytes < need or part > _TOO_TIGHT:
-        yield warning("disk", found, "Make room: a rewrite of the append-only file needs it.")
+    if disk.free_bytes < need or part > _CRITICAL:
+        yield warning("disk", found, "Free some: a rewrite of the append-only file needs it.")
     else:
         yield ok("disk", found)
 
 
 def check_replication(evidence: Evidence) -> Iterator[Finding]:
-    """Whether this is a master, and whether its replicas follow."""
+    """Whether this is a master, and whether its replicas are online."""
     info = evidence.info
     if info is None:
         return
@@ -162,8 +164,8 @@ def check_replication(evidence: Evidence) -> Iterator[Finding]:
     states = [info.get(f"slave{number}") for number in range(count)]
     away = sum(isinstance(one, dict) and one.get("state") != "online" for one in states)
     if away:
-        found = f"{away} of {count} replicas do not follow"
-        yield warning("replication", found, "Look into their logs.")
+        found = f"{away} of {count} replicas are not online"
+        yield warning("replication", found, "See their logs.")
     else:
         yield ok("replication", f"master, {count} replicas")
 
@@ -173,20 +175,20 @@ def _is_replica(evidence: Evidence) -> bool:
 
 
 def check_access(evidence: Evidence) -> Iterator[Finding]:
-    """Who may come in, and who was refused something."""
+    """Whether the server needs a password, and recent refusals of its ACL."""
     me = f"we are user {evidence.user}"
-    if evidence.look is None and not _is_replica(evidence):
-        found = f"{me}, who may not look at the yard: {evidence.unseen.get('the yard', '')}"
+    if evidence.snapshot is None and not _is_replica(evidence):
+        found = f"{me}, who may not read the yard: {evidence.unseen.get('the yard', '')}"
         yield fault("access", found, f"Use the user `admin`: {_RIGHTS}.")
-    came_in = evidence.user == "default" and not evidence.has_password
-    open_door = came_in if evidence.default_is_open is None else evidence.default_is_open
-    if evidence.default_is_open is None and not open_door:
-        yield unknown("access", f"{me}; without ACL GETUSER the others cannot be seen")
-    elif open_door and _is_reachable(evidence):
-        found = "anybody who reaches the server comes in as `default`, without a password"
-        yield warning("access", found, f"Give it a password, or switch it off: {_RIGHTS}.")
+    is_without_password = evidence.user == "default" and not evidence.has_password
+    is_open = is_without_password if evidence.default_is_open is None else evidence.default_is_open
+    if evidence.default_is_open is None and not is_open:
+        yield unknown("access", f"{me}; without ACL GETUSER, others cannot be checked")
+    elif is_open and _is_reachable(evidence):
+        found = "the user `default` needs no password, and the server is reachable"
+        yield warning("access", found, f"Set a password, or disable the user: {_RIGHTS}.")
     else:
-        yield ok("access", f"{me}{', on loopback' if open_door else ''}")
+        yield ok("access", f"{me}{', on loopback' if is_open else ''}")
     for refusal in evidence.refusals or ():
         if refusal.age_s <= _RECENT_S:
             found = f"user {refusal.user} was refused {refusal.what}, {refusal.count} times"
@@ -194,7 +196,7 @@ def check_access(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_reachable(evidence: Evidence) -> bool:
-    """Whether others than this host reach the server."""
+    """Whether other hosts can reach the server."""
     if not evidence.is_local:
         return True
     config = evidence.config
@@ -205,7 +207,7 @@ def _is_reachable(evidence: Evidence) -> bool:
 
 
 def check_time_outs(evidence: Evidence) -> Iterator[Finding]:
-    """The server's time-outs, against how long the programs wait."""
+    """The server's time-outs, compared with those of the programs."""
     config = evidence.config
     if config is None:
         why = evidence.unseen.get("CONFIG", "")
@@ -214,10 +216,10 @@ def check_time_outs(evidence: Evidence) -> Iterator[Finding]:
     idle_s = int(config.get("timeout", "0") or 0)
     alive_s = int(config.get("tcp-keepalive", "0") or 0)
     if 0 < idle_s < _LEAST_IDLE_S:
-        found = f"timeout {idle_s}: connections are closed that rest between two renewals"
+        found = f"timeout {idle_s}: closes connections between two renewals of a lease"
         yield warning("time-outs", found, f"CONFIG SET timeout 0, or at least {_LEAST_IDLE_S}.")
     elif not alive_s:
-        found = "tcp-keepalive 0: connections of hosts that have vanished stay for ever"
+        found = "tcp-keepalive 0: connections of lost hosts stay forever"
         yield warning("time-outs", found, "CONFIG SET tcp-keepalive 300.")
     else:
         # Blocked reads (BLOCK 1000) are exempt from `timeout`.
@@ -225,7 +227,7 @@ def check_time_outs(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_connections(evidence: Evidence) -> Iterator[Finding]:
-    """Whether there is room for more."""
+    """Whether the server accepts more connections."""
     info = evidence.info
     if info is None:
         return
@@ -233,21 +235,21 @@ def check_connections(evidence: Evidence) -> Iterator[Finding]:
     refused = _number(info, "rejected_connections")
     found = f"{now} of {most} connections"
     if refused:
-        found = f"{found}, {refused} were refused since the server's start"
+        found = f"{found}, {refused} refused since the server started"
         yield warning("connections", found, "Raise maxclients, and the limit of open files.")
-    elif most and now > _TIGHT * most:
+    elif most and now > _SCARCE * most:
         yield warning("connections", found, "Raise maxclients.")
     else:
         yield ok("connections", found)
 
 
 def check_clock(evidence: Evidence) -> Iterator[Finding]:
-    """The server's clock, against ours; deadlines go by the server's."""
+    """The server's clock, which deadlines use, compared with ours."""
     skew = abs(evidence.clock_ms) - evidence.round_trip_ms / 2
     ahead = "ahead of" if evidence.clock_ms > 0 else "behind"
     found = f"the server is {abs(evidence.clock_ms):,.0f} ms {ahead} this host"
     if skew > _SKEW_MS:
-        yield warning("clock", found, "Let NTP set both clocks.")
+        yield warning("clock", found, "Set both clocks by NTP.")
     else:
         yield ok("clock", found)
 

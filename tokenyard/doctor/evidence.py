@@ -1,4 +1,4 @@
-"""What the doctor looks at: read once, within bounds, and as far as broker and user allow."""
+"""What the checks go by: read once, within limits, as far as broker and user allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from tokenyard.admin.history import Look, read_look
+from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.doctor.sampling import KeySample, sample_keys
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
@@ -20,16 +20,16 @@ from tokenyard.scripts import Scripts
 T = TypeVar("T")
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-#: Settings of the server that say something about a yard.
+#: Settings of the server that the checks use.
 _SETTINGS: Final = ("appendfsync", "bind", "dir", "protected-mode", "tcp-keepalive", "timeout")
 _REFUSALS: Final = 20
-#: Keys in one look for lost entries, about, and most such looks.
-_LOOK: Final = 1000
-_MOST_LOOKS: Final = 50
+#: Keys in one step of the search for lost entries, and most steps.
+_STEP: Final = 1000
+_MAX_STEPS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ConsumerGroup:
     """A consumer group of one of the yard's streams."""
 
     stream: str
@@ -39,8 +39,8 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """What the server has refused a user, from its ACL LOG."""
+class AclRefusal:
+    """An entry of the server's ACL LOG."""
 
     user: str
     what: str  # "command xadd", "key ..."
@@ -58,30 +58,30 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class LostLook:
-    """Requests whose entry is not where their ledger says, among those that were looked at."""
+class LostEntries:
+    """Requests whose entry is not where their ledger says."""
 
     names: Sequence[str]  # <client>/<id>
-    ledgers: int  # looked at
+    ledgers: int  # searched
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that the checks go by. None stands for what cannot be seen; ``unseen`` says why."""
+    """The evidence; None for what could not be read, with the reason in ``unseen``."""
 
     host: str = "127.0.0.1"
     info: Mapping[str, Any] | None = None  # INFO
     config: Mapping[str, str] | None = None
-    user: str = "default"  # that we are
-    has_password: bool = False  # whether we gave one
-    default_is_open: bool | None = None  # the user `default` may come in without a password
-    refusals: Sequence[Refusal] | None = None
-    clock_ms: float = 0.0  # the server's clock less ours
-    round_trip_ms: float = 0.0  # how far that can be wrong, twice
-    look: Look | None = None
-    groups: Sequence[Group] | None = None
+    user: str = "default"  # of our connection
+    has_password: bool = False  # whether our URL has one
+    default_is_open: bool | None = None  # whether `default` needs no password
+    refusals: Sequence[AclRefusal] | None = None
+    clock_ms: float = 0.0  # the server's clock minus ours
+    round_trip_ms: float = 0.0  # twice the error of `clock_ms`
+    snapshot: Snapshot | None = None
+    groups: Sequence[ConsumerGroup] | None = None
     sample: KeySample | None = None
-    lost: LostLook | None = None
+    lost: LostEntries | None = None
     disk: Disk | None = None
     unseen: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,14 +92,14 @@ class Evidence:
 
 
 class _Reader:
-    """Asks, and notes what is refused."""
+    """Runs queries, and records those that are refused."""
 
     def __init__(self, connection: redis.Redis) -> None:
-        self.run: Any = connection  # redis-py gives no types for what it answers
+        self.run: Any = connection  # redis-py's replies have no types
         self.unseen: dict[str, str] = {}
 
     def __call__(self, what: str, ask: Callable[[], T]) -> T | None:
-        """The answer; None where this user may not ask, or the server does not know of it."""
+        """The reply; None if this user or this server does not allow the query."""
         try:
             return ask()
         except (redis.exceptions.NoPermissionError, redis.exceptions.ResponseError) as refused:
@@ -108,7 +108,7 @@ class _Reader:
 
 
 def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
-    """Look at broker and yard. Errors of redis-py pass, but for rights that this user lacks."""
+    """Read broker and yard. Errors of redis-py pass, except for missing rights."""
     read = _Reader(connection)
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
     config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
@@ -123,7 +123,7 @@ def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
         refusals=read("ACL LOG", lambda: _refusals(read.run.acl_log(_REFUSALS))),
         clock_ms=clock_ms,
         round_trip_ms=round_trip_ms,
-        look=read("the yard", lambda: read_look(connection, keys)),
+        snapshot=read("the yard", lambda: read_snapshot(connection, keys)),
         groups=read("XINFO GROUPS", lambda: _groups(read.run, keys)),
         sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
         lost=read("lost entries", lambda: _lost(Scripts(connection, keys))),
@@ -133,7 +133,7 @@ def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
 
 
 def _host(url: str) -> str:
-    """Of the broker; the path of its socket, or "" where there are several."""
+    """The broker's host, the path of its socket, or "" if there are several."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return parts.path
@@ -141,8 +141,8 @@ def _host(url: str) -> str:
 
 
 def _clock(connection: redis.Redis) -> tuple[float, float]:
-    """The server's clock less ours, and the time that asking took, both in ms."""
-    connection.time()  # so that connecting is not part of it; a full disk refuses PING
+    """The server's clock minus ours, and the time of the round trip, both in ms."""
+    connection.time()  # connects first; not PING, which a full disk refuses
     before, began = time.time(), time.perf_counter()
     seconds, micros = connection.time()
     took = time.perf_counter() - began
@@ -154,9 +154,9 @@ def _is_open(user: Mapping[str, Any] | None) -> bool:
     return "on" in flags and "nopass" in flags
 
 
-def _refusals(log: Sequence[Mapping[str, Any]]) -> list[Refusal]:
+def _refusals(log: Sequence[Mapping[str, Any]]) -> list[AclRefusal]:
     return [
-        Refusal(
+        AclRefusal(
             user=_text(entry["username"]),
             what=f"{_text(entry['reason'])} {_text(entry['object'])}",
             count=int(entry["count"]),
@@ -166,43 +166,43 @@ def _refusals(log: Sequence[Mapping[str, Any]]) -> list[Refusal]:
     ]
 
 
-def _groups(run: Any, keys: Keys) -> list[Group]:
+def _groups(run: Any, keys: Keys) -> list[ConsumerGroup]:
     found = []
     for stream in (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.capacity):
         for group in _groups_of(run, stream):
             name = _text(group["name"])
             waiting = run.xpending(stream, name)["consumers"] if group["pending"] else ()
             consumers = {_text(one["name"]): int(one["pending"]) for one in waiting}
-            found.append(Group(stream, name, int(group["pending"]), consumers))
+            found.append(ConsumerGroup(stream, name, int(group["pending"]), consumers))
     return found
 
 
 def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:
     try:
         groups: Sequence[Mapping[str, Any]] = run.xinfo_groups(stream)
-    except redis.exceptions.ResponseError as fault:
-        if "no such key" in str(fault):
+    except redis.exceptions.ResponseError as error:
+        if "no such key" in str(error):
             return ()
         raise
     return groups
 
 
-def _lost(scripts: Scripts) -> LostLook:
+def _lost(scripts: Scripts) -> LostEntries:
     names: dict[str, None] = {}  # SCAN may name a key more than once
     cursor = ledgers = 0
-    for _ in range(_MOST_LOOKS):
-        look = scripts.astray(cursor, _LOOK)
-        cursor, ledgers = look.cursor, ledgers + look.ledgers
-        # What a worker with a lease has may be on its way back: it is the leader's to watch.
-        found = [one for one in look.found if not one.may_run]
+    for _ in range(_MAX_STEPS):
+        step = scripts.astray(cursor, _STEP)
+        cursor, ledgers = step.cursor, ledgers + step.ledgers
+        # The leader watches those of a worker with a lease.
+        found = [one for one in step.found if not one.may_run]
         names |= dict.fromkeys(f"{one.client}/{one.request_id}" for one in found)
         if not cursor:
             break
-    return LostLook(list(names), ledgers)
+    return LostEntries(list(names), ledgers)
 
 
 def _disk(url: str, config: Mapping[str, str] | None) -> Disk | None:
-    """Only of a server on this host: nobody else's disk can be seen."""
+    """The server's disk, if it is on this host."""
     folder = (config or {}).get("dir", "")
     if _host(url) not in LOOPBACK or not folder or not Path(folder).is_dir():
         return None

@@ -1,26 +1,26 @@
-"""What a check has found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: ``unknown``: this broker or this user does not let us see it, which is no fault of theirs.
+#: ``unknown``: this broker or user does not allow the check.
 Verdict = Literal["ok", "warning", "fault", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One result of a check."""
 
     name: str
     verdict: Verdict
     found: str
-    todo: str = ""  # what to do, where something is to be done
+    todo: str = ""  # the remedy, if there is something to do
 
 
 def ok(name: str, found: str) -> Finding:
-    """Nothing has to be done."""
+    """Nothing to do."""
     return Finding(name, "ok", found)
 
 
@@ -30,10 +30,10 @@ def warning(name: str, found: str, todo: str) -> Finding:
 
 
 def fault(name: str, found: str, todo: str) -> Finding:
-    """Something does not work, or what was accepted can be lost."""
+    """Something does not work, or accepted requests can be lost."""
     return Finding(name, "fault", found, todo)
 
 
 def unknown(name: str, found: str, todo: str = "") -> Finding:
-    """It cannot be seen."""
+    """It cannot be checked."""
     return Finding(name, "unknown", found, todo)

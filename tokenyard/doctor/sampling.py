@@ -1,4 +1,4 @@
-"""How many keys of each kind a yard has and what they weigh: counted and sampled, within bounds."""
+"""Counts the keys of a yard by kind, and samples their memory, within limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from tokenyard.protocol.keys import Keys
 
-#: The look through the keys ends after so long, or so many keys of any yard.
+#: The scan ends after this time, or this many keys of any yard.
 MOST_S: Final = 3.0
 MOST_KEYS: Final = 200_000
-#: Keys of a kind that are weighed.
-WEIGHED: Final = 50
+#: Keys per kind whose memory is measured.
+MAX_MEASURED: Final = 50
 _PAGE: Final = 1000
 
 
@@ -23,31 +23,31 @@ class Kind:
     """The keys of one kind."""
 
     count: int
-    bytes: int  # about
+    bytes: int  # estimated
 
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
     """The keys of a yard."""
 
-    kinds: Mapping[str, Kind]  # by the first word behind the yard
-    lanes: Mapping[str, int]  # entries of each lane that there is, by worker
-    is_whole: bool  # whether all keys of the server were looked at
+    kinds: Mapping[str, Kind]  # by the first word after the yard
+    lanes: Mapping[str, int]  # entries of each lane, by worker
+    is_whole: bool  # whether all keys of the server were scanned
 
 
 def sample_keys(run: Any, keys: Keys) -> KeySample:
-    """Look through the keys of a yard with SCAN; ``run`` is a connection."""
+    """Scan the keys of a yard; ``run`` is a connection."""
     prefix = f"tokenyard:{{{keys.yard}}}:"
     found, is_whole = _scan(run, prefix)
     kinds = {}
     for kind, names in sorted(found.items()):
-        weighed = _weigh(run, names[:WEIGHED])
-        kinds[kind] = Kind(len(names), round(weighed * len(names)))
+        average = _average_bytes(run, names[:MAX_MEASURED])
+        kinds[kind] = Kind(len(names), round(average * len(names)))
     return KeySample(kinds, _lanes(run, keys, found.get("lane", [])), is_whole)
 
 
 def _scan(run: Any, prefix: str) -> tuple[dict[str, list[bytes]], bool]:
-    """Names of keys by kind, and whether these are all. No name of a yard is special to MATCH."""
+    """Names of keys by kind, and whether these are all. Yard names need no escaping in MATCH."""
     found: dict[str, list[bytes]] = defaultdict(list)
     start, cursor, seen = prefix.encode(), 0, 0
     until = time.monotonic() + MOST_S
@@ -64,8 +64,8 @@ def _scan(run: Any, prefix: str) -> tuple[dict[str, list[bytes]], bool]:
             return dict(found), False
 
 
-def _weigh(run: Any, names: list[bytes]) -> float:
-    """What one of these keys weighs, on the average, in bytes; one that is gone weighs nothing."""
+def _average_bytes(run: Any, names: list[bytes]) -> float:
+    """The average memory of these keys in bytes."""
     pipeline = run.pipeline(transaction=False)
     for name in names:
         pipeline.memory_usage(name)

@@ -1,12 +1,12 @@
-"""Whether a yard works: who leads, who serves, and what lies where nobody comes by."""
+"""Checks of a yard: leader, workers, models, lanes, and requests that lost their entry."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from tokenyard.admin.history import Look
+from tokenyard.admin.history import Snapshot
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.doctor.broker_checks import Check
@@ -14,81 +14,84 @@ from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 from tokenyard.protocol.control import ALL
 from tokenyard.protocol.keys import CONSUMER, GROUP
+from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, parse_pass
 from tokenyard.protocol.wire import WIRE_VERSION
 
 _SKEW_MS: Final = 1000
 _RECENT_MS: Final = 3_600_000
 _MOST_NAMED: Final = 5
-LookCheck = Callable[[Look], Iterator[Finding]]
+SnapshotCheck = Callable[[Snapshot], Iterator[Finding]]
 
 
-def check_leader(look: Look) -> Iterator[Finding]:
-    """Whether somebody dispatches, and speaks our protocol."""
-    leader = look.view.leader
+def check_leader(snapshot: Snapshot) -> Iterator[Finding]:
+    """Whether a coordinator leads, with our version of the protocol."""
+    leader = snapshot.view.leader
     if leader is None:
-        todo = "Start `tokenyard coordinator`, better two of them."
-        if look.view.broker_error:
-            todo = "Mend the broker first: nobody can lead while it takes no writes."
-        yield fault("coordinator", "nobody leads: nothing is dispatched", todo)
+        todo = "Start `tokenyard coordinator`, or better two."
+        if snapshot.view.broker_error:
+            todo = "Repair the broker first: no coordinator can lead while it takes no writes."
+        yield fault("coordinator", "no coordinator leads: nothing is dispatched", todo)
         return
-    protocol = look.view.handshake.get("protocol", "")
+    protocol = snapshot.view.handshake.get("protocol", "")
     if protocol != str(WIRE_VERSION):
-        found = f"{leader.name} speaks version {protocol or 'none'} of the protocol, not ours"
-        yield fault("coordinator", found, f"Ours is {WIRE_VERSION}: use one release everywhere.")
+        found = f"{leader.name} speaks version {protocol or 'none'} of the protocol"
+        yield fault(
+            "coordinator", found, f"This release has {WIRE_VERSION}: use one release everywhere."
+        )
     else:
         yield ok("coordinator", f"{leader.name} leads, epoch {leader.epoch}")
 
 
-def check_workers(look: Look) -> Iterator[Finding]:
-    """Whether anybody can serve."""
-    view = look.view
+def check_workers(snapshot: Snapshot) -> Iterator[Finding]:
+    """Whether a worker can serve."""
+    view = snapshot.view
     may_load = any(host.models for host in view.hosts)
     found = f"{view.ready_workers} of {len(view.workers)} are ready"
-    if view.ready_workers or (may_load and not look.waiting):
+    if view.ready_workers or (may_load and not snapshot.waiting):
         yield ok("workers", found)
     elif may_load and any(one.state in {"warm", "loading"} for one in view.workers):
-        found = f"none is ready, and {look.waiting} requests wait"
-        yield warning("workers", found, "A model may be on its way: `tokenyard top` shows it.")
+        found = f"none is ready, and {snapshot.waiting} requests wait"
+        yield warning("workers", found, "A model may be loading: `tokenyard top` shows it.")
     else:
         yield fault("workers", "none is ready", "Start `tokenyard worker`, or look at its log.")
     for worker in view.workers:
-        yield from _worker(worker, look)
+        yield from _worker(worker, snapshot)
 
 
-def _worker(worker: WorkerView, look: Look) -> Iterator[Finding]:
+def _worker(worker: WorkerView, snapshot: Snapshot) -> Iterator[Finding]:
     info = worker.info
     if worker.state == "failed":
         why = info.last_error if info else ""
-        todo = "Look into the log of its controller, which says once why and what to do."
-        yield fault("workers", f"{worker.worker} dies again and again: {why}", todo)
+        todo = "See the log of its controller, which has the cause and the remedy."
+        yield fault("workers", f"{worker.worker} crashes repeatedly: {why}", todo)
     elif worker.state == "unreadable":
-        todo = "It may be of another release: use one everywhere."
+        todo = "It may come from another release: use one everywhere."
         yield warning("workers", f"the roster entry of {worker.worker} cannot be read", todo)
-    elif info and info.last_error and look.at_ms - info.last_error_ms < _RECENT_MS:
-        ago_s = max(0, look.at_ms - info.last_error_ms) // 1000
-        todo = "Look into its log if it happens again."
+    elif info and info.last_error and snapshot.at_ms - info.last_error_ms < _RECENT_MS:
+        ago_s = max(0, snapshot.at_ms - info.last_error_ms) // 1000
+        todo = "See its log if it happens again."
         yield warning("workers", f"{info.name}, {ago_s:,} s ago: {info.last_error}", todo)
 
 
-def check_worker_clocks(look: Look) -> Iterator[Finding]:
-    """Whether workers live in the future; one that is behind cannot be seen."""
+def check_worker_clocks(snapshot: Snapshot) -> Iterator[Finding]:
+    """Whether the clock of a host is ahead of the server's; one behind cannot be detected."""
     ahead = {}
-    for worker in look.view.workers:
+    for worker in snapshot.view.workers:
         if worker.info:
             told = max(worker.info.since_ms, worker.info.started_ms, worker.info.last_error_ms)
-            if told - look.at_ms > _SKEW_MS:
-                ahead[worker.info.host or worker.worker] = told - look.at_ms
+            if told - snapshot.at_ms > _SKEW_MS:
+                ahead[worker.info.host or worker.worker] = told - snapshot.at_ms
     for host, ms in ahead.items():
         found = f"the clock of {host} is {ms / 1000:.1f} s ahead of the server's"
-        yield warning("clocks of workers", found, "Let NTP set it: models are placed by it.")
+        yield warning("clocks of workers", found, "Set it by NTP: placement uses it.")
     if not ahead:
         yield ok("clocks of workers", "none is ahead of the server")
 
 
-def check_versions(look: Look) -> Iterator[Finding]:
+def check_versions(snapshot: Snapshot) -> Iterator[Finding]:
     """Whether the workers of a model run the same engine and the same weights."""
     engines: dict[str, set[str]] = defaultdict(set)
-    for worker in look.view.workers:
+    for worker in snapshot.view.workers:
         info = worker.info
         if info and info.model and info.engine:
             weights = f" {info.weights}" if info.weights else ""
@@ -97,77 +100,77 @@ def check_versions(look: Look) -> Iterator[Finding]:
     mixed = {model: found for model, found in engines.items() if len(found) > 1}
     for model, found in mixed.items():
         listed = " and ".join(sorted(found))
-        todo = "Finish the rolling upgrade: a request that moves may get other tokens."
+        todo = "Finish the rolling upgrade: a request that moves may get different tokens."
         yield warning("versions", f"{model} is served by {listed}", todo)
     if not mixed:
         yield ok("versions", "each model is served by one version")
 
 
-def check_models(look: Look) -> Iterator[Finding]:
-    """Models that could not be loaded, and scopes that are held back."""
-    faults = [(host.name, model) for host in look.view.hosts for model in host.models]
+def check_models(snapshot: Snapshot) -> Iterator[Finding]:
+    """Models that could not be loaded."""
+    faults = [(host.name, model) for host in snapshot.view.hosts for model in host.models]
     bad = [(host, model) for host, model in faults if model.fault]
     for host, model in bad:
         found = f"{model.name} could not be loaded on {host}, {model.faults} times: {model.fault}"
-        say = warning if look.view.models.get(model.name) else fault
-        yield say("models", found, "Mend it or its entry, and start the controller again.")
+        say = warning if snapshot.view.models.get(model.name) else fault
+        yield say("models", found, "Repair it or its entry, and restart the controller.")
     if not bad:
-        serving = ", ".join(look.view.models) or "none is loaded"
+        serving = ", ".join(snapshot.view.models) or "none is loaded"
         yield ok("models", serving)
 
 
-def check_postures(look: Look) -> Iterator[Finding]:
-    """Scopes that operators have paused or suspended, perhaps long ago."""
-    held = all_pauses(look.view.desired_states)
+def check_pauses(snapshot: Snapshot) -> Iterator[Finding]:
+    """Scopes that operators have paused or suspended."""
+    held = all_pauses(snapshot.view.desired_states)
     for pause in held:
         first = "tokenyard resume and then " if pause.run_state == "SUSPENDED" else ""
         kind, _, name = pause.scope.partition(":")
         options = "" if pause.scope == ALL else f" --{kind} {name}"
-        todo = f"If that is over: {first}tokenyard unpause{options}"
-        found = f"{pause.scope} is {pause.run_state}{pause.detail(look.at_ms)}"
+        todo = f"When it is no longer needed: {first}tokenyard unpause{options}"
+        found = f"{pause.scope} is {pause.run_state}{pause.detail(snapshot.at_ms)}"
         yield warning("desired_states", found, todo)
     if not held:
         yield ok("desired_states", "nothing is paused")
 
 
-def check_leases(look: Look) -> Iterator[Finding]:
-    """Workers that are gone and whose requests nobody has taken back."""
-    left = [one for one in look.view.workers if one.state in {"lost", "left"} and one.lane]
+def check_leases(snapshot: Snapshot) -> Iterator[Finding]:
+    """Lanes of workers that are gone, with requests that were not rescued."""
+    left = [one for one in snapshot.view.workers if one.state in {"lost", "left"} and one.lane]
     for worker in left:
-        todo = "The coordinator takes them back within seconds; if not, look into its log."
-        if look.view.leader is None:
-            todo = "A coordinator takes them back: start one."
+        todo = "The coordinator takes them back within seconds; if not, see its log."
+        if snapshot.view.leader is None:
+            todo = "A coordinator rescues them: start one."
         yield warning(
-            "leases", f"{worker.lane} requests on the lane of {worker.worker}, gone", todo
+            "leases", f"{worker.lane} requests on the lane of {worker.worker}, which is gone", todo
         )
     if not left:
-        yield ok("leases", f"{sum(one.lease_ms > 0 for one in look.view.workers)} run")
+        yield ok("leases", f"{sum(one.lease_ms > 0 for one in snapshot.view.workers)} held")
 
 
-def check_dead(look: Look) -> Iterator[Finding]:
-    """Requests that were given up."""
-    if look.view.dead:
-        last = look.letters[0].reason if look.letters else ""
-        found = f"{look.view.dead:,}, the last: {last}"
-        todo = "tokenyard dead list; then dead requeue, or dead drop."
+def check_dead(snapshot: Snapshot) -> Iterator[Finding]:
+    """Whether there are dead letters."""
+    if snapshot.view.dead:
+        last = snapshot.letters[0].reason if snapshot.letters else ""
+        found = f"{snapshot.view.dead:,}, the last: {last}"
+        todo = "tokenyard dead list; then dead requeue or dead drop."
         yield warning("dead letters", found, todo)
     else:
         yield ok("dead letters", "none")
 
 
 def check_lanes(evidence: Evidence) -> Iterator[Finding]:
-    """Lanes that belong to nobody."""
-    if evidence.look is None:
+    """Lanes without a worker."""
+    if evidence.snapshot is None:
         return
     if evidence.sample is None:
-        yield unknown("lanes", "without SCAN, lanes that belong to nobody cannot be seen")
+        yield unknown("lanes", "without SCAN, lanes without a worker cannot be found")
         return
-    known = {worker.worker for worker in evidence.look.view.workers}
+    known = {worker.worker for worker in evidence.snapshot.view.workers}
     strays = {worker: n for worker, n in evidence.sample.lanes.items() if worker not in known}
     held = {worker: n for worker, n in strays.items() if n}
     if held:
         listed = ", ".join(f"{worker} ({n})" for worker, n in sorted(held.items())[:_MOST_NAMED])
-        todo = "Nobody will run these: submit them again under other ids, and report it."
+        todo = "No worker will run these: submit them again under other ids, and report it."
         yield fault("lanes", f"requests lie on lanes without a worker: {listed}", todo)
     else:
         yield ok("lanes", f"{len(evidence.sample.lanes)}, each with its worker")
@@ -184,13 +187,15 @@ def check_groups(evidence: Evidence) -> Iterator[Finding]:
         stream = group.stream.rpartition("}:")[2]
         if group.name != GROUP:
             stale += 1
-            found = f"{stream} has a group {group.name!r} that is not ours, {group.pending} pending"
+            found = f"{stream} has a group {group.name!r} not ours, {group.pending} pending"
             yield warning("groups", found, f"XGROUP DESTROY {group.stream} {group.name}")
             continue
         for consumer, pending in group.consumers.items():
             if consumer != CONSUMER:
                 stale += 1
-                found = f"{pending} entries of {stream} are pending for {consumer!r}, not ours"
+                found = (
+                    f"{pending} entries of {stream} are pending for a foreign consumer {consumer!r}"
+                )
                 todo = f"XGROUP DELCONSUMER {group.stream} {GROUP} {consumer}, if it is gone"
                 yield warning("groups", found, todo)
     if not stale:
@@ -198,25 +203,68 @@ def check_groups(evidence: Evidence) -> Iterator[Finding]:
         yield ok("groups", f"{len(evidence.groups)} of the coordinator, {pending:,} pending")
 
 
-def _of_look(check: LookCheck) -> Check:
-    """A check of what is seen of the yard; without that it has nothing to say."""
+def check_entries(evidence: Evidence) -> Iterator[Finding]:
+    """Requests whose entry was deleted by hand."""
+    snapshot = evidence.snapshot
+    if snapshot is None:
+        return
+    handshake, leads = snapshot.view.handshake, snapshot.view.leader is not None
+    lost = evidence.lost
+    if lost and lost.names:
+        named = ", ".join(lost.names[:_MOST_NAMED])
+        more = ", ..." if len(lost.names) > _MOST_NAMED else ""
+        found = f"{len(lost.names):,} of {lost.ledgers:,} requests have lost their entry"
+        todo = "The coordinator ends them as ENTRY_LOST; if not, see its log."
+        if not leads:
+            todo = "A coordinator ends them as ENTRY_LOST: start one."
+        yield (warning if leads else fault)("entries", f"{found}: {named}{more}", todo)
+    ended = _told(handshake, LAST_FOUND)
+    is_recent = ended is not None and snapshot.at_ms - ended.at_ms < _RECENT_MS
+    if ended and is_recent:
+        found = f"{ended.ended:,} requests ended as ENTRY_LOST{_ago(ended, snapshot.at_ms)}"
+        todo = "Find the program that runs XTRIM, XDEL or XADD with MAXLEN on intakes or lanes."
+        yield warning("entries", found, todo)
+    if not is_recent and not (lost and lost.names):
+        yield _all_well(_told(handshake, LAST), snapshot.at_ms, leads=leads)
+
+
+def _all_well(last: Pass | None, at_ms: int, *, leads: bool) -> Finding:
+    if last is None and leads:
+        return unknown("entries", "the coordinator has reported no pass yet: may its user SCAN?")
+    if last is None:
+        return unknown("entries", "not checked: no coordinator leads")
+    told = f"the coordinator checked {last.ledgers:,} ledgers in {last.took_s:.1f} s"
+    return ok("entries", f"none lost; {told}{_ago(last, at_ms)}")
+
+
+def _ago(told: Pass, at_ms: int) -> str:
+    return f", {max(0, at_ms - told.at_ms) // 1000:,} s ago"
+
+
+def _told(handshake: Mapping[str, str], field: str) -> Pass | None:
+    return parse_pass(handshake.get(field, ""))
+
+
+def _of_snapshot(check: SnapshotCheck) -> Check:
+    """A check of the snapshot; without one it yields nothing."""
 
     def run(evidence: Evidence) -> Iterator[Finding]:
-        if evidence.look is not None:
-            yield from check(evidence.look)
+        if evidence.snapshot is not None:
+            yield from check(evidence.snapshot)
 
     return run
 
 
 YARD_CHECKS: Final[tuple[Check, ...]] = (
-    _of_look(check_leader),
-    _of_look(check_workers),
-    _of_look(check_worker_clocks),
-    _of_look(check_versions),
-    _of_look(check_models),
-    _of_look(check_postures),
-    _of_look(check_leases),
+    _of_snapshot(check_leader),
+    _of_snapshot(check_workers),
+    _of_snapshot(check_worker_clocks),
+    _of_snapshot(check_versions),
+    _of_snapshot(check_models),
+    _of_snapshot(check_pauses),
+    _of_snapshot(check_leases),
     check_lanes,
     check_groups,
-    _of_look(check_dead),
+    _of_snapshot(check_dead),
+    check_entries,
 )

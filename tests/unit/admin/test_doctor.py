@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.looks import make_look, make_view_worker
+from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.admin.dead_letters import DeadLetter
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
-from tokenyard.doctor.evidence import Disk, Group, LostLook, Refusal
+from tokenyard.doctor.evidence import AclRefusal, ConsumerGroup, Disk, LostEntries
 from tokenyard.doctor.sampling import KeySample, Kind
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.keys import Keys
@@ -48,15 +48,15 @@ HANDSHAKE = {"protocol": str(WIRE_VERSION), LAST: PASS}
 
 def sound(**changes: Any) -> Evidence:
     """What is seen of a yard where all is well, but for some changes."""
-    look = make_look(60_000, [make_view_worker("w.1")], handshake=HANDSHAKE)
+    snapshot = make_snapshot(60_000, [make_view_worker("w.1")], handshake=HANDSHAKE)
     values: dict[str, Any] = {
         "info": INFO,
         "config": CONFIG,
         "user": "admin",
         "default_is_open": False,
         "refusals": [],
-        "look": look,
-        "groups": [Group(KEYS.intake("low"), "coordinator", 2, {"leader": 2})],
+        "snapshot": snapshot,
+        "groups": [ConsumerGroup(KEYS.intake("low"), "coordinator", 2, {"leader": 2})],
         "sample": SAMPLE,
         "disk": Disk("/data", 900 * MIB, 1000 * MIB),
     }
@@ -69,10 +69,10 @@ def found(evidence: Evidence, name: str) -> list[Finding]:
 
 def looked(*workers: WorkerView, **fields: Any) -> Evidence:
     seen = workers or (make_view_worker("w.1"),)
-    return sound(look=make_look(60_000, seen, **({"handshake": HANDSHAKE} | fields)))
+    return sound(snapshot=make_snapshot(60_000, seen, **({"handshake": HANDSHAKE} | fields)))
 
 
-def test_where_all_is_well_nothing_is_to_be_done() -> None:
+def test_healthy_yard_has_no_remedies() -> None:
     findings = list(diagnose(sound()))
 
     assert {finding.verdict for finding in findings} == {"ok"}, findings
@@ -85,7 +85,7 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
     [
         ("version", "fault", "6.2.1", {"redis_version": "6.2.1"}),
         ("eviction", "fault", "allkeys-lru", {"maxmemory_policy": "allkeys-lru"}),
-        ("eviction", "fault", "7 keys were deleted", {"evicted_keys": 7}),
+        ("eviction", "fault", "7 keys were evicted", {"evicted_keys": 7}),
         ("persistence", "fault", "appendonly is off", {"aof_enabled": 0}),
         ("persistence", "fault", "last write", {"aof_last_write_status": "err"}),
         ("persistence", "fault", "last rewrite", {"aof_last_bgrewrite_status": "err"}),
@@ -105,7 +105,9 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
         ("disk", "warning", "900.0 MiB free", {"used_memory": 600 * MIB}),
     ],
 )
-def test_what_info_says(name: str, verdict: Verdict, words: str, changes: dict[str, Any]) -> None:
+def test_findings_from_server_info(
+    name: str, verdict: Verdict, words: str, changes: dict[str, Any]
+) -> None:
     findings = found(sound(info=INFO | changes), name)
 
     [finding] = [one for one in findings if one.verdict == verdict]
@@ -121,7 +123,7 @@ def test_what_info_says(name: str, verdict: Verdict, words: str, changes: dict[s
         ("time-outs", "tcp-keepalive 0", {"tcp-keepalive": "0"}),
     ],
 )
-def test_what_the_settings_say(name: str, words: str, changes: dict[str, str]) -> None:
+def test_findings_from_server_settings(name: str, words: str, changes: dict[str, str]) -> None:
     [finding] = found(sound(config=CONFIG | changes), name)
 
     assert finding.verdict == "warning"
@@ -147,12 +149,12 @@ def test_valkey_is_called_by_its_name() -> None:
         ({"default_is_open": None, "host": "broker", "user": "default", "has_password": True},
          "unknown"),
         ({"default_is_open": None, "host": "broker", "user": "admin"}, "unknown"),
-        ({"refusals": [Refusal("worker", "command xadd", 12, 60.0)]}, "warning"),
-        ({"refusals": [Refusal("worker", "command xadd", 12, 99_999.0)]}, "ok"),
-        ({"look": None}, "fault"),
+        ({"refusals": [AclRefusal("worker", "command xadd", 12, 60.0)]}, "warning"),
+        ({"refusals": [AclRefusal("worker", "command xadd", 12, 99_999.0)]}, "ok"),
+        ({"snapshot": None}, "fault"),
     ],
 )  # fmt: skip
-def test_who_may_come_in(changes: dict[str, Any], verdict: Verdict) -> None:
+def test_access_of_the_default_user(changes: dict[str, Any], verdict: Verdict) -> None:
     verdicts = {finding.verdict for finding in found(sound(**changes), "access")}
 
     assert verdicts - {"ok"} == {verdict} - {"ok"}
@@ -173,8 +175,8 @@ def test_the_servers_clock(clock_ms: float, round_trip_ms: float, verdict: Verdi
     assert finding.verdict == verdict
 
 
-def test_what_is_refused_is_unknown_and_no_fault() -> None:
-    evidence = Evidence(look=sound().look, unseen={"CONFIG": "unknown command"})
+def test_refused_checks_are_unknown() -> None:
+    evidence = Evidence(snapshot=sound().snapshot, unseen={"CONFIG": "unknown command"})
 
     findings = list(diagnose(evidence))
 
@@ -186,10 +188,13 @@ def test_what_is_refused_is_unknown_and_no_fault() -> None:
 # The yard
 
 
-def test_nobody_leads() -> None:
+def test_doctor_without_a_leader() -> None:
     [finding] = found(looked(leader=None), "coordinator")
 
-    assert (finding.verdict, finding.found) == ("fault", "nobody leads: nothing is dispatched")
+    assert (finding.verdict, finding.found) == (
+        "fault",
+        "no coordinator leads: nothing is dispatched",
+    )
 
 
 @pytest.mark.parametrize("handshake", [{}, {"protocol": "99"}])
@@ -199,7 +204,7 @@ def test_another_version_of_the_protocol(handshake: dict[str, str]) -> None:
     assert finding.verdict == "fault"
 
 
-def test_nobody_is_ready() -> None:
+def test_doctor_without_ready_workers() -> None:
     asleep = make_view_worker("w.1", state="warm", model="")
     host = HostInfo(name="gpu", models=[ModelInfo(name="adder")])
 
@@ -297,8 +302,8 @@ def test_a_lane_without_a_worker() -> None:
 
 def test_groups_and_consumers_that_are_not_ours() -> None:
     groups = [
-        Group(KEYS.intake("low"), "coordinator", 3, {"leader": 1, "old": 2}),
-        Group(KEYS.events, "somebody", 5),
+        ConsumerGroup(KEYS.intake("low"), "coordinator", 3, {"leader": 1, "old": 2}),
+        ConsumerGroup(KEYS.events, "somebody", 5),
     ]
 
     old, somebody = found(sound(groups=groups), "groups")
@@ -320,13 +325,13 @@ class TestEntries:
         (one,) = found(evidence, "entries")
         return one
 
-    def test_last_look_is_told_by_number(self) -> None:
+    def test_entries_report_the_last_pass(self) -> None:
         entries = self.entries(sound())
 
         assert entries.verdict == "ok"
-        assert "looked at 1,234 ledgers in 1.5 s, 10 s ago" in entries.found
+        assert "checked 1,234 ledgers in 1.5 s, 10 s ago" in entries.found
 
-    def test_what_was_ended_lately(self) -> None:
+    def test_recently_ended_entries_are_a_warning(self) -> None:
         told = encode_pass(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()
         entries = self.entries(looked(handshake=HANDSHAKE | {LAST_FOUND: told}))
 
@@ -335,24 +340,24 @@ class TestEntries:
         assert "XTRIM" in entries.todo
 
     @pytest.mark.parametrize("told", ["", "[]", "garbage", '{"at_ms":"x"}'])
-    def test_leader_that_has_told_nothing(self, told: str) -> None:
+    def test_entries_without_a_pass_of_the_leader(self, told: str) -> None:
         told_so = HANDSHAKE | {LAST: told, LAST_FOUND: told}
         entries = self.entries(looked(handshake=told_so))
 
         assert entries.verdict == "unknown"
         assert "SCAN" in entries.found
 
-    def test_what_is_lost_now(self) -> None:
-        lost = LostLook([f"anon/{at}" for at in range(7)], 100)
+    def test_lost_entries_are_named(self) -> None:
+        lost = LostEntries([f"anon/{at}" for at in range(7)], 100)
         entries = self.entries(sound(lost=lost))
 
         assert entries.verdict == "warning"
         assert entries.found.startswith("7 of 100 requests have lost their entry: anon/0, anon/1")
         assert entries.found.endswith("anon/4, ...")
 
-    def test_lost_and_nobody_leads(self) -> None:
-        look = make_look(60_000, [make_view_worker("w.1")], handshake={}, leader=None)
-        entries = self.entries(sound(look=look, lost=LostLook(["a/b"], 1)))
+    def test_lost_entries_without_a_leader(self) -> None:
+        snapshot = make_snapshot(60_000, [make_view_worker("w.1")], handshake={}, leader=None)
+        entries = self.entries(sound(snapshot=snapshot, lost=LostEntries(["a/b"], 1)))
 
         assert entries.verdict == "fault"
         assert "start one" in entries.todo

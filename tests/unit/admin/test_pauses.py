@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.looks import make_view, make_view_worker
+from tests.support.snapshots import make_view, make_view_worker
 from tokenyard.admin.pauses import Pause, all_pauses, pauses_of_model, pauses_of_worker
 from tokenyard.admin.snapshot import WorkerView, YardView
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope, worker_scope
@@ -58,7 +58,7 @@ def test_every_worker_by_its_own_name() -> None:
     assert scopes(found) == [worker_scope("a"), worker_scope("b")]
 
 
-def test_one_that_runs_is_enough() -> None:
+def test_no_pause_if_one_worker_runs() -> None:
     """Also one that is about to serve the model: then the request waits for that."""
     held = {worker_scope("a"): PAUSED}
     assert pauses_of_model(view(worker("a"), worker("b"), **held), "adder") == []
@@ -66,7 +66,7 @@ def test_one_that_runs_is_enough() -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "attached"])
-def test_one_that_never_serves_is_no_help(state: str) -> None:
+def test_pauses_ignore_workers_that_never_serve(state: str) -> None:
     yard = view(worker("a"), worker("b", state=state), **{worker_scope("a"): PAUSED})
     assert scopes(pauses_of_model(yard, "adder")) == [worker_scope("a")]
 
@@ -98,13 +98,13 @@ def test_a_request_without_a_model_waits_for_the_yards_only_one() -> None:
     assert scopes(pauses_of_model(yard, "")) == [ADDER]
 
 
-def test_a_worker_that_has_yet_to_run_again() -> None:
+def test_pause_of_a_worker_that_has_not_obeyed_yet() -> None:
     [pause] = pauses_of_model(view(worker("w", run_state="PAUSED")), "adder")
     assert (pause.scope, pause.run_state) == (worker_scope("w"), "PAUSED")
-    assert "has yet to obey" in pause.why
+    assert "has not obeyed" in pause.why
 
 
-def test_what_keeps_one_worker() -> None:
+def test_pauses_of_one_worker() -> None:
     yard = view(worker("a"), worker("b"), **{worker_scope("a"): PAUSED})
     assert scopes(pauses_of_worker(yard, "a.1")) == [worker_scope("a")]
     assert pauses_of_worker(yard, "b.1") == []

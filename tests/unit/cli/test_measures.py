@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tokenyard.cli.bench.measures import Measured, Sample, percentile
+from tokenyard.cli.bench.measures import BenchResult, Sample, percentile
 
-RUN = Measured(
+RUN = BenchResult(
     [
         Sample(10, 5, latency_s=0.5, ttft_s=0.1),
         Sample(10, 5, latency_s=1.5, ttft_s=0.3),
@@ -17,7 +17,7 @@ RUN = Measured(
 )
 
 
-def test_throughput_and_times() -> None:
+def test_bench_result_has_throughput_and_times() -> None:
     result = RUN.as_dict()
 
     assert (result["completed"], result["failed"]) == (3, 1)
@@ -32,8 +32,8 @@ def test_throughput_and_times() -> None:
     assert result["mean_tpot_ms"] == 200.0
 
 
-def test_what_was_not_measured_is_left_out() -> None:
-    result = Measured([Sample(3, 4, latency_s=1.0)], 1.0).as_dict()
+def test_bench_result_omits_what_was_not_measured() -> None:
+    result = BenchResult([Sample(3, 4, latency_s=1.0)], 1.0).as_dict()
 
     assert "mean_e2el_ms" in result
     assert not any("ttft" in key or "tpot" in key for key in result)
@@ -55,8 +55,8 @@ def test_the_table_has_the_words_of_vllm() -> None:
         assert words in text, words
 
 
-def test_nothing_at_all() -> None:
-    empty = Measured([], 0.0)
+def test_doctor_without_any_evidence() -> None:
+    empty = BenchResult([], 0.0)
 
     assert empty.as_dict()["request_throughput"] == 0.0
     assert "Successful requests:                     0" in empty.as_text()

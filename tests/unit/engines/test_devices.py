@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tokenyard.cli import main
-from tokenyard.cli.up.device_options import count_workers
+from tokenyard.cli.up.engine_options import count_workers
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import DeviceName, WorkerSettings
 from worker.engines import Group, devices

@@ -1,4 +1,4 @@
-"""`tokenyard batch`: files of requests in, files of answers out."""
+"""`tokenyard batch`: run files of requests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tokenyard.cli.shared.lazy import LazyGroup
 
 ABOUT: Final = """Batch jobs: a file of requests in, a file of answers out, one for each line.
 
-A line is one of the OpenAI batch API (custom_id, method, url, body) or a plain one (id, one of
-prompt, tokens and messages, and parameters). Names that end in .gz and .zst are compressed.
-`run` works here and now; `submit` hands the job to RQ, and `worker` runs what was submitted.
+A line has the form of the OpenAI batch API (custom_id, method, url, body) or a plain one (id, one
+of prompt, tokens and messages, and parameters). Files named .gz and .zst are compressed. `run` runs
+a job here; `submit` submits it to RQ, and `worker` runs submitted jobs.
 
 \b
 Examples:
@@ -22,7 +22,7 @@ Examples:
   tokenyard batch submit in.jsonl -o out.jsonl
   tokenyard batch status batch_0f3a...
 """
-#: Where each command lies.
+#: The place of each command.
 COMMANDS: Final = {
     "run": "tokenyard.cli.batch.run:run",
     "submit": "tokenyard.cli.batch.submit:submit",

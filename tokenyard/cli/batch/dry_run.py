@@ -1,4 +1,4 @@
-"""`tokenyard batch run --dry-run`: look at a file only."""
+"""`tokenyard batch run --dry-run`: check a file only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tokenyard.protocol.errors import TokenyardError
 _WIDEST_BAR: Final = 40
 
 
-def look_only(choice: YardChoice, spec: BatchSpec, tokenizer: str, *, prints_json: bool) -> bool:
-    """Read the file and print what it has; whether every line is sound."""
+def check_file(choice: YardChoice, spec: BatchSpec, tokenizer: str, *, prints_json: bool) -> bool:
+    """Read the file and print the report; whether every line is valid."""
     fleet = _fleet(choice)
     report = dry_run(spec, fleet, _tokenizer(tokenizer or fleet.tokenizer))
     if prints_json:
@@ -30,12 +30,12 @@ def look_only(choice: YardChoice, spec: BatchSpec, tokenizer: str, *, prints_jso
 
 
 def _fleet(choice: YardChoice) -> Fleet:
-    """What the yard says; a file can be looked at without one."""
+    """The properties of the yard; optional for a dry run."""
     try:
         with opened(choice) as (connection, keys):
             return Fleet.of(read_yard(connection, keys))
-    except TokenyardError as fault:
-        return Fleet(notes=[f"models, limits and pace are not known: {fault}"])
+    except TokenyardError as error:
+        return Fleet(notes=[f"models, limits and pace are not known: {error}"])
 
 
 def _tokenizer(source: str) -> Tokenizer | None:
@@ -44,12 +44,12 @@ def _tokenizer(source: str) -> Tokenizer | None:
 
 def _print(report: Report) -> None:
     forms = ", ".join(f"{count} {form}" for form, count in sorted(report.forms.items()))
-    say(f"{report.lines} lines: {report.good} good ({forms}), {report.bad} bad")
+    say(f"{report.lines} lines: {report.good} valid ({forms}), {report.bad} invalid")
     for fault in report.faults:
         say(f"  line {fault.line}: {fault.code}: {fault.message}")
     if report.bad > len(report.faults):
         codes = ", ".join(f"{count} {code}" for code, count in sorted(report.codes.items()))
-        say(f"  ... of all bad lines: {codes}")
+        say(f"  ... of all invalid lines: {codes}")
     tokens = report.tokens
     if tokens is not None and tokens.prompts:
         say(
@@ -58,11 +58,11 @@ def _print(report: Report) -> None:
         )
         plain_console().print(_histogram(tokens.below))
     if report.most_new_tokens:
-        say(f"new tokens: at most {report.most_new_tokens}, of lines that have a bound")
+        say(f"new tokens: at most {report.most_new_tokens}, of lines with max_tokens")
     if report.estimate_s is not None:
         say(
             f"estimate: {report.estimate_s:.0f} s at {report.lines_per_s:g} lines/s,"
-            " the pace of this yard when it was last busy"
+            " the rate of this yard when it was last busy"
         )
     for note in report.notes:
         say(f"note: {note}")

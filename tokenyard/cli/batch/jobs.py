@@ -1,4 +1,4 @@
-"""`tokenyard batch list`, `status`, `cancel`, `resume`, `results`, `logs`: jobs of RQ."""
+"""`tokenyard batch list`, `status`, `cancel`, `resume`, `results`, `logs`: jobs at RQ."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rich.table import Table
 
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import ENDED
-from tokenyard.cli.batch.options import need_rq, told_in_one_line
-from tokenyard.cli.shared.as_json import print_list
+from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
+from tokenyard.cli.shared.completion import complete_job
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.tables import Column, Listing, sheet
+from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.texts import printable, span
 from tokenyard.protocol.wording import counted
 
 if TYPE_CHECKING:
-    from tokenyard.batch.jobs import BatchQueue
+    from tokenyard.batch.rq.jobs import BatchQueue
 
-_LOOK_EVERY_S: Final = 0.5
+_POLL_S: Final = 0.5
 _COLUMNS: Final = (
     Column("Job", is_whole=True),
     Column("Status", is_whole=True),
@@ -40,33 +40,33 @@ _COLUMNS: Final = (
     Column("Input", is_detail=True),
     Column("Output", is_detail=True),
 )
-_job = click.argument("job_id", metavar="JOB")
+_job = click.argument("job_id", metavar="JOB", shell_complete=complete_job)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @contextmanager
 def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
-    """The yard's queue of batch jobs; what is wrong with a job is said in one line."""
+    """The yard's queue of batch jobs; errors are printed in one line."""
     need_rq()
-    from tokenyard.batch.jobs import BatchQueue, UnknownJob
+    from tokenyard.batch.rq.jobs import BatchQueue, UnknownJob
 
-    with told_in_one_line(ctx, Exit.FAILED), opened(ctx.obj) as (connection, keys):
+    with file_errors_in_one_line(ctx, Exit.FAILED), opened(ctx.obj) as (connection, keys):
         try:
             yield BatchQueue(connection, keys.yard)
-        except UnknownJob as fault:
-            say(f"Error: {fault}", err=True)
+        except UnknownJob as error:
+            say(f"Error: {error}", err=True)
             ctx.exit(Exit.FAILED)
 
 
 @click.command("list", cls=PlainCommand, short_help="List the jobs, the newest first.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
-@click.option("--verbose", is_flag=True, help="All columns, however narrow the terminal.")
+@click.option("--verbose", is_flag=True, help="Show all columns.")
 @_json
 @click.pass_context
 def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> None:
-    """List batch jobs, the newest first: those that wait, run, are scheduled, or are over.
+    """List batch jobs, the newest first: waiting, running, scheduled and ended ones.
 
-    Done are the lines that have an answer, of all; Errors are those among them that failed.
+    Done counts the lines with an answer; Errors counts those among them that failed.
     """
     with _queue(ctx) as queue:
         batches = queue.describe_all()
@@ -78,7 +78,7 @@ def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> N
     say(f"{len(batches[:limit])} of {counted(len(batches), 'batch job')}")
 
 
-@click.command(cls=PlainCommand, short_help="Show where a job stands.")
+@click.command(cls=PlainCommand, short_help="Show the status of a job.")
 @_job
 @click.option("--wait", is_flag=True, help="Wait until it is over.")
 @click.option(
@@ -91,16 +91,16 @@ def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> N
 @_json
 @click.pass_context
 def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json: bool) -> None:
-    """Show where a batch job stands, by the words of the OpenAI batch API.
+    """Show the status of a batch job, in the terms of the OpenAI batch API.
 
-    The exit status is 0 for a job that has completed or is under way, 1 for one that has failed,
-    has expired, was cancelled or is not known, and 4 where --wait took too long.
+    The exit status is 0 for a completed job or one in progress, 1 for one that failed, expired, was
+    cancelled or is unknown, and 4 if --wait timed out.
     """
     give_up = time.monotonic() + timeout
     with _queue(ctx) as queue:
         batch = queue.describe(job_id)
         while wait and batch["status"] not in ENDED and time.monotonic() < give_up:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
             batch = queue.describe(job_id)
     if as_json:
         say(msgspec.json.encode(batch))
@@ -116,9 +116,9 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
 @_json
 @click.pass_context
 def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
-    """Cancel a batch job. What is done stays; each other line gets the error batch_cancelled.
+    """Cancel a batch job. Answers stay; each other line gets the error batch_cancelled.
 
-    A job that runs is `cancelling` for a moment. The exit status is 1 where it was over before.
+    A running job is `cancelling` for a moment. The exit status is 1 if it had ended before.
     """
     with _queue(ctx) as queue:
         now = queue.cancel(queue.find(job_id))
@@ -126,15 +126,15 @@ def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
     ctx.exit(Exit.OK if now in {"cancelled", "cancelling"} else Exit.FAILED)
 
 
-@click.command(cls=PlainCommand, short_help="Go on with a job that has ended early.")
+@click.command(cls=PlainCommand, short_help="Resume a job that ended early.")
 @_job
-@click.option("--retry-errors", is_flag=True, help="Run lines again that have an error.")
+@click.option("--retry-errors", is_flag=True, help="Run lines with an error again.")
 @_json
 @click.pass_context
 def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -> None:
-    """Let a job that failed, expired or was cancelled wait for a worker again.
+    """Enqueue a job again that failed, expired or was cancelled.
 
-    Lines that are done stay as they are; with --retry-errors also a completed job can be resumed.
+    Lines that are done keep their answers; with --retry-errors a completed job can be resumed.
     """
     with _queue(ctx) as queue:
         queue.resume(queue.find(job_id), retry_errors=retry_errors)
@@ -144,13 +144,13 @@ def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -
 
 @click.command(cls=PlainCommand, short_help="Print the results of a job, or its errors.")
 @_job
-@click.option("--errors", is_flag=True, help="The errors instead.")
-@click.option("--path", "only_path", is_flag=True, help="Only say where they are.")
+@click.option("--errors", is_flag=True, help="Print the errors instead.")
+@click.option("--path", "only_path", is_flag=True, help="Only print the path.")
 @click.pass_context
 def results(ctx: click.Context, job_id: str, errors: bool, only_path: bool) -> None:
-    """Print what a batch job has written so far, decompressed.
+    """Print the results of a batch job so far, decompressed.
 
-    The files must be visible here under the paths that the job has.
+    The files must be visible here under the same paths.
     """
     with _queue(ctx) as queue:
         spec = queue.spec_of(job_id)
@@ -161,27 +161,27 @@ def results(ctx: click.Context, job_id: str, errors: bool, only_path: bool) -> N
             _print_file(path)
 
 
-@click.command(cls=PlainCommand, short_help="Print what happened to a job.")
+@click.command(cls=PlainCommand, short_help="Print the log of a job.")
 @_job
 @click.pass_context
 def logs(ctx: click.Context, job_id: str) -> None:
-    """Print the log of a batch job: starts, faults, and what came of it.
+    """Print the log of a batch job: starts, errors and outcome.
 
-    It lies beside the output, as OUTPUT.log.
+    It is stored beside the output, as OUTPUT.log.
     """
     with _queue(ctx) as queue:
         _print_file(queue.spec_of(job_id).log_path)
 
 
 def _print_file(path: Path) -> None:
-    """A file to standard output; a torn end, which a running job may have, is left out."""
+    """Copy a file to standard output, without the torn end that a running job may leave."""
     try:
         with open_text(path) as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
-    except FileNotFoundError as fault:
-        raise UnreadableFile(f"{path}: not there (yet, or not on this host)") from fault
-    except OSError as fault:
-        raise UnreadableFile(f"{path}: {fault.strerror}") from fault
+    except FileNotFoundError as error:
+        raise UnreadableFile(f"{path}: not there (yet, or not on this host)") from error
+    except OSError as error:
+        raise UnreadableFile(f"{path}: {error.strerror}") from error
     sys.stdout.buffer.flush()
 
 
@@ -190,8 +190,8 @@ def _counts(batch: dict[str, Any]) -> str:
     return f"{counts['completed']} + {counts['failed']} errors of {counts['total']}"
 
 
-def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> Listing:
-    table = Listing(_COLUMNS, has_details=is_whole)
+def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> FittingTable:
+    table = FittingTable(_COLUMNS, has_details=is_whole)
     now_s = time.time()
     for batch in batches:
         counts, created_s = batch["request_counts"], batch["created_at"]
@@ -224,7 +224,7 @@ def _sheet(batch: dict[str, Any]) -> Table:
         eta = f", {batch['eta_s']:.0f} s left" if batch["eta_s"] is not None else ""
         shown.add_row("Pace", f"{batch['lines_per_s']} lines/s{eta}")
     if batch["errors"]:
-        shown.add_row("Fault", batch["errors"]["data"][0]["message"])
+        shown.add_row("Error", batch["errors"]["data"][0]["message"])
     shown.add_row("Input", batch["input_file_id"])
     shown.add_row("Results", batch["output_file_id"])
     shown.add_row("Errors", batch["error_file_id"])

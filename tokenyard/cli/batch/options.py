@@ -1,4 +1,4 @@
-"""What `tokenyard batch run` and `batch submit` are told about a job."""
+"""The options of a job, for `tokenyard batch run` and `batch submit`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
+from tokenyard.cli.shared.completion import complete_model
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import with_options
-from tokenyard.cli.shared.parameters import named_values
+from tokenyard.cli.shared.options import named_values, with_options
 from tokenyard.process.program import Exit, YardChoice
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import PRIORITY_CLASSES
@@ -43,23 +43,20 @@ def need_rq() -> None:
 
 
 @contextmanager
-def told_in_one_line(ctx: click.Context, missing: Exit = Exit.USAGE) -> Iterator[None]:
-    """What is wrong with the files is no fault of the yard, so the exit status is 1.
-
-    That of a file that is not there is ``missing``: as a rule, its name was given wrongly.
-    """
+def file_errors_in_one_line(ctx: click.Context, missing: Exit = Exit.USAGE) -> Iterator[None]:
+    """Print an error of the files in one line and exit: ``missing`` for a missing file, else 1."""
     try:
         yield
-    except (BatchBroken, OutputInUse, UnreadableFile) as fault:
+    except (BatchBroken, OutputInUse, UnreadableFile) as error:
         choice: YardChoice = ctx.obj
         if choice.debug:
             raise
-        say(f"Error: {fault}", err=True)
-        is_missing = isinstance(fault.__cause__, FileNotFoundError)
+        say(f"Error: {error}", err=True)
+        is_missing = isinstance(error.__cause__, FileNotFoundError)
         ctx.exit(missing if is_missing else Exit.FAILED)
 
 
-#: Those of a job.
+#: The options of a job.
 spec_options: Final = with_options(
     click.argument("input_path", metavar="INPUT", type=click.Path(path_type=Path)),
     click.option(
@@ -70,33 +67,35 @@ spec_options: Final = with_options(
         type=click.Path(path_type=Path),
         help="Where errors are written.  [default: out.errors.jsonl for out.jsonl]",
     ),
-    click.option("--model", default="", help="For lines that name none."),
+    click.option(
+        "--model", default="", shell_complete=complete_model, help="Model of lines without one."
+    ),
     click.option(
         "--param",
         "params",
         multiple=True,
         callback=named_values,
-        help="Sampling parameter for lines that do not have it: name=JSON.",
+        help="Default sampling parameter of the lines: name=JSON.",
     ),
     click.option(
         "--priority-class",
         type=click.Choice(PRIORITY_CLASSES),
         default="low",
         show_default=True,
-        help="The intake in which the requests wait.",
+        help="The intake of the requests.",
     ),
     click.option(
         "--max-in-flight",
         "window",
         type=click.IntRange(1),
-        help="Most requests under way.  [default: twice the workers' places, at least 1000]",
+        help="Most requests in flight.  [default: twice the workers' slots, at least 1000]",
     ),
     click.option("--ordered", is_flag=True, help="Write answers in the order of the lines."),
     click.option(
         "--hedge/--no-hedge",
         default=True,
         show_default=True,
-        help="Send the last few requests twice where workers idle; not with --ordered.",
+        help="Send the last few requests twice if workers are idle; not with --ordered.",
     ),
     click.option(
         "--completion-window",
@@ -104,7 +103,7 @@ spec_options: Final = with_options(
         type=duration,
         metavar="TIME",
         default=0.0,
-        help="Lines that have no answer after so long expire: 24h.  [default: no bound]",
+        help="Lines without an answer after this time expire: 24h.  [default: no limit]",
     ),
     click.option(
         "--result-ttl",
@@ -113,7 +112,7 @@ spec_options: Final = with_options(
         metavar="TIME",
         default=DEFAULT_RESULT_TTL_S,
         show_default=True,
-        help="So long the yard knows an answer that was not written because this was killed.",
+        help="How long the yard keeps answers for a killed job.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""`tokenyard batch run`: run a file of requests here and now."""
+"""`tokenyard batch run`: run a file of requests here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from tokenyard.batch.runner import Progress, Runner
+from tokenyard.batch.progress import Progress
+from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchState, new_id
-from tokenyard.cli.batch.options import spec_from, spec_options, told_in_one_line
+from tokenyard.cli.batch.options import file_errors_in_one_line, spec_from, spec_options
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
@@ -31,14 +32,14 @@ from tokenyard.protocol.wording import counted
 
 ABOUT: Final = """Run a file of requests, and write one answer for each line.
 
-Kill it at any moment and run the same command again: it goes on where it stopped. What is done
-stands in the output files; OUTPUT.state says what the job is.
+It can be killed at any time: the same command continues where it stopped. The output files contain
+what is done; OUTPUT.state describes the job.
 
 \b
 Examples:
   tokenyard batch run in.jsonl -o out.jsonl
-  tokenyard batch run in.jsonl -o out.jsonl --retry-errors     once more for what failed
-  tokenyard batch run in.jsonl --dry-run                       look at the file only
+  tokenyard batch run in.jsonl -o out.jsonl --retry-errors     run failed lines again
+  tokenyard batch run in.jsonl --dry-run                       only check the file
 
 \b
 Exit statuses:
@@ -50,11 +51,11 @@ _SAY_EVERY_S: Final = 10.0
 Tell = Callable[[Progress], None]
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Run a file of requests here and now.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Run a file of requests here.")
 @spec_options
-@click.option("--overwrite", is_flag=True, help="Begin anew where OUTPUT has lines already.")
-@click.option("--retry-errors", is_flag=True, help="Run lines again that have an error.")
-@click.option("--dry-run", is_flag=True, help="Only look: bad lines, tokens, an estimate.")
+@click.option("--overwrite", is_flag=True, help="Start over if OUTPUT has lines already.")
+@click.option("--retry-errors", is_flag=True, help="Run lines with an error again.")
+@click.option("--dry-run", is_flag=True, help="Only check: invalid lines, tokens, an estimate.")
 @click.option(
     "--tokenizer",
     default="",
@@ -74,19 +75,19 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run the job, show how it goes, and print what came of it."""
+    """Run the job, show its progress, and print the outcome."""
     choice: YardChoice = ctx.obj
     if dry_run:
-        from tokenyard.cli.batch.dry_run import look_only
+        from tokenyard.cli.batch.dry_run import check_file
 
         spec = spec_from(input_path, output or Path("-"), given)
-        with told_in_one_line(ctx):
-            is_sound = look_only(choice, spec, tokenizer, prints_json=as_json)
-        ctx.exit(Exit.OK if is_sound else Exit.FAILED)
+        with file_errors_in_one_line(ctx):
+            is_valid = check_file(choice, spec, tokenizer, prints_json=as_json)
+        ctx.exit(Exit.OK if is_valid else Exit.FAILED)
     spec = spec_from(input_path, output, given)
     seen: list[Progress] = []
     with (
-        told_in_one_line(ctx),
+        file_errors_in_one_line(ctx),
         Interrupts(),
         _shown(HarmlessConsole(stderr=True, highlight=False)) as tell,
     ):
@@ -102,14 +103,14 @@ def run(
         except Interrupted as signalled:
             counts = seen[0].counts if seen else None
             done = f" with {counts.done} of {counted(counts.total, 'line')} done" if counts else ""
-            say(f"Stopped{done}; the same command goes on from here.", err=True)
+            say(f"Stopped{done}; the same command continues from here.", err=True)
             ctx.exit(signalled.status)
     say(msgspec.json.encode(state.as_batch()) if as_json else summary(state))
     ctx.exit(Exit.OK if state.status == "completed" else Exit.FAILED)
 
 
 def summary(state: BatchState) -> str:
-    """What came of a job, for people."""
+    """The outcome of a job."""
     counts, spec = state.counts, state.spec
     results, errors = counted(counts.completed, "result"), counted(counts.failed, "error")
     sum_of = f"{counted(counts.total, 'input line')} = {results} + {errors}"
@@ -119,7 +120,7 @@ def summary(state: BatchState) -> str:
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Tell]:
-    """A bar in a terminal; elsewhere a line now and then."""
+    """A progress bar in a terminal; elsewhere a line from time to time."""
     if not console.is_terminal:
         yield _Lines(console)
         return

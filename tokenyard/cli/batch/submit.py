@@ -1,4 +1,4 @@
-"""`tokenyard batch submit`: hand a file of requests to RQ."""
+"""`tokenyard batch submit`: submit a file of requests to RQ."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.state import DEFAULT_RETRIES
 from tokenyard.cli.batch.options import (
     duration,
+    file_errors_in_one_line,
     need_rq,
     spec_from,
     spec_options,
-    told_in_one_line,
 )
+from tokenyard.cli.shared.completion import complete_job
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
 from tokenyard.process.program import PlainCommand, YardChoice
 
-ABOUT: Final = """Hand a file of requests to RQ, and print the id of the job.
+ABOUT: Final = """Submit a file of requests to RQ, and print the id of the job.
 
 `tokenyard batch worker` runs it, on any host that sees the files under the same paths.
 
@@ -38,15 +39,15 @@ job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _
 """
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Hand a file of requests to RQ.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Submit a file of requests to RQ.")
 @spec_options
-@click.option("--overwrite", is_flag=True, help="Begin anew where OUTPUT has lines already.")
+@click.option("--overwrite", is_flag=True, help="Start over if OUTPUT has lines already.")
 @click.option(
     "--retries",
     type=click.IntRange(0, 1000),
     default=DEFAULT_RETRIES,
     show_default=True,
-    help="Tries after a failure, counted from the last progress on.",
+    help="Retries after a failure, counted from the last progress.",
 )
 @click.option(
     "--timeout",
@@ -54,13 +55,19 @@ job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _
     type=duration,
     metavar="TIME",
     default=0.0,
-    help="Longest time of one try.  [default: no bound]",
+    help="Longest time of one try.  [default: no limit]",
 )
-@click.option("--after", multiple=True, metavar="JOB", help="Run when this job has completed.")
-@click.option("--at", metavar="TIME", help="Run then: 2026-11-22T02:00, 02:00 or +90m.")
-@click.option("--cron", default="", help="Run again and again: '0 2 * * *' is each night at two.")
-@click.option("--on-success", default="", metavar="URL|COMMAND", help="Told when it completed.")
-@click.option("--on-failure", default="", metavar="URL|COMMAND", help="Told when it did not.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="Run when this job has completed.",
+)
+@click.option("--at", metavar="TIME", help="Run at this time: 2026-11-22T02:00, 02:00 or +90m.")
+@click.option("--cron", default="", help="Run repeatedly: '0 2 * * *' is each night at two.")
+@click.option("--on-success", default="", metavar="URL|COMMAND", help="Called when it completed.")
+@click.option("--on-failure", default="", metavar="URL|COMMAND", help="Called when it failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as one JSON object.")
 @click.pass_context
 def submit(
@@ -79,14 +86,14 @@ def submit(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Hand the job over and print its id."""
+    """Submit the job and print its id."""
     need_rq()
-    from tokenyard.batch.jobs import submit_batch
-    from tokenyard.batch.schedule import read_time
+    from tokenyard.batch.rq.jobs import submit_batch
+    from tokenyard.batch.rq.schedule import read_time
 
     choice: YardChoice = ctx.obj
     spec = spec_from(input_path, output, given)
-    with told_in_one_line(ctx):
+    with file_errors_in_one_line(ctx):
         if not cron and not spec.input_path.exists():
             raise UnreadableFile(f"{spec.input}: there is no such file") from FileNotFoundError()
         options = msgspec.to_builtins(spec)

@@ -1,4 +1,4 @@
-"""`tokenyard batch worker`: run the batch jobs that were handed to RQ."""
+"""`tokenyard batch worker`: run submitted batch jobs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tokenyard.process.program import PlainCommand, YardChoice, start_logging
 
 ABOUT: Final = """Run batch jobs, one at a time; start several for more.
 
-It is RQ's worker with JSON in the place of pickle. Each job runs in a process of its own, which
-touches no GPU. SIGTERM hands a running job back, and another worker goes on with it; if this is
-killed, the next worker on this host goes on at once, and one elsewhere after a minute.
+It is RQ's worker with JSON instead of pickle. Each job runs in its own process, which uses no GPU.
+SIGTERM requeues a running job, and another worker continues it; after SIGKILL the next worker of
+this host continues immediately, one elsewhere after a minute.
 
 \b
 Examples:
   tokenyard batch worker
-  tokenyard batch worker --burst     until nothing is left to do
+  tokenyard batch worker --burst     until no job is left
 """
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Run what was submitted.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Run submitted jobs.")
 @click.option("--burst", is_flag=True, help="End when no job waits.")
-@click.option("--name", default="", help="Name of this worker to RQ.  [default: random]")
+@click.option("--name", default="", help="Name of this worker in RQ.  [default: random]")
 @click.pass_context
 def worker(ctx: click.Context, burst: bool, name: str) -> None:
     """Work until stopped."""
     need_rq()
-    from tokenyard.batch.worker import run_worker
+    from tokenyard.batch.rq.worker import run_worker
 
     choice: YardChoice = ctx.obj
     url = url_of(choice)

@@ -1,4 +1,4 @@
-"""`tokenyard bench`: how much a live yard serves, and how soon."""
+"""`tokenyard bench`: measure throughput and latency of a live yard."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import click
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tokenyard.cli.bench.load import Generator, Load
+from tokenyard.cli.bench.load import BenchLoad, LoadGenerator
 from tokenyard.cli.bench.measures import Sample
+from tokenyard.cli.shared.completion import complete_model
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.process.interrupted import SIGNALLED
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.keys import PRIORITY_CLASSES
 
-ABOUT: Final = """Put a load on the live yard and measure it, by the words of `vllm bench serve`.
+ABOUT: Final = """Put a load on the live yard and measure it, in the terms of `vllm bench serve`.
 
-Prompts are random tokens; each request is a real one, and others wait behind it. With --rate,
-requests begin at random moments (a Poisson process), so many in a second on the average; without,
-as soon as --concurrency leaves room. Time to first token needs --stream. Interrupted, it cancels
-what runs and prints what it has measured.
+Prompts are random tokens; the requests are real, and delay others. With --rate, requests start at
+random times (a Poisson process) with this average rate; without it, as soon as --concurrency
+allows. Time to first token needs --stream. An interrupt cancels the running requests and prints the
+measurements so far.
 
 \b
 Examples:
@@ -41,19 +42,19 @@ Exit statuses:
 _DEFAULT_CONCURRENCY: Final = 64
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Measure how much the yard serves.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Measure throughput and latency.")
 @click.option(
-    "--requests", type=click.IntRange(1), default=200, show_default=True, help="How many in all."
+    "--requests", type=click.IntRange(1), default=200, show_default=True, help="Number of requests."
 )
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
-    help="Requests that begin in a second.  [default: as there is room]",
+    help="Average requests per second.  [default: as --concurrency allows]",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
-    help=f"Most requests under way.  [default: {_DEFAULT_CONCURRENCY}; with --rate no bound]",
+    help=f"Most requests in flight.  [default: {_DEFAULT_CONCURRENCY}; with --rate no limit]",
 )
 @click.option(
     "--prompt-tokens",
@@ -69,32 +70,36 @@ _DEFAULT_CONCURRENCY: Final = 64
     show_default=True,
     help="Most tokens of an answer.",
 )
-@click.option("--ignore-eos", is_flag=True, help="Let each answer have just so many.")
-@click.option("--model", default="", help="Which model.  [default: the yard's]")
+@click.option("--ignore-eos", is_flag=True, help="Generate exactly --max-tokens for each answer.")
+@click.option(
+    "--model", default="", shell_complete=complete_model, help="The model.  [default: the yard's]"
+)
 @click.option("--stream", is_flag=True, help="Stream the answers, and measure the first token.")
 @click.option(
     "--priority",
     type=click.Choice(PRIORITY_CLASSES),
     default="normal",
     show_default=True,
-    help="Which intake they wait in.",
+    help="The intake of the requests.",
 )
 @click.option(
     "--warm-up",
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Requests before, which are not measured.",
+    help="Requests before the measurement.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and moments.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of prompts and start times."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0.001),
     default=120.0,
     show_default=True,
-    help="Seconds without news after which a request counts as failed.",
+    help="Seconds without progress after which a request fails.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, by vLLM's keys.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with vLLM's keys.")
 @click.pass_context
 def bench(
     ctx: click.Context,
@@ -107,9 +112,9 @@ def bench(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Measure, and print what came of it."""
+    """Measure, and print the result."""
     choice: YardChoice = ctx.obj
-    load = Load(
+    load = BenchLoad(
         rate=rate or 0.0,
         concurrency=concurrency or (0 if rate else _DEFAULT_CONCURRENCY),
         streams=stream,
@@ -118,43 +123,43 @@ def bench(
         **given,
     )
     with _shown(load.requests) as tell:
-        generator = Generator(url_of(choice), choice.yard, load, tell)
+        generator = LoadGenerator(url_of(choice), choice.yard, load, tell)
         signalled = asyncio.run(_until_interrupted(generator))
     measured = generator.measured
     if as_json:
-        asked = {"model": generator.model, "num_prompts": load.requests}
+        about = {"model": generator.model, "num_prompts": load.requests}
         pace = {"request_rate": rate or "inf", "max_concurrency": load.concurrency or None}
-        say(msgspec.json.encode({**asked, **pace, **measured.as_dict()}))
+        say(msgspec.json.encode({**about, **pace, **measured.as_dict()}))
     else:
         say(measured.as_text())
     ctx.exit(signalled or (Exit.FAILED if measured.errors else Exit.OK))
 
 
-async def _until_interrupted(generator: Generator) -> int:
-    """0 where it came to its end, else the exit status that stands for the signal.
+async def _until_interrupted(generator: LoadGenerator) -> int:
+    """0, or the exit status of the signal that interrupted it.
 
-    The signals are heeded here, not by `asyncio.run`, which leaves one alone that was ignored when
-    the program began, as a shell does for what it runs in the background.
+    The signals are handled here, because `asyncio.run` leaves a signal ignored that was ignored at
+    the start, as in a background job of a shell.
     """
     running = asyncio.ensure_future(generator.run())
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int) -> None:
-        heard.append(number)
+    def on_signal(number: int) -> None:
+        received.append(number)
         running.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, hear, number)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     try:
         await running
     except asyncio.CancelledError:
-        return SIGNALLED + heard[0]
+        return SIGNALLED + received[0]
     return 0
 
 
 @contextmanager
 def _shown(requests: int) -> Iterator[Callable[[Sample], None]]:
-    """A bar in a terminal, on standard error."""
+    """A progress bar on standard error, in a terminal."""
     console = HarmlessConsole(stderr=True)
     if not console.is_terminal:
         yield lambda _: None

@@ -1,4 +1,4 @@
-"""A load on a live yard: requests as fast as asked, through the public client alone."""
+"""Generates a load on a live yard through the public client."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tokenyard.cli.bench.measures import Measured, Sample
+from tokenyard.cli.bench.measures import BenchResult, Sample
 from tokenyard.client.aio import AsyncClient
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.options import SharedOptions
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import PriorityClass
 
-#: Where no worker says how many tokens it knows.
+#: Vocabulary if no worker reports its size.
 _FEW_TOKENS: Final = 100
-#: Nobody reads the results again.
+#: Short, because the results are not read again.
 _RESULT_TTL_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What to ask, and how fast."""
+class BenchLoad:
+    """The requests of a run and their rate."""
 
     requests: int
-    rate: float  # requests/s that begin, at random moments; 0: as soon as there is room
-    concurrency: int  # most requests under way; 0: no bound
+    rate: float  # average requests/s, at random times; 0: as concurrency allows
+    concurrency: int  # most requests in flight; 0: no limit
     prompt_tokens: int
     max_tokens: int
     model: str
@@ -37,12 +37,12 @@ class Load:
     ignores_eos: bool
     priority: PriorityClass
     seed: int
-    warm_up: int  # requests before, which are not measured
-    timeout_s: float  # without news of a request
+    warm_up: int  # requests before the measurement
+    timeout_s: float  # without progress of a request
 
     @property
     def options(self) -> SharedOptions:
-        """What all requests have in common."""
+        """The options of all requests."""
         named: SharedOptions = {"model": self.model} if self.model else {}
         return {
             **named,
@@ -52,16 +52,16 @@ class Load:
             "stream": self.streams,
             "priority_class": self.priority,
             "result_ttl_s": _RESULT_TTL_S,
-            # What is interrupted should not burden the yard any longer.
+            # An interrupted run must not leave load behind.
             "cancel_on_disconnect": True,
         }
 
 
-class Generator:
-    """Puts one load on a yard; `samples` grows meanwhile."""
+class LoadGenerator:
+    """Puts a load on a yard and collects samples."""
 
     def __init__(
-        self, url: str, yard: str, load: Load, on_sample: Callable[[Sample], None]
+        self, url: str, yard: str, load: BenchLoad, on_sample: Callable[[Sample], None]
     ) -> None:
         self.samples: list[Sample] = []
         self.model = load.model
@@ -74,13 +74,13 @@ class Generator:
         self._took_s = 0.0
 
     @property
-    def measured(self) -> Measured:
-        """What there is until now."""
+    def measured(self) -> BenchResult:
+        """The result so far."""
         took_s = self._took_s or (time.perf_counter() - self._began if self._began else 0.0)
-        return Measured(self.samples, took_s)
+        return BenchResult(self.samples, took_s)
 
-    async def run(self) -> Measured:
-        """Warm up and measure. Raises `TokenyardError` where nobody is there to be measured."""
+    async def run(self) -> BenchResult:
+        """Warm up and measure; raises `TokenyardError` if the yard cannot be used."""
         async with AsyncClient(
             self._url, self._yard, result_timeout_s=self._load.timeout_s
         ) as client:
@@ -93,19 +93,19 @@ class Generator:
             self._began = time.perf_counter()
             async with asyncio.TaskGroup() as group:
                 room = asyncio.Semaphore(self._load.concurrency or self._load.requests)
-                async for _ in self._beginnings():
+                async for _ in self._starts():
                     await room.acquire()
                     group.create_task(self._measure(client, next(prompts), room))
             self._took_s = time.perf_counter() - self._began
         return self.measured
 
     def _prompts(self, vocabulary: int) -> Iterator[list[int]]:
-        """Random tokens, so that no prompt shares a prefix with another one by design."""
+        """Random tokens, so that prompts share no prefix."""
         while True:
             yield [self._random.randrange(vocabulary) for _ in range(self._load.prompt_tokens)]
 
-    async def _beginnings(self) -> AsyncIterator[None]:
-        """The moments at which a request begins: with a rate, a Poisson process."""
+    async def _starts(self) -> AsyncIterator[None]:
+        """The start times of requests: with a rate, a Poisson process."""
         due = time.perf_counter()
         for _ in range(self._load.requests):
             if self._load.rate:
@@ -118,11 +118,11 @@ class Generator:
     ) -> None:
         with contextlib.ExitStack() as after:
             after.callback(room.release)
-            sample = await self._ask(client, prompt)
+            sample = await self._run_request(client, prompt)
         self.samples.append(sample)
         self._on_sample(sample)
 
-    async def _ask(self, client: AsyncClient, prompt: list[int]) -> Sample:
+    async def _run_request(self, client: AsyncClient, prompt: list[int]) -> Sample:
         began, first = time.perf_counter(), None
         try:
             handle = await client.submit(prompt, **self._load.options)
@@ -130,8 +130,8 @@ class Generator:
                 async for _ in handle:
                     first = first or time.perf_counter()
             result = await handle.wait()
-        except TokenyardError as fault:
-            return Sample(error=type(fault).__name__)
+        except TokenyardError as error:
+            return Sample(error=type(error).__name__)
         if not result.ok:
             return Sample(error=result.error.code if result.error else result.status)
         ended = time.perf_counter()
@@ -144,6 +144,6 @@ class Generator:
 
 
 def _vocabulary(info: YardInfo, model: str) -> int:
-    """Tokens that each worker of the model knows."""
+    """The size of the smallest vocabulary among the workers of a model."""
     known = [one.vocab_size for one in info.workers.values() if one.model == model]
     return min((size for size in known if size), default=_FEW_TOKENS)

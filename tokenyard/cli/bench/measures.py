@@ -1,4 +1,4 @@
-"""What a load generator has measured, by the words of `vllm bench serve`; pure."""
+"""The measurements of a load, in the terms of `vllm bench serve`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 PERCENTILES: Final = (50, 90, 99)
-#: Attribute of vLLM's results: what it is called, and the header of its section.
+#: Name in vLLM's results: short name, and header of its section.
 _TIMES: Final = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -19,34 +19,34 @@ _TIMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request, as its client saw it. Times in seconds."""
+    """One request, as seen by its client; times in seconds."""
 
     input_tokens: int = 0
     output_tokens: int = 0
-    latency_s: float = 0.0  # from before it was submitted until its result was there
-    ttft_s: float | None = None  # until the first token; None where it did not stream
-    error: str = ""  # code of the error, "" where it completed
+    latency_s: float = 0.0  # from submission to result
+    ttft_s: float | None = None  # None: not streamed
+    error: str = ""  # error code, "" if it completed
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A whole run."""
+class BenchResult:
+    """The samples of a run."""
 
     samples: Sequence[Sample]
     duration_s: float
 
     @property
     def completed(self) -> list[Sample]:
-        """The requests that completed; only these count."""
+        """The completed requests; only these count."""
         return [sample for sample in self.samples if not sample.error]
 
     @property
     def errors(self) -> dict[str, int]:
-        """How many requests failed, by the code of the error."""
+        """Failed requests by error code."""
         return dict(Counter(sample.error for sample in self.samples if sample.error).most_common())
 
     def as_dict(self) -> dict[str, Any]:
-        """The result by vLLM's keys; what was not measured is left out."""
+        """The result with vLLM's keys; what was not measured is left out."""
         done = self.completed
         duration_s = max(self.duration_s, 1e-9)
         inputs = sum(sample.input_tokens for sample in done)
@@ -112,7 +112,7 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Of values in ascending order, between two of them by a straight line, as numpy does."""
+    """A percentile of ascending values, interpolated linearly as in numpy."""
     place = (len(ordered) - 1) * part / 100
     low = int(place)
     high = min(low + 1, len(ordered) - 1)

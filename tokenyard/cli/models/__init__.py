@@ -1,4 +1,4 @@
-"""`tokenyard models`: which worker holds which model."""
+"""`tokenyard models`: list, load and unload models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tokenyard.cli.models.list import list_models
 from tokenyard.cli.models.reload import reload
 from tokenyard.process.program import PlainGroup
 
-ABOUT: Final = """Models: what may be loaded, who holds what, and changing that by hand.
+ABOUT: Final = """List models and the workers that hold them, and load or unload them by hand.
 
-Unless the coordinator is `--static`, requests have their models loaded by themselves: what is
-loaded here gives way to a model that requests wait for, and what is unloaded is loaded again when
-requests come. `tokenyard pause --model` keeps a model away.
+Unless the coordinator is `--static`, models are loaded when requests need them: a model loaded here
+may be replaced by one that requests wait for, and one unloaded here is loaded again when requests
+come. `tokenyard pause --model` prevents that.
 
 \b
 Examples:
@@ -27,16 +27,16 @@ Examples:
 
 \b
 Exit statuses:
-  0  done, or it was so already
-  1  it is not possible now, or there is no such model or worker
-  3  no broker, or workers that have not obeyed: they are named
+  0  done, or nothing to change
+  1  not possible now, or no such model or worker
+  3  no broker, or workers that did not obey, which are named
 """
 
 
 @click.group(
     cls=PlainGroup,
     help=ABOUT,
-    short_help="Look at models; load, unload, put to sleep, wake, reload.",
+    short_help="List, load, unload, put to sleep, wake, reload.",
 )
 def models() -> None:
     """The group; its commands do the work."""

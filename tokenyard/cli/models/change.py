@@ -1,4 +1,4 @@
-"""`tokenyard models load`, `unload`, `sleep`, `wake`: commands to workers, given by hand."""
+"""`tokenyard models load`, `unload`, `sleep`, `wake`: commands to workers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any, Final, Literal
 
 import click
 
+from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
-from tokenyard.cli.shared.command_wait import report, tell, wait_for
+from tokenyard.cli.models.command_wait import report, send, wait_for
+from tokenyard.cli.shared.completion import complete_model, complete_worker
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.names import find_model, find_worker, living
+from tokenyard.cli.shared.names import find_model, find_worker
 from tokenyard.cli.shared.options import with_options
-from tokenyard.cli.shared.placing import place_anywhere, place_at
 from tokenyard.cli.shared.signal_options import json_option, timeout_option, wait_option, why_option
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.commands import Command
@@ -22,11 +23,11 @@ from tokenyard.scripts import Scripts
 
 Change = Literal["unload", "sleep", "wake"]
 
-LOAD: Final = """Have a model loaded, by a worker of a host that may load it.
+LOAD: Final = """Load a model on a worker whose host may load it.
 
-Without --worker it is one where the model sleeps, or whose device is free, or idle; nothing is done
-where a worker holds the model. With --worker that one loads it: what runs there may finish
-first, and what it held falls asleep or is unloaded.
+Without --worker, a worker is chosen where the model sleeps, or whose device is free or idle;
+nothing is done if a worker holds the model. With --worker, that one loads it: its running requests
+finish first, and its present model is put to sleep or unloaded.
 
 \b
 Examples:
@@ -34,18 +35,18 @@ Examples:
   tokenyard models load adder --worker gpu-1-0
   tokenyard models load adder --no-wait --json
 """
-UNLOAD: Final = """Have workers let go of a model; what runs may finish first.
+UNLOAD: Final = """Unload a model from its workers; running requests finish first.
 
 \b
 Examples:
   tokenyard models unload adder
   tokenyard models unload adder --worker gpu-1-0
 """
-SLEEP: Final = """Put the workers that hold a model to sleep; what runs may finish first.
+SLEEP: Final = """Put the workers that hold a model to sleep; running requests finish first.
 
 \b
   --level 1  the weights are kept in the host's memory
-  --level 2  nothing is kept, and waking reads the weights anew
+  --level 2  nothing is kept, and waking reads the weights again
 
 \b
 Examples:
@@ -59,7 +60,7 @@ Examples:
   tokenyard models wake adder
   tokenyard models wake adder --worker gpu-1-0
 """
-#: States of a worker that can do it.
+#: States in which a worker can obey.
 _FROM: Final[dict[Change, frozenset[WorkerState]]] = {
     "unload": frozenset({"loading", "ready", "asleep"}),
     "sleep": frozenset({"ready"}),
@@ -67,13 +68,15 @@ _FROM: Final[dict[Change, frozenset[WorkerState]]] = {
 }
 _DONE: Final[dict[Change, str]] = {"unload": "unloaded", "sleep": "asleep", "wake": "awake"}
 _NOBODY: Final[dict[Change, str]] = {
-    "unload": "nobody holds it",
-    "sleep": "nobody has it ready",
-    "wake": "nobody sleeps with it",
+    "unload": "no worker holds it",
+    "sleep": "no worker has it ready",
+    "wake": "no worker sleeps with it",
 }
 _change_options: Final = with_options(
-    click.argument("model"),
-    click.option("--worker", default="", help="The worker of this name."),
+    click.argument("model", shell_complete=complete_model),
+    click.option(
+        "--worker", default="", shell_complete=complete_worker, help="The worker of this name."
+    ),
     wait_option,
     timeout_option(600.0),
     why_option,
@@ -81,7 +84,7 @@ _change_options: Final = with_options(
 )
 
 
-@click.command(cls=PlainCommand, help=LOAD, short_help="Have one loaded.")
+@click.command(cls=PlainCommand, help=LOAD, short_help="Load one.")
 @_change_options
 @click.pass_context
 def load(
@@ -93,7 +96,7 @@ def load(
     why: str,
     as_json: bool,
 ) -> None:
-    """Find a place, command, and wait."""
+    """Choose a worker, command it, and wait."""
     with opened(ctx.obj) as (connection, keys):
         view, desired_states = (
             read_yard(connection, keys),
@@ -102,24 +105,24 @@ def load(
         find_model(view, desired_states.by_scope, model)
         name = find_worker(view, desired_states.by_scope, worker) if worker else ""
         held = [one.worker for one in _holders(view, model, name) if one.is_ready]
-        told, holdouts = [], []
+        sent, unacknowledged = [], []
         if not held:
-            place = place_at(view, model, name) if name else place_anywhere(view, model)
+            place = _place(view, model, name)
             command = Command(
                 verb="load",
                 worker=place.worker,
                 model=model,
                 devices=list(place.devices),
-                why=why or "an operator wants it",
+                why=why or "requested by an operator",
             )
-            told = tell(Scripts(connection, keys), [(_name(view, place.worker), command)])
-            holdouts = wait_for(connection, keys, told, timeout_s) if waits else []
-    where = ", ".join(held or [one.command.worker for one in told])
+            sent = send(Scripts(connection, keys), [(_name(view, place.worker), command)])
+            unacknowledged = wait_for(connection, keys, sent, timeout_s) if waits else []
+    where = ", ".join(held or [one.command.worker for one in sent])
     word = "loaded already" if held else "loaded" if waits else "is to be loaded"
     report(
         ctx,
-        told,
-        holdouts,
+        sent,
+        unacknowledged,
         about={"verb": "load", "model": model, "redundant": bool(held), "waited": waits},
         as_json=as_json,
         done=f"{model}: {word} by {where}",
@@ -127,12 +130,19 @@ def load(
     )
 
 
-@click.command(cls=PlainCommand, help=UNLOAD, short_help="Have one unloaded.")
+def _place(view: YardView, model: str, name: str) -> LoadTarget:
+    try:
+        return place_at(view, model, name) if name else place_anywhere(view, model)
+    except NoPlace as error:
+        raise click.ClickException(str(error)) from error
+
+
+@click.command(cls=PlainCommand, help=UNLOAD, short_help="Unload one.")
 @_change_options
 @click.pass_context
-def unload(ctx: click.Context, /, **asked: Any) -> None:
-    """Command all holders."""
-    _change(ctx, "unload", **asked)
+def unload(ctx: click.Context, /, **options: Any) -> None:
+    """Command all workers that hold it."""
+    _change(ctx, "unload", **options)
 
 
 @click.command(cls=PlainCommand, help=SLEEP, short_help="Put its workers to sleep.")
@@ -141,17 +151,17 @@ def unload(ctx: click.Context, /, **asked: Any) -> None:
     "--level", type=click.IntRange(1, 2), default=1, show_default=True, help="vLLM's sleep level."
 )
 @click.pass_context
-def sleep(ctx: click.Context, /, level: int, **asked: Any) -> None:
+def sleep(ctx: click.Context, /, level: int, **options: Any) -> None:
     """Command all that are ready with it."""
-    _change(ctx, "sleep", level=level, **asked)
+    _change(ctx, "sleep", level=level, **options)
 
 
 @click.command(cls=PlainCommand, help=WAKE, short_help="Wake its workers.")
 @_change_options
 @click.pass_context
-def wake(ctx: click.Context, /, **asked: Any) -> None:
+def wake(ctx: click.Context, /, **options: Any) -> None:
     """Command all that sleep with it."""
-    _change(ctx, "wake", **asked)
+    _change(ctx, "wake", **options)
 
 
 def _change(
@@ -166,7 +176,7 @@ def _change(
     as_json: bool,
     level: int = 1,
 ) -> None:
-    """Command the workers that hold a model, wait, and say what came of it."""
+    """Command the workers that hold a model, wait, and print the outcome."""
     with opened(ctx.obj) as (connection, keys):
         view, desired_states = (
             read_yard(connection, keys),
@@ -175,7 +185,7 @@ def _change(
         find_model(view, desired_states.by_scope, model)
         name = find_worker(view, desired_states.by_scope, worker) if worker else ""
         found = [one for one in _holders(view, model, name) if one.state in _FROM[verb]]
-        reason = why or "an operator wants it"
+        reason = why or "requested by an operator"
         commands = [
             (
                 _name(view, one.worker),
@@ -183,14 +193,14 @@ def _change(
             )
             for one in found
         ]
-        told = tell(Scripts(connection, keys), commands)
-        holdouts = wait_for(connection, keys, told, timeout_s) if waits else []
+        sent = send(Scripts(connection, keys), commands)
+        unacknowledged = wait_for(connection, keys, sent, timeout_s) if waits else []
     who = ", ".join(one.worker for one in found)
     word = f"{_DONE[verb]}: {who}" if waits else f"{verb} is commanded: {who}"
     report(
         ctx,
-        told,
-        holdouts,
+        sent,
+        unacknowledged,
         about={"verb": verb, "model": model, "redundant": not found, "waited": waits},
         as_json=as_json,
         done=f"{model}: {word if found else _NOBODY[verb]}",
@@ -199,10 +209,10 @@ def _change(
 
 
 def _holders(view: YardView, model: str, name: str) -> Sequence[WorkerView]:
-    """The workers that hold a model, or the one of this name if it does; followers do not count."""
+    """The workers that hold a model, or the named one of them, without followers."""
     return [
         one
-        for one in living(view)
+        for one in view.living
         if one.info and one.info.model == model and one.state != "attached"
         if name in {"", one.info.name}
     ]

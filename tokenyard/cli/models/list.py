@@ -1,4 +1,4 @@
-"""`tokenyard models list`: each model, where it may be loaded, and who holds it."""
+"""`tokenyard models list`: each model, its hosts and its workers."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from tokenyard.admin.pauses import Pause, all_pauses
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.names import known_models, living
+from tokenyard.cli.shared.names import known_models
 from tokenyard.cli.shared.signal_options import json_option
-from tokenyard.cli.shared.tables import Column, Listing
+from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
 
-ABOUT: Final = """List the models: where they may be loaded, who holds them, and their desired
-state.
+ABOUT: Final = """List the models: where they may be loaded, their workers, and their desired state.
 
 \b
-Loadable  controllers that may load it, with the time that loading took last
-Workers   that hold it, and their states
-Weights   a checkpoint that stands in for the model's own, see `models reload`
-Epoch     that its results carry, see `tokenyard epoch`
-Desired state   RUNNING, PAUSED or SUSPENDED, as ordered for all or for this model;
-          workers that do otherwise, for instance by their names, say so
-Fault     why it could not be loaded the last time, and where
+Run state  RUNNING, PAUSED or SUSPENDED, as set for all or for this model;
+           workers in another state show it
+Workers    that hold it, and their states
+Loadable   controllers that may load it, with the time of the last load
+Weights    a checkpoint instead of the model's own weights, see `models reload`
+Epoch      in its results, see `tokenyard epoch`
+Error      why and where it could not be loaded
 
-Weights, Epoch and Fault are shown where there are any. Under the list stands whose pauses there
-are, since when and why.
+Weights, Epoch and Error are shown if there are any. Below are all pauses, with operator, duration
+and reason.
 
 \b
 Examples:
@@ -44,12 +43,12 @@ Examples:
 
 _COLUMNS: Final = (
     Column("Model", is_whole=True),
-    Column("DesiredState", is_whole=True),
+    Column("Run state", is_whole=True),
     Column("Workers", is_whole=True),
     Column("Loadable", is_whole=True),
     Column("Weights"),
     Column("Epoch", is_number=True),
-    Column("Fault"),
+    Column("Error"),
 )
 
 
@@ -62,7 +61,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class ModelHolder:
     """A worker that holds a model."""
 
     worker: str
@@ -75,13 +74,13 @@ class ModelView:
 
     name: str
     hosts: list[Offer]
-    workers: list[Holder]
+    workers: list[ModelHolder]
     desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
 
 
 def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView]:
-    """Every model that is known, by its name."""
+    """Every known model, by name."""
     return [
         ModelView(
             name=name,
@@ -92,8 +91,8 @@ def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView
                 if info.name == name
             ],
             workers=[
-                Holder(one.worker, one.info)
-                for one in living(view)
+                ModelHolder(one.worker, one.info)
+                for one in view.living
                 if one.info and one.info.model == name
             ],
             desired_state=desired_states.of("", name),
@@ -105,7 +104,7 @@ def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView
     ]
 
 
-@click.command("list", cls=PlainCommand, help=ABOUT, short_help="List them, and who holds them.")
+@click.command("list", cls=PlainCommand, help=ABOUT, short_help="List them with their workers.")
 @json_option
 @click.pass_context
 def list_models(ctx: click.Context, as_json: bool) -> None:
@@ -120,7 +119,7 @@ def list_models(ctx: click.Context, as_json: bool) -> None:
         for pause in all_pauses(view.desired_states):
             say(pause.text(view.at_ms))
     else:
-        say("no models: no host is there")
+        say("no models: no host is live")
 
 
 def _fields(view: ModelView) -> dict[str, object]:
@@ -149,7 +148,7 @@ def _offer(offer: Offer) -> dict[str, object]:
     }
 
 
-def _holder(holder: Holder) -> dict[str, object]:
+def _holder(holder: ModelHolder) -> dict[str, object]:
     info = holder.info
     return {
         "worker": holder.worker,
@@ -162,29 +161,29 @@ def _holder(holder: Holder) -> dict[str, object]:
     }
 
 
-def _table(views: list[ModelView]) -> Listing:
-    table = Listing(_COLUMNS)
+def _table(views: list[ModelView]) -> FittingTable:
+    table = FittingTable(_COLUMNS)
     for view in views:
         desired_state = view.desired_state
         table.add(
             printable(view.name),
             desired_state.run_state,
             "\n".join(_state(holder, desired_state) for holder in view.workers) or "-",
-            "\n".join(_told(offer) for offer in view.hosts) or "-",
+            "\n".join(_offer_text(offer) for offer in view.hosts) or "-",
             printable(desired_state.weights) or "-",
             "-" if desired_state.epoch is None else str(desired_state.epoch),
-            "\n".join(_faults(view)) or "-",
+            "\n".join(_errors(view)) or "-",
         )
     return table
 
 
-def _told(offer: Offer) -> str:
+def _offer_text(offer: Offer) -> str:
     took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
     return f"{offer.controller}{took}"
 
 
-def _state(holder: Holder, desired_state: DesiredState) -> str:
-    """Its state, and what it does otherwise than the model's desired state says."""
+def _state(holder: ModelHolder, desired_state: DesiredState) -> str:
+    """Its state, and differences from the model's desired state."""
     info = holder.info
     differs: list[str] = [info.run_state] if info.run_state != desired_state.run_state else []
     differs += (
@@ -198,7 +197,7 @@ def _state(holder: Holder, desired_state: DesiredState) -> str:
     return ", ".join([f"{holder.worker} {info.state}", *differs])
 
 
-def _faults(view: ModelView) -> Iterator[str]:
+def _errors(view: ModelView) -> Iterator[str]:
     for offer in view.hosts:
         if offer.info.fault:
             yield printable(f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}")

@@ -11,27 +11,28 @@ import msgspec
 
 from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.admin.snapshot import read_yard
+from tokenyard.cli.shared.completion import complete_model
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.names import find_model
 from tokenyard.cli.shared.signal_options import (
     by_option,
-    holdout_fields,
     json_option,
     timeout_option,
+    unacknowledged_fields,
 )
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.control import PAUSE_MODES, DesiredState, DesiredStates, Invalid, PauseMode
 
-ABOUT: Final = """Give a model new weights: pause it, load them, count its epoch up, unpause it.
+ABOUT: Final = """Give a model new weights: pause it, load them, increase its epoch, unpause it.
 
-All workers that hold it load the checkpoint at PATH in place of their weights and forget their
-prefix caches; those that load it later take it from the start. PATH is a folder as the workers'
-hosts see it, of the same architecture; give each checkpoint a path of its own. An empty PATH brings
-the model's own weights back.
+All workers that hold the model replace their weights with the checkpoint at PATH and clear their
+prefix caches; workers that load it later use the same checkpoint. PATH is a folder on the workers'
+hosts, of the same architecture; each checkpoint needs its own path. An empty PATH restores the
+model's own weights.
 
-With --mode abort running requests continue under the new weights, behind what they have published.
-With `wait` they finish first. With `keep` they go on in place, on what the old weights computed.
+With --mode abort, running requests continue under the new weights after their published tokens.
+With `wait` they finish first. With `keep` they continue in place, with the old weights' KV cache.
 
 \b
 Examples:
@@ -39,27 +40,27 @@ Examples:
   tokenyard models reload policy --path /checkpoints/step-300 --epoch 300 --mode wait
   tokenyard models reload policy --path ''
 
-Each host that may load the model looks at PATH first. Where a worker cannot have the weights all
-of them go back to those before, in the epoch before, and the model goes on; the exit status is 1,
-or 3 where a worker has not answered in time. A command that is killed leaves the model paused; the
-coordinator brings the old weights back once --timeout is over, or the same command goes on.
+Each host that may load the model checks PATH first. If a worker cannot load the weights, all
+return to the previous weights and epoch, and the model runs again; the exit status is 1, or 3 if a
+worker did not answer in time. A killed command leaves the model paused: the coordinator restores
+the old weights after --timeout, or the same command continues the reload.
 """
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Give one new weights, in one command.")
-@click.argument("model")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Give one new weights.")
+@click.argument("model", shell_complete=complete_model)
 @click.option("--path", required=True, help="Folder of the checkpoint, on the workers' hosts.")
 @click.option(
     "--epoch",
     type=click.IntRange(0),
-    help="Generation epoch from then on.  [default: the present one and 1]",
+    help="New generation epoch.  [default: the present one plus 1]",
 )
 @click.option(
     "--mode",
     type=click.Choice(PAUSE_MODES),
     default="abort",
     show_default=True,
-    help="What becomes of running requests.",
+    help="What happens to running requests.",
 )
 @timeout_option(600.0)
 @by_option
@@ -75,7 +76,7 @@ def reload(
     by: str,
     as_json: bool,
 ) -> None:
-    """Do the four steps, and say what came of it."""
+    """Reload, and print the outcome."""
     if path and not Path(path).is_absolute():
         raise click.BadParameter(
             f"{path!r}: give an absolute path, as the workers' hosts see it", param_hint="--path"
@@ -86,9 +87,9 @@ def reload(
         find_model(read_yard(connection, keys), desired_states.by_scope, model)
         number = _next(desired_states, model) if epoch is None else epoch
         try:
-            holdouts = signals.reload(model, path, number, mode, timeout_s, by)
-        except Invalid as fault:
-            raise click.ClickException(str(fault)) from fault
+            unacknowledged = signals.reload(model, path, number, mode, timeout_s, by)
+        except Invalid as error:
+            raise click.ClickException(str(error)) from error
         now = signals.desired_states().of("", model)
     if as_json:
         about = {
@@ -99,28 +100,28 @@ def reload(
             "run_state": now.run_state,
             "weights": now.weights,
         }
-        say(msgspec.json.encode(about | {"holdouts": holdout_fields(holdouts)}))
-    elif holdouts:
-        say(f"Error: {_failure(model, now, holdouts, timeout_s)}", err=True)
+        say(msgspec.json.encode(about | {"holdouts": unacknowledged_fields(unacknowledged)}))
+    elif unacknowledged:
+        say(f"Error: {_failure(model, now, unacknowledged, timeout_s)}", err=True)
     else:
         say(f"{model}: {path or 'its own weights'}, in epoch {number}")
-    if not holdouts:
+    if not unacknowledged:
         ctx.exit(Exit.OK)
-    ctx.exit(Exit.FAILED if any(one.reason for one in holdouts) else Exit.UNAVAILABLE)
+    ctx.exit(Exit.FAILED if any(one.reason for one in unacknowledged) else Exit.UNAVAILABLE)
 
 
 def _failure(
-    model: str, now: DesiredState, holdouts: Sequence[Unacknowledged], timeout_s: float
+    model: str, now: DesiredState, unacknowledged: Sequence[Unacknowledged], timeout_s: float
 ) -> str:
-    """One sentence: who could not, why, and how the model is now."""
-    one = next((each for each in holdouts if each.reason), holdouts[0])
+    """One sentence: the worker, its reason, and the present state of the model."""
+    one = next((each for each in unacknowledged if each.reason), unacknowledged[0])
     reason = one.reason or f"has not answered after {timeout_s:g} s"
-    others = f" (and {len(holdouts) - 1} more)" if len(holdouts) > 1 else ""
+    others = f" (and {len(unacknowledged) - 1} more)" if len(unacknowledged) > 1 else ""
     epoch = "" if now.epoch is None else f" in epoch {now.epoch}"
     weights = now.weights or "its own weights"
     return f"{one.name}{others}: {reason}; {model} is {now.run_state} with {weights}{epoch}"
 
 
 def _next(desired_states: DesiredStates, model: str) -> int:
-    """The epoch behind the present one; the first is 1."""
+    """The epoch after the present one; the first is 1."""
     return (desired_states.of("", model).epoch or 0) + 1

@@ -1,4 +1,4 @@
-"""How the commands that use a yard find its broker, and look into it."""
+"""Finds the broker of a yard and connects to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def opened(choice: YardChoice) -> Iterator[tuple[redis.Redis, Keys]]:
 
 
 def url_of(choice: YardChoice) -> str:
-    """The broker's URL, given or found; raises `BrokerUnavailable` where there is none."""
+    """The broker's URL, given or found; raises `BrokerUnavailable` if there is none."""
     url = choice.redis_url or running_url(choice.yard)
     if not url:
         raise no_broker(choice.yard)

@@ -1,7 +1,7 @@
-"""Where everything for people and programs is printed.
+"""Prints text and JSON.
 
-Ids, models and errors were chosen by clients, and answers by models: nothing of them can move a
-cursor, set a colour or turn the direction of a text.
+Ids, model names and errors come from clients, and answers from models: they are printed so that
+they cannot move the cursor, set a colour or reverse the direction of text.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import click
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from tokenyard.protocol.texts import harmless, harmless_json
 
-#: Columns of what is no terminal: enough for every worker's name.
+#: Width of output to a file.
 _FILE_WIDTH: Final = 200
 
 
@@ -27,17 +28,23 @@ def say(text: str | bytes = "", *, nl: bool = True, err: bool = False) -> None:
 
 
 def say_answer(text: str, *, nl: bool = True) -> None:
-    """Print what a model has answered: to a program as it is, on a terminal like all else."""
+    """Print an answer of a model: unchanged to a program, escaped on a terminal."""
     click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl)
 
 
+def print_list(items: Iterable[object]) -> None:
+    """Print a JSON array with one element per line."""
+    lines = [msgspec.json.encode(item).decode() for item in items]
+    say(("[\n" + ",\n".join(lines) + "\n]").encode() if lines else b"[]")
+
+
 class HarmlessConsole(Console):
-    """A console that shows what is no text as Python writes it."""
+    """A console that escapes control characters."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """What rich makes of something, but for its own codes made harmless."""
+        """Render, and escape everything except rich's own codes."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -46,7 +53,7 @@ class HarmlessConsole(Console):
 
 
 def plain_console(**options: Any) -> Console:
-    """Standard output, where brackets and numbers in what users wrote stay as they are."""
+    """Standard output without markup and highlighting."""
     console = HarmlessConsole(highlight=False, markup=False, **options)
     if not console.is_terminal:
         console.width = _FILE_WIDTH

@@ -1,4 +1,4 @@
-"""Ctrl-C and its relatives, for commands that must stop other processes before they end."""
+"""Signals for commands that must stop other processes before they end."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class Interrupts:
     """The first signal raises `Interrupted`; after `hold`, signals are only counted."""
 
     def __init__(self) -> None:
-        self._heard = 0
+        self._received = 0
         self._is_holding = False
         self._has_raised = False
         self._before: list[Any] = []
 
     def hold(self) -> None:
-        """Raise no more: things are being stopped, in order."""
+        """Stop raising, because processes are being stopped."""
         self._is_holding = True
 
     @property
     def is_hurried(self) -> bool:
-        """Whether somebody does not want to wait: a signal came beside the one that was raised."""
-        return self._heard > self._has_raised
+        """Whether a further signal asks not to wait."""
+        return self._received > self._has_raised
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self._heard += 1
-        if not self._is_holding and self._heard == 1:
+    def _count(self, number: int, _frame: FrameType | None) -> None:
+        self._received += 1
+        if not self._is_holding and self._received == 1:
             self._has_raised = True
             raise Interrupted(number)
 
     def __enter__(self) -> Self:
-        self._before = [signal.signal(number, self._hear) for number in _SIGNALS]
+        self._before = [signal.signal(number, self._count) for number in _SIGNALS]
         return self
 
     def __exit__(

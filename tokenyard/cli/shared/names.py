@@ -1,4 +1,4 @@
-"""Names of models and workers that an operator gives: known to the yard, or refused with help."""
+"""Resolves the names of models and workers on a command line, or suggests known ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.admin.snapshot import YardView
 from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
 from tokenyard.protocol.wording import did_you_mean
 
@@ -15,18 +15,13 @@ _MOST_NAMED: Final = 10
 
 
 class UnknownName(click.ClickException):
-    """A name that the yard does not know."""
-
-
-def living(view: YardView) -> list[WorkerView]:
-    """The workers that can be told something: those with a lease and a readable entry."""
-    return [worker for worker in view.workers if worker.lease_ms and worker.info]
+    """The yard does not know a name."""
 
 
 def known_models(view: YardView, desired_states: Mapping[str, DesiredState]) -> list[str]:
-    """Models that a host may load, a worker holds, or a desired state is kept for."""
+    """Models that a host may load, a worker holds, or a desired state names."""
     names = {model.name for host in view.hosts for model in host.models}
-    names |= {worker.info.model for worker in living(view) if worker.info and worker.info.model}
+    names |= {worker.info.model for worker in view.living if worker.info and worker.info.model}
     return sorted(names | _scoped(desired_states, model_scope("")))
 
 
@@ -37,7 +32,7 @@ def find_model(view: YardView, desired_states: Mapping[str, DesiredState], name:
 
 def find_worker(view: YardView, desired_states: Mapping[str, DesiredState], name: str) -> str:
     """The name of a worker, given with or without its incarnation; raises `UnknownName`."""
-    by_incarnation = {one.worker: one.info.name for one in living(view) if one.info}
+    by_incarnation = {one.worker: one.info.name for one in view.living if one.info}
     names = set(by_incarnation.values()) | _scoped(desired_states, worker_scope(""))
     return _known("worker", by_incarnation.get(name, name), sorted(names))
 
@@ -45,7 +40,7 @@ def find_worker(view: YardView, desired_states: Mapping[str, DesiredState], name
 def find_scope(
     view: YardView, desired_states: Mapping[str, DesiredState], model: str, worker: str
 ) -> str:
-    """The scope that ``--model`` or ``--worker`` names, else that of all."""
+    """The scope of ``--model`` or ``--worker``; without either that of all workers."""
     if model:
         return model_scope(find_model(view, desired_states, model))
     if worker:

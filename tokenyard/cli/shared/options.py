@@ -1,15 +1,19 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the question before something is ended."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import click
+import msgspec
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[CommandT], CommandT]:
-    """Adds them to a command; its help shows them in this order."""
+    """A decorator that adds options to a command, in this order."""
 
     def add(command: CommandT) -> CommandT:
         for option in reversed(options):
@@ -17,3 +21,34 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[CommandT], Command
         return command
 
     return add
+
+
+def named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """Parse ``name=value`` pairs; a value that is not JSON is text."""
+    params = {}
+    for pair in values:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair!r}: give name=value")
+        try:
+            params[name.replace("-", "_")] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            params[name.replace("-", "_")] = value
+    return params
+
+
+def yes_option(command: CommandT) -> CommandT:
+    """Add ``--yes`` to a command."""
+    return click.option("--yes", "is_sure", is_flag=True, help="Do not ask first.")(command)
+
+
+def ask_first(question: str, *, is_sure: bool) -> None:
+    """Ask, unless ``--yes`` is given; "no" ends the command with status 1.
+
+    Raises `click.UsageError` without a terminal, so that scripts give ``--yes``.
+    """
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} There is no terminal to ask on: give --yes")
+    click.confirm(question, abort=True, err=True)

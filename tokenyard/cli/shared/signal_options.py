@@ -1,7 +1,10 @@
-"""What the commands that give a signal share: their options, giving it, waiting, and saying so."""
+"""Gives a control signal for a command: options, waiting, and output."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -12,10 +15,10 @@ import msgspec
 from tokenyard.admin.pauses import Pause, all_pauses
 from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
 from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.cli.shared.completion import complete_model, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.names import find_scope, living
-from tokenyard.cli.shared.operator import operator
+from tokenyard.cli.shared.names import find_scope
 from tokenyard.cli.shared.options import with_options
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import (
@@ -31,7 +34,7 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.wording import counted
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-#: What to do first, where a signal is not allowed.
+#: The command to run first if a signal is not allowed.
 _FIRST: Final[Mapping[Signal, str]] = {
     "UNPAUSE": "resume",
     "SUSPEND": "pause",
@@ -40,8 +43,8 @@ _FIRST: Final[Mapping[Signal, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the options say that all signals have."""
+class SignalOptions:
+    """The options that all signals have."""
 
     for_all: bool
     model: str
@@ -58,10 +61,19 @@ class Asked:
 
     @property
     def scope_options(self) -> str:
-        """The options that name the scope, for a command line that is proposed."""
+        """The options of the scope, for a suggested command line."""
         if self.model:
             return f" --model {self.model}"
         return f" --worker {self.worker}" if self.worker else ""
+
+
+def _operator() -> str:
+    """The user who runs this, as ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container a uid may have no name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 wait_option = click.option(
@@ -74,7 +86,7 @@ wait_option = click.option(
 
 
 def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
-    """How long to wait for those who have to obey."""
+    """An option for the time to wait."""
     return click.option(
         "--timeout",
         "timeout_s",
@@ -85,24 +97,31 @@ def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
     )
 
 
-why_option = click.option("--why", default="", help="Why, in words; for the logs.")
+why_option = click.option("--why", default="", help="Reason, for the logs.")
 why_paused_option = click.option(
-    "--why", default="", help="Why, in words; for the logs, and for all who see the pause."
+    "--why", default="", help="Reason, for the logs and shown with the pause."
 )
 by_option = click.option(
     "--by",
     envvar="TOKENYARD_OPERATOR",
     show_envvar=True,
-    default=operator,
+    default=_operator,
     show_default="user@host",
-    help="Who says so; shown with a pause.",
+    help="The operator; shown with a pause.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-#: Those of `Asked`.
+#: The options of `SignalOptions`.
 order_options: Final = with_options(
     click.option("--all", "for_all", is_flag=True, help="All workers; the default."),
-    click.option("--model", default="", help="The workers that hold this model."),
-    click.option("--worker", default="", help="The worker of this name."),
+    click.option(
+        "--model",
+        default="",
+        shell_complete=complete_model,
+        help="The workers that hold this model.",
+    ),
+    click.option(
+        "--worker", default="", shell_complete=complete_worker, help="The worker of this name."
+    ),
     wait_option,
     timeout_option(120.0),
     why_paused_option,
@@ -112,55 +131,62 @@ order_options: Final = with_options(
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a signal."""
+class SignalOutcome:
+    """The outcome of a signal."""
 
-    given: SignalReceipt
-    holdouts: Sequence[Unacknowledged]
-    others: Sequence[Pause]  # of other scopes that hold workers of this one
+    receipt: SignalReceipt
+    unacknowledged: Sequence[Unacknowledged]
+    others: Sequence[Pause]  # pauses of other scopes that hold workers of this one
     now_ms: int  # by the server's clock
 
 
 def give(
-    ctx: click.Context, asked: Asked, signal: Signal, done: str, already: str = "", **more: Any
+    ctx: click.Context,
+    options: SignalOptions,
+    signal: Signal,
+    done: str,
+    already: str = "",
+    **more: Any,
 ) -> None:
-    """Give a signal, wait, say what came of it, and end.
+    """Give a signal, wait, print the outcome, and exit.
 
-    ``done`` says how things are where all obeyed, ``already`` where nothing was to change.
+    ``done`` is printed if all obeyed, ``already`` if there was nothing to change.
     """
-    outcome = _give(ctx, asked, signal, more)
-    if asked.as_json:
-        say(msgspec.json.encode(_fields(outcome, asked)))
+    outcome = _give(ctx, options, signal, more)
+    if options.as_json:
+        say(msgspec.json.encode(_fields(outcome, options)))
     else:
-        _say(outcome, asked, done, already or f"{done} already")
-    ctx.exit(Exit.UNAVAILABLE if outcome.holdouts else Exit.OK)
+        _say(outcome, options, done, already or f"{done} already")
+    ctx.exit(Exit.UNAVAILABLE if outcome.unacknowledged else Exit.OK)
 
 
-def _give(ctx: click.Context, asked: Asked, signal: Signal, more: Mapping[str, Any]) -> Outcome:
+def _give(
+    ctx: click.Context, options: SignalOptions, signal: Signal, more: Mapping[str, Any]
+) -> SignalOutcome:
     with opened(ctx.obj) as (connection, keys):
         signals = Signals(connection, keys)
         view = read_yard(connection, keys)
-        scope = find_scope(view, signals.desired_states().by_scope, asked.model, asked.worker)
+        scope = find_scope(view, signals.desired_states().by_scope, options.model, options.worker)
         try:
-            given = signals.give(
-                Order(signal=signal, scope=scope, why=asked.why, by=asked.by, **more)
+            receipt = signals.give(
+                Order(signal=signal, scope=scope, why=options.why, by=options.by, **more)
             )
-        except Invalid as fault:
-            raise click.ClickException(f"{fault}{_first(signal, asked)}") from fault
-        holdouts = signals.wait(given, asked.timeout_s) if asked.waits else []
+        except Invalid as error:
+            raise click.ClickException(f"{error}{_first(signal, options)}") from error
+        unacknowledged = signals.wait(receipt, options.timeout_s) if options.waits else []
         others = _held_by_others(view, signals.desired_states(), scope)
-        return Outcome(given, holdouts, others, view.at_ms)
+        return SignalOutcome(receipt, unacknowledged, others, view.at_ms)
 
 
-def _first(signal: Signal, asked: Asked) -> str:
+def _first(signal: Signal, options: SignalOptions) -> str:
     verb = _FIRST.get(signal)
-    return f" (tokenyard {verb}{asked.scope_options})" if verb else ""
+    return f" (tokenyard {verb}{options.scope_options})" if verb else ""
 
 
 def _held_by_others(view: YardView, desired_states: DesiredStates, scope: str) -> list[Pause]:
-    """The other scopes that keep workers of this one from running."""
+    """The pauses of other scopes that hold workers of this one."""
     related = {ALL}
-    for worker in living(view):
+    for worker in view.living:
         if worker.info:
             scopes = {ALL, worker_scope(worker.info.name)}
             scopes |= {model_scope(worker.info.model)} if worker.info.model else set()
@@ -170,48 +196,50 @@ def _held_by_others(view: YardView, desired_states: DesiredStates, scope: str) -
     return [one for one in all_pauses(desired_states) if one.scope in related - {scope}]
 
 
-def _fields(outcome: Outcome, asked: Asked) -> dict[str, Any]:
-    given = outcome.given
+def _fields(outcome: SignalOutcome, options: SignalOptions) -> dict[str, Any]:
+    receipt = outcome.receipt
     return {
-        "signal": given.order.signal,
-        "scope": given.order.scope,
-        "ids": list(given.ids),
-        "redundant": given.is_redundant,
-        "waited": asked.waits,
-        "workers": list(given.workers),
-        "holdouts": holdout_fields(outcome.holdouts),
+        "signal": receipt.order.signal,
+        "scope": receipt.order.scope,
+        "ids": list(receipt.ids),
+        "redundant": receipt.is_redundant,
+        "waited": options.waits,
+        "workers": list(receipt.workers),
+        "holdouts": unacknowledged_fields(outcome.unacknowledged),
         "others": {one.scope: one.run_state for one in outcome.others},
     }
 
 
-def holdout_fields(holdouts: Sequence[Unacknowledged]) -> list[dict[str, str]]:
-    """Those who have not obeyed, for JSON."""
-    return [{"worker": one.worker, "name": one.name, "reason": one.reason} for one in holdouts]
+def unacknowledged_fields(unacknowledged: Sequence[Unacknowledged]) -> list[dict[str, str]]:
+    """The workers that have not obeyed, for JSON."""
+    return [
+        {"worker": one.worker, "name": one.name, "reason": one.reason} for one in unacknowledged
+    ]
 
 
-def _say(outcome: Outcome, asked: Asked, done: str, already: str) -> None:
-    given, scope = outcome.given, said(outcome.given.order.scope)
-    if given.order.signal in {"DRAIN", "STOP"} and not given.workers:
-        say(f"{scope}: nobody is there")
-    elif given.is_redundant:
+def _say(outcome: SignalOutcome, options: SignalOptions, done: str, already: str) -> None:
+    receipt, scope = outcome.receipt, said(outcome.receipt.order.scope)
+    if receipt.order.signal in {"DRAIN", "STOP"} and not receipt.workers:
+        say(f"{scope}: no worker is live")
+    elif receipt.is_redundant:
         say(f"{scope}: {already}")
-    elif not asked.waits:
-        say(f"{scope}: {given.order.signal} is given")
-    elif not outcome.holdouts:
+    elif not options.waits:
+        say(f"{scope}: {receipt.order.signal} is given")
+    elif not outcome.unacknowledged:
         say(f"{scope}: {done}")
-    if outcome.holdouts:
-        say_holdouts(outcome.holdouts, asked.timeout_s)
-    if given.order.signal == "UNPAUSE":
+    if outcome.unacknowledged:
+        say_unacknowledged(outcome.unacknowledged, options.timeout_s)
+    if receipt.order.signal == "UNPAUSE":
         for other in outcome.others:
             say(f"still {other.run_state}: {said(other.scope)}{other.detail(outcome.now_ms)}")
 
 
-def say_holdouts(holdouts: Sequence[Unacknowledged], timeout_s: float) -> None:
-    """Who has not obeyed, and why."""
-    is_over = any(not one.reason for one in holdouts)
+def say_unacknowledged(unacknowledged: Sequence[Unacknowledged], timeout_s: float) -> None:
+    """Print the workers that have not obeyed, and why."""
+    is_over = any(not one.reason for one in unacknowledged)
     after = f" after {timeout_s:g} s" if is_over else ""
-    say(f"Error: {_workers(len(holdouts))} not obeyed{after}:", err=True)
-    for one in holdouts:
+    say(f"Error: {_workers(len(unacknowledged))} not obeyed{after}:", err=True)
+    for one in unacknowledged:
         say(f"  {one.name} ({one.worker}): {one.reason or 'has not answered'}", err=True)
 
 

@@ -1,4 +1,4 @@
-"""Lists and sheets for people, which cut nothing off, however narrow the terminal is."""
+"""Tables that fit any terminal width without cutting text off."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rich.text import Text
 
 _GAP: Final = 2
 _INDENT: Final = 2
-#: A column of text is never narrower; where there is no room for that, each row is a paragraph.
+#: Least width of a text column; in a narrower terminal each row becomes a paragraph.
 _LEAST_TEXT: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a list."""
+    """A column of a table."""
 
     name: str
-    is_whole: bool = False  # ids, states, pids: a cell stands on one line, or nothing is a table
-    is_number: bool = False  # to the right, and whole
-    is_detail: bool = False  # left out where there is no room for it, the last one first
+    is_whole: bool = False  # never wrapped: ids, states, pids
+    is_number: bool = False  # right-aligned and never wrapped
+    is_detail: bool = False  # left out without room, the last one first
 
 
 @dataclass(slots=True)
-class Listing:
-    """Rows under their columns; where these do not fit, a paragraph for each row.
+class FittingTable:
+    """A table; if its columns do not fit, a paragraph for each row.
 
-    Columns in which no row says anything ("" or "-") are left out, but the first. With
-    ``has_details`` no detail is left out.
+    Columns with only "" or "-" are left out, except the first. With ``has_details`` no detail is
+    left out.
     """
 
     columns: Sequence[Column]
@@ -41,20 +41,20 @@ class Listing:
     rows: list[tuple[Sequence[str], str]] = field(default_factory=list)  # with their styles
 
     def add(self, *cells: str, style: str = "") -> None:
-        """One more row."""
+        """Add a row."""
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        said = [
+        filled = [
             at
             for at in range(len(self.columns))
             if at == 0 or any(cells[at] not in {"", "-"} for cells, _ in self.rows)
         ]
-        shown = said.copy()
+        shown = filled.copy()
         while self._least_width(shown) > options.max_width:
             details = [at for at in shown if self.columns[at].is_detail]
             if self.has_details or not details:
-                yield from self._paragraphs(said, options.max_width)
+                yield from self._paragraphs(filled, options.max_width)
                 return
             shown.remove(details[-1])
         yield self._table(shown)
@@ -64,7 +64,7 @@ class Listing:
         return sum(widths) + _GAP * (len(shown) - 1)
 
     def _width(self, at: int) -> int:
-        """What a column needs."""
+        """The least width of a column."""
         lines = [line for cells, _ in self.rows for line in cells[at].splitlines()]
         widest = max((cell_len(line) for line in (*lines, self.columns[at].name)), default=0)
         column = self.columns[at]
@@ -85,7 +85,7 @@ class Listing:
         return table
 
     def _paragraphs(self, shown: Sequence[int], width: int) -> Iterator[Text]:
-        """The first cell, and under it the others with the names of their columns."""
+        """The first cell as a heading, and the others with the names of their columns."""
         for cells, style in self.rows:
             for line in _folded([cells[shown[0]]], width, 0):
                 yield Text(line, style=f"bold {style}".strip())
@@ -100,7 +100,7 @@ class Listing:
 
 
 def _folded(items: Sequence[str], width: int, indent: int) -> Iterator[str]:
-    """Items side by side as far as they fit; one that is longer than a line is broken."""
+    """Items side by side as far as they fit; an item longer than a line is wrapped."""
     line = ""
     for item in items:
         joined = f"{line}{' ' * _GAP}{item}" if line else item
@@ -116,7 +116,7 @@ def _folded(items: Sequence[str], width: int, indent: int) -> Iterator[str]:
 
 
 def sheet() -> Table:
-    """Names, and what is to be said of each."""
+    """A table of names and values."""
     table = Table.grid(padding=(0, _GAP))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

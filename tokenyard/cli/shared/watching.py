@@ -1,4 +1,4 @@
-"""Looking at a yard again and again, also while its broker is away, and until a key is pressed."""
+"""Reads snapshots of a yard repeatedly, and keys from the terminal."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tokenyard.admin.history import Look, read_look
+from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
 
-#: A broker that is away should not freeze the picture for longer.
+#: Limits how long an unreachable broker freezes the picture.
 _ANSWER_S: Final = 3.0
 _CONNECT_S: Final = 2.0
 
 
 def watch(
     url: str, yard: str, pause: Callable[[], bool], count: int = 0
-) -> Iterator[Look | BrokerUnavailable]:
-    """Looks at a yard, or why there is none now; the first one must succeed.
+) -> Iterator[Snapshot | BrokerUnavailable]:
+    """SnapshotHistory at a yard, or why there is none now; the first one must succeed.
 
-    ``pause`` waits between two looks and says whether to go on; ``count`` is of the looks, 0 for
+    ``pause`` waits between two looks and says whether to go on; ``count`` is of the history, 0 for
     no bound. Raises what `translated` raises.
     """
     with open_connection(
         url, timeout_s=_ANSWER_S, connect_timeout_s=_CONNECT_S, retries=1
     ) as connection:
         for number in itertools.count(1):
-            seen: Look | BrokerUnavailable
+            seen: Snapshot | BrokerUnavailable
             try:
                 with translated(url):
-                    seen = read_look(connection, Keys(yard))
-            except BrokerUnavailable as fault:
+                    seen = read_snapshot(connection, Keys(yard))
+            except BrokerUnavailable as error:
                 if number == 1:
                     raise
-                seen = fault
+                seen = error
             yield seen
             if number == count or not pause():
                 return
 
 
 class Keyboard:
-    """Keys as they are pressed; nothing where standard input is no terminal."""
+    """Reads single keys; none if standard input is not a terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -69,7 +69,7 @@ class Keyboard:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def wait(self, seconds: float) -> str:
-        """The key that is pressed within so many seconds, or ""."""
+        """The key pressed within this time, or ""."""
         if self._before is None:
             time.sleep(seconds)
             return ""

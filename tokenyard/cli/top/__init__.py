@@ -1,4 +1,4 @@
-"""`tokenyard top`: a yard on the whole screen, live."""
+"""`tokenyard top`: a live view of a yard on the whole screen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from tokenyard.admin.history import Look, SnapshotHistory
+from tokenyard.admin.history import Snapshot, SnapshotHistory
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
@@ -20,50 +20,50 @@ from tokenyard.cli.top.frame import Paper, frame
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import BrokerUnavailable
 
-ABOUT: Final = """Show a yard on the whole screen, and refresh it.
+ABOUT: Final = """Show a live view of a yard on the whole screen.
 
-What waits in each intake, for how long and with its history; the workers with state, run state,
-lane (of its limit), tokens a second, time to the first token and memory; the models; the last
-errors: dead letters, deaths of workers, models that could not be loaded. A broker that goes away
-meanwhile is waited for. The key q or Ctrl-C ends it.
+Waiting requests of each intake with their age and history; the workers with state, run state, lane
+(of its limit), tokens per second, time to the first token and memory; the models; and the last
+errors: dead letters, crashed workers, models that could not be loaded. If the broker becomes
+unreachable, it waits for it. The key q or Ctrl-C ends it.
 
 \b
 Examples:
   tokenyard top
   tokenyard top --interval 5
-  tokenyard top --once                   one picture, also into a file
+  tokenyard top --once                   one picture, for example to a file
 
-The exit status of --once is 3 where no coordinator leads, or the broker takes no writes.
+The exit status of --once is 3 if no coordinator leads, or the broker takes no writes.
 """
 _FILE_WIDTH: Final = 120
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Show a yard live, on the whole screen.")
+@click.command(cls=PlainCommand, help=ABOUT, short_help="Show a live view of a yard.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Pause between two looks.",
+    help="Time between two snapshots.",
 )
-@click.option("--once", is_flag=True, help="Print one picture, after two looks.")
+@click.option("--once", is_flag=True, help="Print one picture, after two snapshots.")
 @click.pass_context
 def top(ctx: click.Context, interval: float, once: bool) -> None:
-    """Look again and again."""
+    """Show snapshots until it is ended."""
     choice: YardChoice = ctx.obj
     console = plain_console()
     if once:
         ctx.exit(_print_once(choice, console, interval))
     if not console.is_terminal:
         raise click.UsageError(
-            "this is no terminal: give --once, or use `tokenyard info --interval`"
+            "this is not a terminal: give --once, or use `tokenyard info --interval`"
         )
     _run(choice, console, interval)
 
 
 def _print_once(choice: YardChoice, console: Console, interval_s: float) -> Exit:
-    """One picture; two looks, because rates lie between them."""
+    """Print one picture, from two snapshots, because rates need two."""
 
     def pause() -> bool:
         time.sleep(interval_s)
@@ -89,7 +89,7 @@ def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
     ):
         for seen in watch(url, choice.yard, lambda: keyboard.wait(interval_s).lower() != "q"):
             picture.take(seen)
-            # Not sooner: an error of the first look belongs on the usual screen.
+            # Not earlier, because an error of the first snapshot belongs on the usual screen.
             live = live or screen.enter_context(
                 Live(console=console, screen=True, auto_refresh=False)
             )
@@ -97,30 +97,30 @@ def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
 
 
 class _Picture:
-    """What was seen until now, and what is wrong now."""
+    """The snapshots so far, and the present error."""
 
     def __init__(self, choice: YardChoice, console: Console) -> None:
         self._place = f"yard {choice.yard} at {public_url(url_of(choice))}"
         self._console = console
-        self._looks = SnapshotHistory()
-        self._fault = ""
+        self._history = SnapshotHistory()
+        self._error = ""
         self._seen_at = time.monotonic()
 
     @property
     def is_open(self) -> bool:
         """Whether a coordinator leads and the broker takes requests, as far as is known."""
-        return bool(not self._fault and self._looks.last and self._looks.last.view.is_open)
+        return bool(not self._error and self._history.last and self._history.last.view.is_open)
 
-    def take(self, seen: Look | BrokerUnavailable) -> None:
-        """The next look, or why there was none."""
-        if isinstance(seen, Look):
-            self._looks.add(seen)
-            self._fault, self._seen_at = "", time.monotonic()
+    def take(self, seen: Snapshot | BrokerUnavailable) -> None:
+        """Add the next snapshot, or the error in its place."""
+        if isinstance(seen, Snapshot):
+            self._history.add(seen)
+            self._error, self._seen_at = "", time.monotonic()
         else:
             away_s = time.monotonic() - self._seen_at
-            self._fault = f"Seen {away_s:.0f} s ago, trying again: {seen}"
+            self._error = f"Last seen {away_s:.0f} s ago, trying again: {seen}"
 
     def draw(self, height: int) -> RenderableType:
-        """The picture for a screen of so many lines; 0 for no bound."""
+        """Draw for a screen of this height; 0: no limit."""
         paper = Paper(self._console.width, height)
-        return frame(self._looks, self._place, paper, self._fault)
+        return frame(self._history, self._place, paper, self._error)

@@ -1,4 +1,4 @@
-"""One picture of `tokenyard top`: pure, from looks to lines that fit into a terminal."""
+"""Renders one frame of `tokenyard top`, to fit a terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenyard.admin.history import Look, Rate, Rates, SnapshotHistory
+from tokenyard.admin.history import Snapshot, SnapshotHistory, Throughput, YardRates
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView
-from tokenyard.cli.info import leader, pace, standing
+from tokenyard.cli.info import leader, pace, state_text
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.texts import span
 from tokenyard.protocol.wording import counted
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
-#: Lines of what is no list: title, summary, the queue with its header, the other headers.
+#: Lines outside of lists: title, summary, the queue with its header, the other headers.
 _FIXED: Final = 11
 _MOST_MODELS: Final = 4
 _MOST_ERRORS: Final = 4
@@ -30,10 +30,10 @@ _WIDE: Final = 110
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """How much room there is."""
+    """The size of the terminal."""
 
     width: int
-    height: int  # 0: no bound
+    height: int  # 0: no limit
 
     @property
     def is_wide(self) -> bool:
@@ -42,44 +42,48 @@ class Paper:
 
 
 @dataclass(frozen=True, slots=True)
-class Mishap:
-    """Something that went wrong lately."""
+class RecentError:
+    """A recent error."""
 
     at_ms: int
     where: str
     what: str
 
 
-def frame(looks: SnapshotHistory, place: str, paper: Paper, fault: str = "") -> RenderableType:
-    """The whole picture; ``fault`` says why the last look is not of now."""
-    look = looks.last
-    if look is None:
-        return Text(fault)
-    rates = looks.rates()
-    pauses = _pauses(look)
-    mishaps = sorted(_mishaps(look), key=lambda one: one.at_ms, reverse=True)
-    # What is paused takes its lines from the errors, not from the workers.
-    mishaps = mishaps[: max(1, _MOST_ERRORS - len(pauses))]
-    models = sorted({one.info.model for one in look.view.workers if one.info} - {""})
-    warning = f"The broker {look.view.broker_error}" if look.view.broker_error else ""
-    told = bool(fault) + -(-len(warning) // (paper.width - 10))
+def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -> RenderableType:
+    """The whole frame; ``error`` is shown if the last snapshot is old."""
+    snapshot = history.last
+    if snapshot is None:
+        return Text(error)
+    rates = history.rates()
+    pauses = _pauses(snapshot)
+    errors = sorted(_recent_errors(snapshot), key=lambda one: one.at_ms, reverse=True)
+    # Pauses take lines from the errors, not from the workers.
+    errors = errors[: max(1, _MOST_ERRORS - len(pauses))]
+    models = sorted({one.info.model for one in snapshot.view.workers if one.info} - {""})
+    warning = f"The broker {snapshot.view.broker_error}" if snapshot.view.broker_error else ""
+    told = bool(error) + -(-len(warning) // (paper.width - 10))
     listed = min(len(models), _MOST_MODELS) + len(pauses)
-    room = _room_for_workers(paper, listed, len(mishaps), told)
-    parts: list[RenderableType] = [_title(look, place, paper)]
-    if fault:
-        parts.append(Text(fault, style="bold red", no_wrap=True, overflow="ellipsis"))
+    room = _room_for_workers(paper, listed, len(errors), told)
+    parts: list[RenderableType] = [_title(snapshot, place, paper)]
+    if error:
+        parts.append(Text(error, style="bold red", no_wrap=True, overflow="ellipsis"))
     if warning:
         parts.append(Text(warning, style="bold red"))
-    parts += [_summary(look, rates), _queue(looks, look, paper), _workers(look, rates, paper, room)]
+    parts += [
+        _summary(snapshot, rates),
+        _queue(history, snapshot, paper),
+        _workers(snapshot, rates, paper, room),
+    ]
     if models:
-        parts.append(_models(look, rates, models[:_MOST_MODELS]))
-    if mishaps:
-        parts.append(_errors(mishaps, look))
-    has_air = room is None or room >= len(look.view.workers) + len(parts)
-    return Group(*(_with_air(parts) if has_air else parts))
+        parts.append(_models(snapshot, rates, models[:_MOST_MODELS]))
+    if errors:
+        parts.append(_error_table(errors, snapshot))
+    has_gaps = room is None or room >= len(snapshot.view.workers) + len(parts)
+    return Group(*(_with_gaps(parts) if has_gaps else parts))
 
 
-def _with_air(parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
+def _with_gaps(parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
     """An empty line before each part but the first."""
     for number, part in enumerate(parts):
         if number:
@@ -87,16 +91,16 @@ def _with_air(parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
         yield part
 
 
-def _room_for_workers(paper: Paper, listed: int, mishaps: int, told: int) -> int | None:
-    """Lines that the list of workers may have; None for as many as there are."""
+def _room_for_workers(paper: Paper, listed: int, errors: int, told: int) -> int | None:
+    """Lines for the list of workers; None: no limit."""
     if not paper.height:
         return None
-    others = _FIXED + told + listed + (1 + mishaps if mishaps else 0)
+    others = _FIXED + told + listed + (1 + errors if errors else 0)
     return max(1, paper.height - others)
 
 
-def _title(look: Look, place: str, paper: Paper) -> RenderableType:
-    at = datetime.datetime.fromtimestamp(look.at_ms / 1000, datetime.UTC).astimezone()
+def _title(snapshot: Snapshot, place: str, paper: Paper) -> RenderableType:
+    at = datetime.datetime.fromtimestamp(snapshot.at_ms / 1000, datetime.UTC).astimezone()
     title = Table.grid(expand=True)
     title.add_column(no_wrap=True, overflow="ellipsis")
     title.add_column(justify="right", no_wrap=True)
@@ -105,8 +109,8 @@ def _title(look: Look, place: str, paper: Paper) -> RenderableType:
     return title
 
 
-def _summary(look: Look, rates: Rates | None) -> RenderableType:
-    view = look.view
+def _summary(snapshot: Snapshot, rates: YardRates | None) -> RenderableType:
+    view = snapshot.view
     lines = Table.grid(padding=(0, 1), expand=True)
     lines.add_column(style="dim", no_wrap=True)
     lines.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -117,20 +121,20 @@ def _summary(look: Look, rates: Rates | None) -> RenderableType:
         f" {counted(view.dead, 'dead letter')}"
     )
     lines.add_row("Yard", counts)
-    for number, pause in enumerate(_pauses(look)):
+    for number, pause in enumerate(_pauses(snapshot)):
         lines.add_row("" if number else "Paused", Text(pause, style="yellow"))
     return lines
 
 
-def _pauses(look: Look) -> list[str]:
-    """A line for each scope that is held, within bounds."""
-    pauses = [pause.text(look.at_ms) for pause in all_pauses(look.view.desired_states)]
+def _pauses(snapshot: Snapshot) -> list[str]:
+    """A line for each pause, up to a limit."""
+    pauses = [pause.text(snapshot.at_ms) for pause in all_pauses(snapshot.view.desired_states)]
     left = len(pauses) - _MOST_PAUSES
     return pauses if left <= 0 else [*pauses[: _MOST_PAUSES - 1], f"and {left + 1} more"]
 
 
 def _table(*columns: str) -> Table:
-    """A list without lines; numbers stand to the right."""
+    """A table without rules; numbers are right-aligned."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="reverse", expand=True)
     for column in columns:
         name, _, kind = column.partition(":")
@@ -141,39 +145,41 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _queue(looks: SnapshotHistory, look: Look, paper: Paper) -> RenderableType:
+def _queue(history: SnapshotHistory, snapshot: Snapshot, paper: Paper) -> RenderableType:
     table = _table("Intake", "Waiting:number", "Oldest:number", "History:wide")
     width = max(10, paper.width - 30)
     for name in INTAKE_CLASSES:
-        waiting, oldest_ms = look.view.waiting[name], look.oldest_ms[name]
-        depths = looks.depths(name, width)
+        waiting, oldest_ms = snapshot.view.waiting[name], snapshot.oldest_ms[name]
+        depths = history.depths(name, width)
         table.add_row(
             name,
             f"{waiting:,}",
             span(oldest_ms) if waiting else "-",
-            Text(history(depths), style="cyan"),
+            Text(bars(depths), style="cyan"),
             style="" if waiting else "dim",
         )
     return table
 
 
-def history(depths: Sequence[int]) -> str:
-    """Bars as high as what waited, the newest last."""
+def bars(depths: Sequence[int]) -> str:
+    """The depths as a row of bars, the newest last."""
     highest = max([*depths, 1])
     last = len(_BARS) - 1
     return "".join(_BARS[-(-depth * last // highest)] for depth in depths)
 
 
-def _workers(look: Look, rates: Rates | None, paper: Paper, room: int | None) -> RenderableType:
+def _workers(
+    snapshot: Snapshot, rates: YardRates | None, paper: Paper, room: int | None
+) -> RenderableType:
     columns = ["Worker", "State", "Model:wide", "Lane:number", "Tok/s:number", "TTFT:number"]
     if paper.is_wide:
         columns += ["Req/s:number", "Done:number", "Device"]
     columns += ["Memory:number"]
     table = _table(*columns)
-    workers = look.view.workers
+    workers = snapshot.view.workers
     shown = workers if room is None or len(workers) <= room else workers[: max(1, room - 1)]
     for worker in shown:
-        rate = rates.workers.get(worker.worker, Rate()) if rates else Rate()
+        rate = rates.workers.get(worker.worker, Throughput()) if rates else Throughput()
         table.add_row(*_worker(worker, rate, paper), style="" if worker.is_ready else "dim")
     if not workers:
         table.add_row("none", style="dim")
@@ -182,10 +188,10 @@ def _workers(look: Look, rates: Rates | None, paper: Paper, room: int | None) ->
     return table
 
 
-def _worker(worker: WorkerView, rate: Rate, paper: Paper) -> Iterator[str | Text]:
+def _worker(worker: WorkerView, rate: Throughput, paper: Paper) -> Iterator[str | Text]:
     info = worker.info
     yield worker.worker
-    yield Text(standing(worker), style=_STYLES.get(worker.state, "yellow"))
+    yield Text(state_text(worker), style=_STYLES.get(worker.state, "yellow"))
     yield (info.model if info else "") or "-"
     limit = f"/{info.lane_limit}" if info and worker.is_ready else ""
     yield f"{worker.lane}{limit}"
@@ -201,11 +207,11 @@ def _worker(worker: WorkerView, rate: Rate, paper: Paper) -> Iterator[str | Text
 _STYLES: Final = {"ready": "green", "lost": "red", "failed": "red", "unreadable": "red"}
 
 
-def _models(look: Look, rates: Rates | None, models: Sequence[str]) -> RenderableType:
+def _models(snapshot: Snapshot, rates: YardRates | None, models: Sequence[str]) -> RenderableType:
     table = _table("Model:wide", "Workers:number", "Lanes:number", "Tok/s:number", "Req/s:number")
     for model in models:
-        holders = [one for one in look.view.workers if one.info and one.info.model == model]
-        rate = rates.models.get(model, Rate()) if rates else Rate()
+        holders = [one for one in snapshot.view.workers if one.info and one.info.model == model]
+        rate = rates.models.get(model, Throughput()) if rates else Throughput()
         table.add_row(
             model,
             f"{sum(one.is_ready for one in holders)}/{len(holders)}",
@@ -216,24 +222,26 @@ def _models(look: Look, rates: Rates | None, models: Sequence[str]) -> Renderabl
     return table
 
 
-def _mishaps(look: Look) -> Iterator[Mishap]:
-    """Dead letters, deaths and faults of workers, and models that could not be loaded."""
-    for letter in look.letters:
-        yield Mishap(letter.died_ms, letter.id or letter.letter, f"dead letter: {letter.reason}")
-    for worker in look.view.workers:
+def _recent_errors(snapshot: Snapshot) -> Iterator[RecentError]:
+    """Dead letters, errors of workers, and models that could not be loaded."""
+    for letter in snapshot.letters:
+        yield RecentError(
+            letter.died_ms, letter.id or letter.letter, f"dead letter: {letter.reason}"
+        )
+    for worker in snapshot.view.workers:
         if worker.info and worker.info.last_error:
-            yield Mishap(worker.info.last_error_ms, worker.info.name, worker.info.last_error)
-    for host in look.view.hosts:
+            yield RecentError(worker.info.last_error_ms, worker.info.name, worker.info.last_error)
+    for host in snapshot.view.hosts:
         for model in host.models:
             if model.fault:
-                yield Mishap(model.faulted_ms, host.name, f"{model.name}: {model.fault}")
+                yield RecentError(model.faulted_ms, host.name, f"{model.name}: {model.fault}")
 
 
-def _errors(mishaps: Sequence[Mishap], look: Look) -> RenderableType:
+def _error_table(errors: Sequence[RecentError], snapshot: Snapshot) -> RenderableType:
     table = _table("Ago:number", "Last errors", "What:wide")
-    for one in mishaps:
+    for one in errors:
         text = " ".join(one.what.split())
-        table.add_row(span(look.at_ms - one.at_ms), one.where, Text(text, style="red"))
+        table.add_row(span(snapshot.at_ms - one.at_ms), one.where, Text(text, style="red"))
     return table
 
 

@@ -14,12 +14,16 @@ from rich.console import Console
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.cli.shared.paths import example_model
-from tokenyard.cli.shared.progress import spinner
 from tokenyard.cli.up.announcing import Announcer
 from tokenyard.cli.up.child import LogLine
-from tokenyard.cli.up.device_options import SLOTS_DEFAULT, count_workers, device_options
+from tokenyard.cli.up.engine_options import (
+    SLOTS_DEFAULT,
+    count_workers,
+    device_options,
+    example_model,
+)
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
+from tokenyard.cli.up.progress import spinner
 from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
@@ -30,26 +34,25 @@ from tokenyard.protocol.wording import counted
 _DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(WorkerSettings)}
 ABOUT: Final = """Run a whole yard on this machine: broker, coordinator and workers.
 
-Without --redis-url it starts a broker of its own (the embedded Valkey, or what --server says) on a
-loopback port, which keeps its data in --data-dir, so that what was accepted survives a restart. The
-port is 6379 where that is free, and stays the same for this folder. While it runs, the other
-commands and `Client()` find the yard without a URL. From a checkout it serves the example model
-`adder`. It stops everything on Ctrl-C or SIGTERM: running requests may finish
-first, a second Ctrl-C stops at once. It also ends when all of its workers have been ended by
-`tokenyard drain` or `stop`.
+Without --redis-url it starts its own broker (the embedded Valkey, or --server) on a loopback port,
+which keeps its data in --data-dir, so that accepted requests survive a restart. The port is 6379 if
+it is free, and stays the same for this folder. While it runs, the other commands and `Client()`
+find the yard without a URL. From a checkout it serves the example model `adder`. Ctrl-C or SIGTERM
+stops everything: running requests finish first, a second Ctrl-C stops immediately. It also ends
+when all of its workers have been ended by `tokenyard drain` or `stop`.
 
 \b
 Examples:
   tokenyard up
   tokenyard up --model ./my-model --slots 1
-  tokenyard up --models models.toml --slots 2 --spares 1     several models, loaded on demand
-  tokenyard up --server auto          with the valkey-server or redis-server of this machine
+  tokenyard up --models models.toml --slots 2     several models on demand
+  tokenyard up --server auto          with this machine's valkey-server or redis-server
   tokenyard --redis-url redis://localhost:6379 up
-  tokenyard up --engine simulated     answers are made up; needs no model and no vLLM
+  tokenyard up --engine simulated     invented answers, without a model and vLLM
 
 Then, in another terminal: tokenyard submit "12+34="
 
-Variables set the rest, and what is not given: TOKENYARD_WORKER_<OPTION> and
+Variables set all other options: TOKENYARD_WORKER_<OPTION> and
 TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordinator --help`.
 """
 
@@ -62,7 +65,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     envvar="TOKENYARD_WORKER_SLOTS",
     type=click.IntRange(1, 64),
     show_default=SLOTS_DEFAULT,
-    help="Devices (on a CPU: shares of its cores), each with one worker that is awake.",
+    help="Devices (on a CPU: shares of its cores), each with one awake worker.",
 )
 @click.option(
     "--spares",
@@ -70,7 +73,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     type=click.IntRange(0, 64),
     default=0,
     show_default=True,
-    help="Warm processes beside those, to stand in for one that dies.",
+    help="Warm processes that replace one that dies.",
 )
 @click.option(
     "--sleepers",
@@ -78,7 +81,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     type=click.IntRange(0, 64),
     default=0,
     show_default=True,
-    help="Engines that may sleep on each device beside the one that is awake.",
+    help="Sleeping engines per device beside the awake one.",
 )
 @click.option(
     "--engine",
@@ -86,7 +89,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     type=click.Choice(get_args(EngineName)),
     default="vllm",
     show_default=True,
-    help="What generates tokens; `simulated` makes them up.",
+    help="Engine that generates tokens; `simulated` invents them.",
 )
 @device_options
 @click.option(
@@ -103,13 +106,12 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
 @click.option(
     "--name",
     envvar="TOKENYARD_WORKER_NAME",
-    help="Prefix of the workers' names; a record that is to be replayed needs one.  [default: host"
-    " and pid]",
+    help="Prefix of the workers' names; needed to replay a record.  [default: host and pid]",
 )
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the embedded broker keeps its data, and all parts their logs."
+    help="Folder for the embedded broker's data and all logs."
     "  [default: ~/.local/share/tokenyard/yard-<yard>]",
 )
 @click.option(
@@ -117,14 +119,14 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     metavar="auto|embedded|PROGRAM",
     default=EMBEDDED,
     show_default=True,
-    help="What the broker is: the embedded Valkey; the valkey-server or redis-server (7.0 or newer)"
-    " of this machine, where there is one; or a program by its path.",
+    help="The broker: the embedded Valkey; the valkey-server or redis-server (7.0 or newer)"
+    " of this machine if there is one; or the path of a program.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Port of the broker; 0 is any free one.  [default: the one that it had before; at first"
-    " 6379 if it is free]",
+    help="Port of the broker; 0 is any free one.  [default: the previous one; at first 6379"
+    " if it is free]",
 )
 @click.option(
     "--grace-s",
@@ -132,7 +134,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     type=click.FloatRange(0),
     default=_DEFAULTS["grace_s"],
     show_default=True,
-    help="When stopped, running requests may finish for so long.",
+    help="Time for running requests to finish on a stop.",
 )
 @click.option(
     "--start-timeout-s",
@@ -164,7 +166,7 @@ def up(
     start_timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Start, wait until it answers, watch, stop."""
+    """Start, wait until it is ready, watch, stop."""
     model, models = _given_first(model, models)
     if model and models:
         raise click.UsageError("give either --model or --models")
@@ -192,13 +194,13 @@ def up(
         enforce_eager=example,
         debug=choice.debug,
     )
-    # With --json, standard output belongs to the program that reads it.
+    # With --json, standard output is only JSON.
     console = HarmlessConsole(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
     Foreground(plan, console, used, as_json=as_json).run()
 
 
 def _given_first(model: str | None, models: Path | None) -> tuple[str | None, Path | None]:
-    """Either of them alone, where that is an option and the other a variable."""
+    """The one that is an option if the other is a variable."""
     source = click.get_current_context().get_parameter_source
     if source("model") is not source("models"):
         if source("model") is ParameterSource.COMMANDLINE:
@@ -212,7 +214,7 @@ up.reads = ("coordinator", "worker")
 
 
 def _existing(model: str) -> str:
-    """The model as the workers, which may be started elsewhere, will find it."""
+    """The model with an absolute path, for workers with another working directory."""
     path = Path(model).expanduser()
     if path.is_dir():
         return str(path.resolve())
@@ -225,7 +227,7 @@ class Foreground:
     """One run of `tokenyard up` in a terminal."""
 
     def __init__(self, plan: LocalPlan, console: Console, used: str, *, as_json: bool) -> None:
-        """``used`` are the devices of its engines, in words; "" for none."""
+        """``used`` names the devices of its engines; "" for none."""
         self._plan = plan
         self._used = used
         self._console = console
@@ -233,10 +235,10 @@ class Foreground:
         self._yard = LocalYard(plan, self._log)
         self._announcer = Announcer(plan.data_dir, plan.yard)
         self._is_up = False
-        self._is_found = False  # by commands that are given no URL
+        self._is_found = False  # by commands without a URL
 
     def run(self) -> None:
-        """Until interrupted, or drained; raises `YardFailed` when a part ends for good."""
+        """Run until interrupted or drained; raises `YardFailed` if a part ends for good."""
         with Interrupts() as interrupts:
             try:
                 self._start()
@@ -246,12 +248,12 @@ class Foreground:
             except KeyboardInterrupt:
                 grace = (
                     f": running requests may finish for {self._plan.grace_s:g} s;"
-                    " Ctrl-C again stops at once."
+                    " Ctrl-C again stops immediately."
                 )
                 self._console.print("Stopping" + (grace if self._is_up else "."))
             finally:
                 interrupts.hold()
-                # What has not come up has nothing that should finish.
+                # Before it is up, nothing has to finish.
                 self._yard.stop(lambda: interrupts.is_hurried or not self._is_up)
                 self._announcer.withdraw()
             self._console.print("Stopped.")
@@ -265,7 +267,7 @@ class Foreground:
             f"Starting {counted(plan.workers, 'worker')}{where}, engine {plan.engine}, {what}."
         )
         if plan.engine == "simulated":
-            self._console.print("Engine simulated: its answers are made up.")
+            self._console.print("Engine simulated: its answers are invented.")
         with spinner(self._console, plan.processes) as tell:
             for warning in self._yard.start():
                 self._warn(warning)
@@ -273,14 +275,12 @@ class Foreground:
             self._yard.wait_ready(tell)
 
     def _introduce_broker(self) -> None:
-        """Say what it is and where, to people and to other commands."""
+        """Print and publish the broker's URL."""
         yard = self._yard
         if yard.server:
             self._console.print(f"The broker is {yard.server} at {public_url(yard.url)}.")
         if yard.lost_port:
-            self._warn(
-                f"port {yard.lost_port}, which this yard had before, is taken: URLs have changed"
-            )
+            self._warn(f"the previous port {yard.lost_port} is taken: URLs have changed")
         unfound = self._announcer.publish(yard.url)
         self._is_found = not unfound
         if unfound:
@@ -304,7 +304,7 @@ class Foreground:
 
 
 def how_to_try(plan: LocalPlan, url: str, *, is_found: bool) -> str:
-    """What a newcomer needs to know of a yard that is up."""
+    """Instructions for a yard that is up."""
     keys = Keys(plan.yard)
     options = "" if plan.yard == "main" else f" --yard {plan.yard}"
     if not is_found:

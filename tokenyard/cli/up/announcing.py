@@ -1,4 +1,4 @@
-"""How `tokenyard up` lets other commands find it, and keeps another one off its folder."""
+"""Announces `tokenyard up` to other commands, and locks its data folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenyard.process.running import Announcement, default_data_dir, running_up
 
 
 class Announcer:
-    """Announces one `up` in its data folder, and in the one where other commands look."""
+    """Announces one `up` in its data folder and in the default one, where other commands look."""
 
     def __init__(self, data_dir: Path, yard: str) -> None:
         self._data_dir = data_dir
@@ -20,9 +20,9 @@ class Announcer:
         self._held: list[Announcement] = []
 
     def claim(self) -> None:
-        """Take the data folder for this `up` alone.
+        """Lock the data folder for this `up`.
 
-        Raises `YardFailed` where another one has it, `click.UsageError` where it cannot be used.
+        Raises `YardFailed` if another `up` uses it, `click.UsageError` if it is not writable.
         """
         try:
             is_ours = self._take(self._data_dir)
@@ -37,7 +37,7 @@ class Announcer:
             )
 
     def publish(self, url: str) -> str:
-        """Say where the broker is; why other commands find another one, "" where they find this."""
+        """Publish the broker's URL; a warning if other commands cannot find it, else ""."""
         unfound = ""
         if self._data_dir.resolve() != self._known.resolve():
             try:
@@ -50,7 +50,7 @@ class Announcer:
         return unfound
 
     def withdraw(self) -> None:
-        """Let go of the folders; idempotent."""
+        """Unlock the folders; idempotent."""
         while self._held:
             self._held.pop().withdraw()
 

@@ -1,4 +1,4 @@
-"""One program of a local yard: started, listened to, started again when it dies, stopped."""
+"""A program of a local yard: starts, restarts and stops it, and reads its log."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Final
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.program import Exit
 
-#: A program that dies more often than this within the window is given up.
+#: A program that dies more often within the window is not restarted.
 MAX_DEATHS: Final = 3
 DEATH_WINDOW_S: Final = 60.0
 _LAST_LINES: Final = 12
-#: With this click, and so each of our programs, begins to tell why it has ended.
+#: The start of click's error message, with which our programs end.
 _ERROR: Final = "\nError: "
-#: The error is the last thing in a log, and no longer than this.
+#: The error is at the end of the log, and not longer.
 _ERROR_BYTES: Final = 16384
-#: A line of one of our loggers; engines and libraries write in forms of their own.
+#: A line of our loggers; engines and libraries have other formats.
 _LOG_LINE: Final = re.compile(
     r"\d{4}-\d\d-\d\d \S+ (?:(?P<level>[A-Z]+) )?tokenyard[.\w]*:? (?P<text>.*)"
 )
@@ -30,22 +30,21 @@ _LOG_LINE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """What a program said through one of our loggers."""
+    """A line of our loggers."""
 
     level: str
     text: str
 
     @property
     def is_serious(self) -> bool:
-        """Whether a user should see it in any case."""
+        """Whether the user must see it."""
         return self.level in {"WARNING", "ERROR", "CRITICAL"}
 
 
 class Child:
     """A program that runs beside this one and writes to a log file.
 
-    It writes to the file itself, not through a pipe, so it never waits for us and can finish
-    cleanly when we are killed.
+    It writes to the file directly, so it never waits for us and can finish if we are killed.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Child:
         return self._process.poll() if self._process else None
 
     def start(self) -> None:
-        """Start it; its log begins anew."""
+        """Start it with an empty log."""
         self.log.write_bytes(b"")
         self._read_to = 0
         self._launch()
@@ -81,11 +80,7 @@ class Child:
         self._process = start_child(self._command, self.log, env=self._env)
 
     def restart(self) -> bool:
-        """Start it again after its death; False where it has died too often or in order.
-
-        One that has ended in order, by wrong usage or since its workers cannot start would only
-        end so again.
-        """
+        """Restart it; False if it died too often, or would end in the same way again."""
         now = time.monotonic()
         often = len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATH_WINDOW_S
         if often or self.status in {Exit.OK, Exit.USAGE, Exit.START_FAILED}:
@@ -96,7 +91,7 @@ class Child:
         return True
 
     def listen(self) -> Iterator[LogLine]:
-        """What it has logged since the last time."""
+        """The lines logged since the last call."""
         with self.log.open("rb") as log:
             log.seek(self._read_to)
             text = log.read()
@@ -107,26 +102,26 @@ class Child:
             if found := _LOG_LINE.fullmatch(line):
                 yield LogLine(found["level"] or "INFO", found["text"])
 
-    def last_words(self) -> str:
+    def log_end(self) -> str:
         """The end of its log."""
         deque(self.listen(), maxlen=0)
         return "\n".join(self._last)
 
     def error(self) -> str:
-        """The error with which it ended, as it told its user; "" where there is none."""
+        """The error message with which it ended; "" if there is none."""
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _ERROR_BYTES))
             text = log.read().decode(errors="replace")
-        _before, _error, told = text.rpartition(_ERROR)
-        return told.strip() if _error else ""
+        _before, found, message = text.rpartition(_ERROR)
+        return message.strip() if found else ""
 
     def terminate(self) -> None:
-        """Tell it to end, without waiting for that."""
+        """Ask it to end, without waiting."""
         if self._process is not None:
             self._process.terminate()
 
     def stop(self, hurry: Callable[[], bool]) -> None:
-        """End it within its time, or sooner where ``hurry`` says so; idempotent."""
+        """Stop it within its time, or sooner if ``hurry`` returns True; idempotent."""
         process, self._process = self._process, None
         if process is not None:
             stop_child(process, self._stop_s, hurry)

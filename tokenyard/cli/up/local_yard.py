@@ -1,4 +1,4 @@
-"""A whole yard on this machine: broker, coordinator, and a controller with its workers."""
+"""Runs a whole yard on this machine: broker, coordinator, and a controller with its workers."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ from tokenyard.protocol.settings import DeviceName, EngineName, default_name
 from tokenyard.protocol.wording import counted
 from tokenyard.scripts import Scripts
 
-#: The coordinator has nothing to finish.
+#: Time for the coordinator, which has no requests to finish.
 _COORDINATOR_STOP_S: Final = 10.0
-#: What a controller needs beside the time that requests get to finish.
+#: Time for a controller beyond that for its requests.
 _CONTROLLER_STOP_S: Final = 15.0
 _WORKER: Final = "worker"
-#: Variables that a plan has taken in: one left over would stand beside the other, which was given.
+#: Variables that the plan contains already; the child must not read them again.
 _DECIDED: Final = ("TOKENYARD_WORKER_MODEL", "TOKENYARD_WORKER_MODELS")
 _POLL_S: Final = 0.1
 
 
 class YardFailed(click.ClickException):
-    """A part of the yard has ended and will not come back."""
+    """A part of the yard has ended and is not restarted."""
 
 
 class WorkersFailed(YardFailed):
-    """The workers cannot start; the message is the controller's own."""
+    """The workers cannot start; with the controller's message."""
 
     exit_code = Exit.START_FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPlan:
-    """What is to run here."""
+    """The settings of a local yard."""
 
     yard: str
     redis_url: str  # "" for an embedded broker
-    data_dir: Path  # of the embedded broker; log files in any case
-    port: int | None = 0  # of the embedded broker; 0: a free one, None: the one of before, or 6379
-    server: str = EMBEDDED  # what the broker is, by `choose_server`
+    data_dir: Path  # data of the embedded broker, and all log files
+    port: int | None = 0  # of the embedded broker; 0: any, None: the previous one, or 6379
+    server: str = EMBEDDED  # see `choose_server`
     workers: int  # devices, each with one awake process
     engine: EngineName
     model: str
-    models: Path | None = None  # a models file in place of one model
+    models: Path | None = None  # a models file instead of one model
     spares: int = 0
     sleepers: int = 0
-    # Prefix of the workers' names, by which ours are told from others'.
+    # Prefix of the workers' names, which distinguishes ours.
     name: str = field(default_factory=lambda: default_name("worker"))
     grace_s: float = 30.0  # running requests may finish for so long
     start_timeout_s: float = 600.0
-    # Tiny models: compiling takes longer than it saves. The environment may say otherwise.
+    # For tiny models, which compiling does not pay for; the environment may override it.
     enforce_eager: bool = False
     device: DeviceName = "auto"  # what engines use
     devices: tuple[str, ...] = ()  # GPUs, one for each worker
@@ -74,7 +74,7 @@ class LocalPlan:
 
     @property
     def processes(self) -> int:
-        """Worker processes that must be up before the yard is: those that hold, or may load."""
+        """Worker processes that must be up before the yard is ready."""
         if self.models is None:
             return self.workers
         return self.workers * (1 + self.sleepers) + self.spares
@@ -83,7 +83,7 @@ class LocalPlan:
 class LocalYard:
     """Starts the parts of a yard in order, watches them, and stops them in reverse.
 
-    ``say`` gets what the parts log: the part's name and the line.
+    ``say`` is called with the name of a part and each line that it logs.
     """
 
     def __init__(self, plan: LocalPlan, say: Callable[[str, LogLine], None]) -> None:
@@ -93,18 +93,18 @@ class LocalYard:
         self._broker: EmbeddedBroker | None = None
         self._children: list[Child] = []
         self._connection: redis.Redis | None = None
-        self._before: set[str] = set()  # workers that were there before ours
-        self._is_drained = False  # our controller has ended in order: it has no workers any more
+        self._before: set[str] = set()  # workers of earlier runs
+        self._is_drained = False  # our controller has ended, with all its workers
         self.url = plan.redis_url
 
     @property
     def server(self) -> str:
-        """Which server of ours the broker is, ``Valkey 9.1.2``; "" where it is not ours."""
+        """Name and version of our broker, like ``Valkey 9.1.2``; "" if it is not ours."""
         return self._broker.title if self._broker else ""
 
     @property
     def lost_port(self) -> int:
-        """The port that the broker had before and that is taken now; else 0."""
+        """The previous port of the broker if it is taken now; else 0."""
         return self._broker.lost_port if self._broker else 0
 
     @property
@@ -114,9 +114,9 @@ class LocalYard:
         return broker | {child.name: child.pid for child in self._children}
 
     def start(self) -> list[str]:
-        """Start everything; what the operator of the broker should know, if anything.
+        """Start everything; warnings about the broker.
 
-        Raises `tokenyard.protocol.errors.TokenyardError` where the broker cannot be used.
+        Raises `tokenyard.protocol.errors.TokenyardError` if the broker cannot be used.
         """
         logs = self._plan.data_dir / "logs"
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ class LocalYard:
         self._connection = open_connection(self.url)
         with translated(self.url):
             warnings = check_broker(self._connection, self._plan.yard)
-        # An earlier run may have had the same name, and left workers whose leases go on.
+        # An earlier run with the same name may have left leases.
         self._before = {worker.worker for worker in self.view().workers}
         for child in self._programs(logs):
             self._children.append(child)
@@ -137,14 +137,14 @@ class LocalYard:
 
     def _programs(self, logs: Path) -> Iterator[Child]:
         plan = self._plan
-        # The URL may hold a password, which the list of processes would show.
+        # Not as arguments, because the URL may contain a password.
         env = {**os.environ, "TOKENYARD_REDIS_URL": self.url, "TOKENYARD_YARD": plan.yard}
         for name in _DECIDED:
             env.pop(name, None)
         if plan.enforce_eager:
             env.setdefault("TOKENYARD_WORKER_ENFORCE_EAGER", "true")
-        # -P: a module `tokenyard` where the user happens to be is not ours. And not `-m worker`:
-        # his own `worker` on PYTHONPATH would run, where ours says what is wrong.
+        # -P ignores a module `tokenyard` in the working directory. Not `-m worker`, which could run
+        # the user's own module `worker`.
         program = [sys.executable, "-P", "-m", "tokenyard"]
         debug = ["--debug"] if plan.debug else []
         coordinator = [*program, "coordinator", *debug]
@@ -156,7 +156,7 @@ class LocalYard:
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
         """Wait until a coordinator leads and all our workers are ready, or warm.
 
-        ``tell`` gets, at each look, whether one leads and how many are ready.
+        ``tell`` is called with whether one leads and how many workers are ready.
 
         Raises `YardFailed` after ``start_timeout_s`` or when a part ends for good.
         """
@@ -174,12 +174,12 @@ class LocalYard:
                 raise YardFailed(
                     f"after {self._plan.start_timeout_s:g} s, {ready} of"
                     f" {counted(self._plan.processes, 'worker')} came up; the end of the log:\n"
-                    + self._children[-1].last_words()
+                    + self._children[-1].log_end()
                 )
             time.sleep(_POLL_S)
 
     def _is_up(self, worker: WorkerView) -> bool:
-        """Whether it may serve, or load whatever is asked for."""
+        """Whether it can serve, or load a model."""
         may_load = self._plan.models is not None and worker.state == "warm"
         return self._is_ours(worker) and (worker.is_ready or may_load)
 
@@ -204,7 +204,7 @@ class LocalYard:
             time.sleep(_POLL_S)
 
     def watch(self) -> None:
-        """Look once: pass on what was logged, start again what has died."""
+        """Pass on new log lines, and restart parts that have died."""
         for child in self._children:
             for line in child.listen():
                 self._say(child.name, line)
@@ -217,25 +217,22 @@ class LocalYard:
         status, pid = child.status, child.pid
         if child.name == _WORKER and status == Exit.OK:
             if not self._is_drained:
-                self._say(child.name, LogLine("INFO", "its workers have ended in order"))
+                self._say(child.name, LogLine("INFO", "its workers have ended"))
             self._is_drained = True
             return
-        if status == Exit.START_FAILED and (told := child.error()):
-            raise WorkersFailed(told)
+        if status == Exit.START_FAILED and (message := child.error()):
+            raise WorkersFailed(message)
         self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
         if child.name == _WORKER:
             self._retire_ours()
         if not child.restart():
             raise YardFailed(
                 f"the {child.name} has ended for good (status {status}); the end of"
-                f" {child.log}:\n{child.last_words()}"
+                f" {child.log}:\n{child.log_end()}"
             )
 
     def _retire_ours(self) -> None:
-        """The controller is dead, and its workers with it: their requests move on at once.
-
-        Otherwise they would wait until the leases have run out.
-        """
+        """End the leases of our workers, which died with the controller, to move their requests."""
         if self._connection is None:
             return
         scripts = Scripts(self._connection, self._keys)
@@ -245,19 +242,19 @@ class LocalYard:
                     scripts.retire(worker.worker, "lost")
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop workers, coordinator and broker, in this order, or in a hurry the first two at once.
+        """Stop workers, coordinator and broker, in this order; idempotent.
 
-        Idempotent.
+        If ``hurry`` returns True, workers and coordinator are stopped together.
         """
-        is_told = False
+        is_hurried = False
 
         def hurried() -> bool:
-            nonlocal is_told
-            if hurry() and not is_told:
-                is_told = True
+            nonlocal is_hurried
+            if hurry() and not is_hurried:
+                is_hurried = True
                 for child in self._children[:-1]:
                     child.terminate()
-            return is_told
+            return is_hurried
 
         while self._children:
             self._children[-1].stop(hurried)

@@ -1,4 +1,4 @@
-"""Which worker an operator's `models load` is for: the one that costs the others least."""
+"""Chooses the worker for an operator's `models load`: the one that displaces least."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from tokenyard.admin.snapshot import WorkerView, YardView
-from tokenyard.cli.shared.names import living
+from tokenyard.protocol.errors import PermanentError
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
 if TYPE_CHECKING:
     from coordinator.placement.devices import PlacementDevice
 
 
-class NoPlace(click.ClickException):
-    """A model that cannot be loaded now; the message says what to do."""
+class NoPlace(PermanentError):
+    """A model cannot be loaded now; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a model is to be loaded."""
+class LoadTarget:
+    """The worker and devices for a model."""
 
     worker: str  # with its incarnation
-    devices: Sequence[int] = ()  # of a group, the worker's first; none: the controller chooses
+    devices: Sequence[int] = ()  # of a group, the leader's first; empty: the controller chooses
 
 
-def place_at(view: YardView, model: str, name: str) -> Place:
-    """At the worker of this name; raises `NoPlace`."""
+def place_at(view: YardView, model: str, name: str) -> LoadTarget:
+    """The worker of this name; raises `NoPlace`."""
     offers = _offers(view, model)
-    here = [one for one in living(view) if one.info and one.info.name == name]
+    here = [one for one in view.living if one.info and one.info.name == name]
     if not here:
-        raise NoPlace(f"worker {name!r} is not there now")
+        raise NoPlace(f"worker {name!r} is not live now")
     worker = max(here, key=lambda one: one.lease_ms)
     _refuse_paused(worker)
     controller = worker.info.controller if worker.info else ""
@@ -42,18 +40,18 @@ def place_at(view: YardView, model: str, name: str) -> Place:
         raise NoPlace(
             f"{controller}, the host of {name}, may not load {model!r}; these may: {those}"
         )
-    return Place(worker.worker)
+    return LoadTarget(worker.worker)
 
 
-def place_anywhere(view: YardView, model: str) -> Place:
-    """At the worker that costs the others least; raises `NoPlace`.
+def place_anywhere(view: YardView, model: str) -> LoadTarget:
+    """The worker that displaces least; raises `NoPlace`.
 
-    A free device where it sleeps comes first, then a free device, then those whose models nobody
-    uses now.
+    It prefers a free device with a sleeping engine of the model, then any free device, then one
+    whose model is idle.
     """
     from coordinator.placement.devices import Worker, map_devices
 
-    workers = [Worker(one.worker, one.info, one.lane) for one in living(view) if one.info]
+    workers = [Worker(one.worker, one.info, one.lane) for one in view.living if one.info]
     devices = map_devices(workers).devices
     found = [
         option
@@ -62,19 +60,19 @@ def place_anywhere(view: YardView, model: str) -> Place:
     ]
     if not found:
         raise NoPlace(
-            f"no device is free for {model!r}, or idle: name a worker with --worker, and what runs"
-            " there may finish first; or wait"
+            f"no device is free or idle for {model!r}: wait, or name a worker with --worker, whose"
+            " running requests finish first"
         )
     return min(found, key=lambda option: option[0])[1]
 
 
 def _offers(view: YardView, model: str) -> dict[str, tuple[ModelInfo, HostInfo]]:
-    """The hosts that may load it, by controller."""
+    """The hosts that may load a model, by controller."""
     offers = {
         host.name: (info, host) for host in view.hosts for info in host.models if info.name == model
     }
     if not offers:
-        raise NoPlace(f"no host that is there may load {model!r}: put it into a models file")
+        raise NoPlace(f"no live host may load {model!r}: put it into a models file")
     return offers
 
 
@@ -87,21 +85,21 @@ def _refuse_paused(worker: WorkerView) -> None:
 
 def _together(
     devices: Sequence[PlacementDevice], controller: str, ranks: int, model: str
-) -> tuple[int, Place] | None:
-    """The cheapest devices of one host, and what the dearest of them costs."""
+) -> tuple[int, LoadTarget] | None:
+    """The cheapest devices of one host, and the highest cost among them."""
     options = sorted(_options(devices, controller, model), key=lambda option: option[:2])[:ranks]
     if len(options) < ranks:
         return None
-    # One whose worker is no mere follower of a group leads.
+    # The leader must not be a follower in another group.
     options.sort(key=lambda option: (option[3], option[1]))
-    place = Place(options[0][2], [index for _, index, *_ in options] if ranks > 1 else ())
+    place = LoadTarget(options[0][2], [index for _, index, *_ in options] if ranks > 1 else ())
     return max(cost for cost, *_ in options), place
 
 
 def _options(
     devices: Sequence[PlacementDevice], controller: str, model: str
 ) -> Iterator[tuple[int, int, str, bool]]:
-    """Cost, device, worker and whether that follows, for each device that may be had."""
+    """Cost, index, worker, and whether that is a follower, for each available device."""
     for device in devices:
         holder, worker = device.holder, device.entrance(model)
         if device.id[0] != controller or worker is None or worker.info.run_state != "RUNNING":

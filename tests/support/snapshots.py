@@ -1,4 +1,4 @@
-"""Looks at yards that need no server."""
+"""SnapshotHistory at yards that need no server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.builders import make_worker_info
-from tokenyard.admin.history import Look
+from tokenyard.admin.history import Snapshot
 from tokenyard.admin.snapshot import LeaderView, WorkerView, YardView
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.worker_info import WorkerTotals
@@ -34,10 +34,10 @@ def make_view(workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields:
     return YardView(**(values | fields))
 
 
-def make_look(
+def make_snapshot(
     at_ms: int = 0, workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields: Any
-) -> Look:
+) -> Snapshot:
     """A look at such a yard."""
     letters = fields.pop("letters", ())
     oldest = dict.fromkeys(INTAKE_CLASSES, 0) | {"low": 1000 * waiting}
-    return Look(make_view(workers, waiting=waiting, **fields), at_ms, oldest, letters)
+    return Snapshot(make_view(workers, waiting=waiting, **fields), at_ms, oldest, letters)

@@ -1,7 +1,7 @@
-"""Batch jobs by the calendar: when the next one is due, and what its files are called.
+"""Scheduled batch jobs: when the next one is due, and the names of its files.
 
-RQ's own cron scheduler stores its jobs with pickle, so each job hands over its successor instead,
-with `Queue.enqueue_at`. Names of files may have `strftime`'s signs, like ``out-%Y-%m-%d.jsonl``.
+RQ's cron scheduler stores its jobs with pickle, so each job enqueues its successor instead, with
+`Queue.enqueue_at`. File names may have placeholders of `strftime`, like ``out-%Y-%m-%d.jsonl``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def now() -> datetime.datetime:
-    """The time here."""
+    """The local time."""
     return datetime.datetime.now().astimezone()
 
 
@@ -29,13 +29,13 @@ def next_time(cron: str, after: datetime.datetime | None = None) -> datetime.dat
     """When a schedule is due next, in this machine's time zone; raises `SettingsError`."""
     try:
         due: datetime.datetime = croniter(cron, after or now()).get_next(datetime.datetime)
-    except (CroniterBadCronError, ValueError, KeyError) as fault:
-        raise SettingsError([f"cron {cron!r}: {fault}; write it like '0 2 * * *'"]) from fault
+    except (CroniterBadCronError, ValueError, KeyError) as error:
+        raise SettingsError([f"cron {cron!r}: {error}; write it like '0 2 * * *'"]) from error
     return due
 
 
 def spec_at(spec: BatchSpec, at: datetime.datetime) -> BatchSpec:
-    """The job of one time; raises `SettingsError` where its output would be that of another."""
+    """The job of one time; raises `SettingsError` if its output has no placeholder."""
     local = at.astimezone()
     named = msgspec.structs.replace(
         spec,
@@ -45,7 +45,7 @@ def spec_at(spec: BatchSpec, at: datetime.datetime) -> BatchSpec:
     )
     if named.output == spec.output:
         raise SettingsError(
-            ["output: a schedule needs one that differs each time, like out-%Y-%m-%d.jsonl"]
+            ["output: a schedule needs a name with the time, like out-%Y-%m-%d.jsonl"]
         )
     return named
 
@@ -62,7 +62,7 @@ def read_time(text: str) -> datetime.datetime:
         pass
     try:
         return datetime.datetime.fromisoformat(text).astimezone()
-    except ValueError as fault:
+    except ValueError as error:
         raise SettingsError(
             [f"at {text!r}: give a time like 2026-11-22T02:00, 02:00 or +90m"]
-        ) from fault
+        ) from error

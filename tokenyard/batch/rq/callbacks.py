@@ -1,6 +1,6 @@
-"""What happens when a job of RQ is over: a URL is told, or a command is run.
+"""Calls a URL or runs a command when a job of RQ is over.
 
-A call-back that fails is logged; the job stays what it is.
+A call-back that fails is logged and does not affect the job.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 import redis
 from rq.job import Job
 
-from tokenyard.batch.jobs import describe, order_of
+from tokenyard.batch.rq.jobs import describe, order_of
 
-#: RQ allows `CALLBACK_TIMEOUT_S` for all tries together.
+#: All tries together must fit into `CALLBACK_TIMEOUT_S`.
 _TRIES: Final = 3
 _PAUSE_S: Final = 2.0
 _REQUEST_TIMEOUT_S: Final = 20.0
@@ -30,32 +30,32 @@ _log = logging.getLogger("tokenyard.batch")
 
 
 def succeeded(job: Job, _connection: redis.Redis, _result: Any) -> None:
-    """RQ calls this when a job has completed."""
-    _tell(order_of(job).on_success, describe(job) | {"rq_status": "finished"})
+    """Report a completed job; RQ calls this."""
+    _notify(order_of(job).on_success, describe(job) | {"rq_status": "finished"})
 
 
-def failed(job: Job, _connection: redis.Redis, *_fault: Any) -> None:
-    """RQ calls this when a try has failed: only after the last one there is something to tell."""
+def failed(job: Job, _connection: redis.Redis, *_error: Any) -> None:
+    """Report a failed job, after its last try; RQ calls this after each."""
     if not job.retries_left:
         batch = describe(job) | {"rq_status": "failed"}
         if batch["status"] not in {"cancelled", "expired"}:
             batch["status"] = "failed"
-        _tell(order_of(job).on_failure, batch)
+        _notify(order_of(job).on_failure, batch)
 
 
-def _tell(target: str, batch: dict[str, Any]) -> None:
+def _notify(target: str, batch: dict[str, Any]) -> None:
     try:
         if target.startswith(("http://", "https://")):
             _post(target, msgspec.json.encode(batch))
         elif target:
             _run(target, batch)
-    except (OSError, ValueError, subprocess.SubprocessError) as fault:
-        _log.warning("job %s: its call-back %s failed: %s", batch["id"], target, fault)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        _log.warning("job %s: its call-back %s failed: %s", batch["id"], target, error)
 
 
 def _post(url: str, body: bytes) -> None:
-    """Tell a URL, some times if need be."""
-    request = urllib.request.Request(  # noqa: S310 - `_tell` has looked at the scheme
+    """Post to a URL, with retries."""
+    request = urllib.request.Request(  # noqa: S310 - `_notify` checked the scheme
         url, data=body, headers={"Content-Type": "application/json"}, method="POST"
     )
     for left in reversed(range(_TRIES)):
@@ -69,7 +69,7 @@ def _post(url: str, body: bytes) -> None:
 
 
 def _run(command: str, batch: dict[str, Any]) -> None:
-    """Run a command, without a shell; the batch is on its standard input and in its environment."""
+    """Run a command without a shell, with the batch on standard input and in the environment."""
     named = {
         "TOKENYARD_BATCH_ID": str(batch["id"]),
         "TOKENYARD_BATCH_STATUS": str(batch["status"]),

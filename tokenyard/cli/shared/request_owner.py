@@ -1,4 +1,4 @@
-"""Whose request is meant by an id on a command line."""
+"""Finds the client of a request id on a command line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES
 
 _MOST_NAMED: Final = 10
-_SAY: Final = "say whose it is: --client NAME"
+_SAY: Final = "give --client NAME"
 
 
 def request_id(_: click.Context, __: click.Parameter, value: str) -> str:
-    """Refuse what no request can be called."""
+    """Check a request id."""
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -32,39 +32,39 @@ def request_id(_: click.Context, __: click.Parameter, value: str) -> str:
 def request_ids(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The same of several."""
+    """Check several request ids."""
     return tuple(request_id(ctx, param, value) for value in values)
 
 
 def client_name(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Refuse what no client can be called."""
+    """Check a client name."""
     if value is not None and not is_name(value):
         raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
     return value
 
 
-#: For commands that are about requests that are there.
+#: For commands about existing requests.
 client_option = click.option(
     "--client",
     callback=client_name,
-    help=f"Name that it was asked under.  [default: {DEFAULT_CLIENT}, else whoever has the id]",
+    help=f"Client of the request.  [default: {DEFAULT_CLIENT}, else the only one with the id]",
 )
 
 
 def owner_of(connection: redis.Redis, keys: Keys, name: str, client: str | None) -> str:
-    """The client that is given, or the only one that has the id; `anon` where nobody has.
+    """The given client, else the only one that has the id, else `anon`.
 
-    Raises `click.UsageError` where that cannot be told.
+    Raises `click.UsageError` if that is ambiguous or unknown.
     """
     if client is not None:
         return client
     shown = repr(name)
     try:
         owners = find_owners(connection, keys, name)
-    except NoPermissionError as fault:
+    except NoPermissionError as error:
         raise click.UsageError(
-            f"request {shown}: this user of Redis may not look for its client (SCAN); {_SAY}"
-        ) from fault
+            f"request {shown}: this user of Redis may not search for its client (SCAN); {_SAY}"
+        ) from error
     named = ", ".join(map(printable, owners.clients[:_MOST_NAMED]))
     if len(owners.clients) > _MOST_NAMED:
         named += f" and {len(owners.clients) - _MOST_NAMED} more"
@@ -80,5 +80,5 @@ def owner_of(connection: redis.Redis, keys: Keys, name: str, client: str | None)
 
 
 def named(client: str, name: str) -> str:
-    """The words that name a request on a command line."""
+    """The arguments that identify a request."""
     return f"{shlex.quote(printable(name))} --client {shlex.quote(client)}"

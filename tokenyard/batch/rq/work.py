@@ -1,4 +1,4 @@
-"""What RQ's worker does with a batch job."""
+"""Runs a batch job in RQ's worker."""
 
 from __future__ import annotations
 
@@ -15,36 +15,33 @@ from rq import Retry, get_current_job
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
-from tokenyard.batch.jobs import (
-    CANCEL_FIELD,
-    BatchQueue,
-    JobOrder,
-)
 from tokenyard.batch.outputs import OutputInUse
-from tokenyard.batch.runner import Progress, Runner
-from tokenyard.batch.schedule import next_time, spec_at
+from tokenyard.batch.progress import Progress
+from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
+from tokenyard.batch.rq.schedule import next_time, spec_at
+from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, BatchState
 from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
 from tokenyard.telemetry.logs import HarmlessFormatter
 
-#: An earlier process of the same job may take a moment to be gone.
+#: How long to wait for an earlier process of the same job to end.
 _LOCK_WITHIN_S: Final = 20.0
-#: RQ counts how often a job hands itself back; it may do so as often as its worker is stopped.
-_OFTEN: Final = 1_000_000
+#: RQ limits how often a job requeues itself; a stopped worker is no reason to fail.
+_UNLIMITED: Final = 1_000_000
 
 _log = logging.getLogger("tokenyard.batch")
 
 
 class JobEnded(TokenyardError):
-    """A job was cancelled or has expired: for RQ that is a failure without another try."""
+    """A job was cancelled or expired; RQ records a failure and does not retry."""
 
 
 class Stopped(BaseException):
-    """The worker is being stopped. Nobody should take this for an error of the job."""
+    """The worker is being stopped; not an `Exception`, so that no handler catches it."""
 
 
-class Bench:
-    """Where the worker runs its jobs; set before RQ forks, so that the child has it too."""
+class WorkerContext:
+    """The yard of this worker; set before RQ forks, so that the child inherits it."""
 
     url = ""
     yard = ""
@@ -52,32 +49,32 @@ class Bench:
 
 
 def perform(order: dict[str, Any]) -> Any:
-    """Run a job, or what is left of it; RQ calls this.
+    """Run the lines of a job that are not done; RQ calls this.
 
-    Returns the batch object, or RQ's `Retry` where the worker is being stopped.
+    Returns the batch object, or RQ's `Retry` if the worker is being stopped.
     """
     job = get_current_job()
-    if job is None or not Bench.url:
+    if job is None or not WorkerContext.url:
         raise RuntimeError("batch jobs are run by `tokenyard batch worker`")
     read = msgspec.convert(order, JobOrder)
     with _logged(read.spec):
-        _hand_over_next(job, read)
+        _enqueue_next(job, read)
         try:
             with _stoppable():
                 return _run(job, read)
         except Stopped:
-            _log.info("job %s: the worker stops; another goes on", job.id)
-            return Retry(_OFTEN)
+            _log.info("job %s: the worker stops; another one continues", job.id)
+            return Retry(_UNLIMITED)
 
 
 def _run(job: Job, order: JobOrder) -> dict[str, Any]:
-    desk = _JobRecord(job, order)
+    record = _JobRecord(job, order)
     runner = Runner(
-        Bench.url,
-        Bench.yard,
+        WorkerContext.url,
+        WorkerContext.yard,
         order.spec,
-        on_progress=desk.note,
-        is_cancelled=desk.is_cancelled,
+        on_progress=record.update,
+        is_cancelled=record.is_cancelled,
     )
     try:
         state = runner.run(
@@ -86,11 +83,11 @@ def _run(job: Job, order: JobOrder) -> dict[str, Any]:
             retry=job.meta.get("retry", ""),
             lock_within_s=_LOCK_WITHIN_S,
         )
-    except Exception as fault:
-        is_hopeless = isinstance(fault, PermanentError | JobTimeoutException)
-        desk.failed(fault, is_hopeless=is_hopeless and not isinstance(fault, OutputInUse))
+    except Exception as error:
+        is_permanent = isinstance(error, PermanentError | JobTimeoutException)
+        record.failed(error, is_permanent=is_permanent and not isinstance(error, OutputInUse))
         raise
-    desk.ended(state)
+    record.ended(state)
     return state.as_batch()
 
 
@@ -108,11 +105,11 @@ class _JobRecord:
         untyped.save_meta()
 
     def is_cancelled(self) -> bool:
-        """Whether somebody wants the job to end."""
+        """Whether cancellation is requested."""
         return bool(self._job.connection.hexists(self._job.key, CANCEL_FIELD))
 
-    def note(self, progress: Progress) -> None:
-        """Called now and then, by two threads."""
+    def update(self, progress: Progress) -> None:
+        """Store the progress; called by two threads."""
         times = self._job.meta.get("times", {})
         if progress.status != self._job.meta.get("status") or progress.status not in times:
             times = times | {progress.status: _now()}
@@ -127,26 +124,26 @@ class _JobRecord:
         self._refill_retries(progress.counts.done)
 
     def _refill_retries(self, done: int) -> None:
-        """Tries are counted from the last progress on: a long job may die many times."""
+        """Reset the retries after progress, because a long job may lose many workers."""
         if done > self._done_before and self._order.retries:
             self._done_before = done
             self._job.retries_left = self._order.retries
             self._job.connection.hset(self._job.key, "retries_left", self._order.retries)
 
-    def failed(self, fault: Exception, *, is_hopeless: bool) -> None:
-        """Say why, and whether RQ may try again."""
-        _log.error("job %s: %s: %s", self._job.id, type(fault).__name__, fault)
-        if is_hopeless:
+    def failed(self, error: Exception, *, is_permanent: bool) -> None:
+        """Store the error, and whether RQ retries."""
+        _log.error("job %s: %s: %s", self._job.id, type(error).__name__, error)
+        if is_permanent:
             self._job.retries_left = 0
         is_last = not self._job.retries_left
         self._job.meta |= {
             "status": "failed" if is_last else "in_progress",
-            "message": str(fault) or type(fault).__name__,
+            "message": str(error) or type(error).__name__,
         }
         self._save_meta()
 
     def ended(self, state: BatchState) -> None:
-        """A job that did not complete is a failure to RQ, so that none that waits for it runs."""
+        """Fail a job that did not complete, so that RQ starts none that depends on it."""
         self._job.meta.pop("message", None)
         self._save_meta()
         if state.status != "completed":
@@ -154,27 +151,27 @@ class _JobRecord:
             raise JobEnded(f"the job is {state.status}: {state.counts}")
 
 
-def _hand_over_next(job: Job, order: JobOrder) -> None:
-    """The job of a schedule hands over its successor, once however often it is tried."""
+def _enqueue_next(job: Job, order: JobOrder) -> None:
+    """Enqueue the next job of a schedule, once however often this one is retried."""
     if not order.cron or order.cron_spec is None:
         return
     due = next_time(order.cron)
-    # Named by its time, so that two tries of this job hand over one and the same.
+    # Named by its time, so that two tries of this job enqueue the same one.
     name = f"{job.id.partition('-')[0]}-{due.astimezone(datetime.UTC):%Y%m%dT%H%M%S}"
     if Job.exists(name, job.connection):
         return
     try:
         spec = spec_at(order.cron_spec, due)
-    except SettingsError as fault:
-        _log.error("job %s: the schedule ends: %s", job.id, fault)
+    except SettingsError as error:
+        _log.error("job %s: the schedule ends: %s", job.id, error)
         return
     successor = msgspec.structs.replace(order, spec=spec)
-    BatchQueue(job.connection, Bench.yard).hand_over(successor, job_id=name, at=due)
+    BatchQueue(job.connection, WorkerContext.yard).enqueue(successor, job_id=name, at=due)
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM ends the job in order; elsewhere the child of RQ's worker only takes note of it."""
+    """Let SIGTERM stop the job; outside, the child of RQ's worker only records it."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -182,7 +179,7 @@ def _stoppable() -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        if Bench.is_stopping:
+        if WorkerContext.is_stopping:
             raise Stopped
         yield
     finally:
@@ -191,11 +188,11 @@ def _stoppable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(spec: BatchSpec) -> Iterator[None]:
-    """What is logged meanwhile stands in the job's own file, too."""
+    """Log to the job's own file as well."""
     try:
         handler = logging.FileHandler(spec.log_path)
-    except OSError as fault:
-        _log.warning("%s: %s; the job has no log", spec.log_path, fault)
+    except OSError as error:
+        _log.warning("%s: %s; the job has no log", spec.log_path, error)
         yield
         return
     handler.setFormatter(HarmlessFormatter())

@@ -1,7 +1,7 @@
-"""RQ's worker for batch jobs: JSON only, and dead colleagues are noticed at once.
+"""RQ's worker for batch jobs, which uses JSON and detects dead workers of its host immediately.
 
 It forks for each job, as RQ's `Worker` does: nothing in this process touches a GPU, and the parent
-says that the job is alive while the child runs it.
+sends heartbeats while the child runs the job.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
-# Imported before RQ forks, so that a job starts at once.
-from tokenyard.batch.jobs import queue_name
-from tokenyard.batch.work import Bench
+# Imported before RQ forks, so that a job starts immediately.
+from tokenyard.batch.rq.jobs import queue_name
+from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
 
-#: How often a running job says that it is alive: RQ gives it up a minute after the last time.
+#: Heartbeat of a running job; RQ abandons it a minute after the last one.
 _MONITOR_S: Final = 5
 _MAINTAIN_S: Final = 30
-#: RQ looks after its queue between two waits for a job, which are 15 s shorter than this.
+#: RQ maintains its queue between two waits for a job, which are 15 s shorter than this.
 _WORKER_TTL_S: Final = 45
 
 _log = logging.getLogger("tokenyard.batch")
@@ -40,7 +40,7 @@ class BatchWorker(Worker):
     """Runs the batch jobs of one yard, one at a time."""
 
     def __init__(self, url: str, yard: str, connection: redis.Redis, name: str = "") -> None:
-        Bench.url, Bench.yard = url, yard
+        WorkerContext.url, WorkerContext.yard = url, yard
         super().__init__(
             [queue_name(yard)],
             name=name or None,
@@ -52,12 +52,12 @@ class BatchWorker(Worker):
         )
 
     def clean_registries(self) -> None:
-        """As RQ does it, but without waiting for the heartbeat of who is dead on this host."""
+        """As RQ does, but without waiting for the heartbeats of dead workers of this host."""
         for queue in self.queues:
-            self._give_up_dead(queue)
+            self._abandon_jobs_of_dead_workers(queue)
         super().clean_registries()  # type: ignore[no-untyped-call]
 
-    def _give_up_dead(self, queue: Queue) -> None:
+    def _abandon_jobs_of_dead_workers(self, queue: Queue) -> None:
         registry = queue.started_job_registry
         for entry in registry.connection.zrange(registry.key, 0, -1):
             job_id = registry.parse_job_id(entry)
@@ -65,7 +65,7 @@ class BatchWorker(Worker):
             if worker is None or worker.name == self.name:
                 continue
             if is_dead_here(worker.hostname, worker.pid):
-                _log.warning("worker %s is dead; its job %s goes on", worker.name, job_id)
+                _log.warning("worker %s is dead; its job %s continues", worker.name, job_id)
                 registry.connection.zadd(registry.key, {entry: 1}, xx=True)
                 untyped: Any = worker
                 untyped.register_death()
@@ -78,7 +78,7 @@ class BatchWorker(Worker):
         return Worker.find_by_key(key, connection=self.connection, serializer=JSONSerializer)
 
     def _start_scheduler(self, *arguments: Any, **options: Any) -> None:
-        """As RQ does it, but a dead worker's scheduler does not stand in the way for a minute."""
+        """As RQ does, but without waiting a minute for the lock of a dead worker."""
         for queue in self.queues:
             key = RQScheduler.get_locking_key(queue.name)
             owner: Any = self.connection.get(key)
@@ -94,28 +94,28 @@ class BatchWorker(Worker):
         return is_dead_here(scheduler.hostname, scheduler.pid)
 
     def setup_work_horse_signals(self) -> None:
-        """The child takes note of SIGTERM; only while the job itself runs it obeys."""
+        """The child records SIGTERM; it obeys only while the job itself runs."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _take_note)
+        signal.signal(signal.SIGTERM, _record_stop)
 
     def handle_warm_shutdown_request(self) -> None:
-        """SIGTERM: the job that runs hands itself back, and the next worker goes on with it."""
+        """SIGTERM: the running job requeues itself, and the next worker continues it."""
         _log.info("worker %s stops", self.name)
         if self.horse_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.horse_pid, signal.SIGTERM)
 
 
-def _take_note(_number: int, _frame: FrameType | None) -> None:
-    Bench.is_stopping = True
+def _record_stop(_number: int, _frame: FrameType | None) -> None:
+    WorkerContext.is_stopping = True
 
 
 def is_dead_here(hostname: str | None, pid: int | None) -> bool:
-    """Whether a process of this host is dead; False of other hosts, of which we cannot tell."""
+    """Whether a process of this host is dead; False for other hosts."""
     if hostname != socket.gethostname() or not pid:
         return False
     if pid == os.getpid():
-        return True  # a container that was started again gives the same number to another
+        return True  # a restarted container reuses pids
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -128,8 +128,7 @@ def is_dead_here(hostname: str | None, pid: int | None) -> bool:
 def run_worker(
     url: str, yard: str, connection: redis.Redis, *, name: str = "", burst: bool = False
 ) -> bool:
-    """Run jobs until stopped, or with ``burst`` until none is left; whether any was run."""
-    # The job's process and RQ's scheduler: a job without its worker would run beside its successor.
+    """Run jobs until stopped, or with ``burst`` until none is left; whether any ran."""
     bind_forked_children()
     options: dict[str, Any] = {"burst": burst, "with_scheduler": True}
     return bool(BatchWorker(url, yard, connection, name).work(**options))

@@ -1,4 +1,4 @@
-"""Printing answers: text for people, one JSON object a line for programs."""
+"""Prints answers: text for people, one JSON object per line for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tokenyard.cli.shared.console import say, say_answer
-from tokenyard.cli.whose import named
+from tokenyard.cli.shared.request_owner import named
 from tokenyard.client.sync import Handle
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice, Delta, Result
@@ -27,7 +27,7 @@ class Printer:
         self._is_inside = False  # deltas of an answer have been printed on the current line
 
     def accepted(self, handle: Handle) -> None:
-        """Where a request stands in the line, for those who want to know."""
+        """The position of an accepted request, if verbose."""
         if not self._is_verbose:
             return
         if self._as_json:
@@ -37,10 +37,10 @@ class Printer:
         eta = f", about {handle.eta_s:g} s" if handle.eta_s is not None else ""
         known = "known already" if handle.position is None else f"{handle.position} before it{eta}"
         about = f"tokenyard explain {named(self._client, handle.id)}"
-        say(f"{self._name(handle.id)}: {known}; what becomes of it: {about}", err=True)
+        say(f"{self._name(handle.id)}: {known}; its timeline: {about}", err=True)
 
     def delta(self, delta: Delta) -> None:
-        """A piece of an answer."""
+        """A part of an answer."""
         if self._as_json:
             self._echo_json({"event": "delta", **_fields(delta)})
             return
@@ -49,13 +49,13 @@ class Printer:
         self._is_inside = True
 
     def result(self, prompt: object, index: int, result: Result) -> None:
-        """The end of an answer, and all of it where no delta came before."""
-        if isinstance(prompt, str):  # it may be what a file had in the place of text
+        """The end of an answer, or all of it without deltas."""
+        if isinstance(prompt, str):  # a file may contain bytes that are not text
             prompt = prompt.encode(errors="backslashreplace").decode()
         self._print(result, {"event": "result", "index": index, "prompt": prompt})
 
     def whole(self, result: Result) -> None:
-        """A result whose prompt is not at hand."""
+        """A result without its prompt."""
         self._print(result, {"event": "result"})
 
     def _print(self, result: Result, about: dict[str, Any]) -> None:
@@ -69,21 +69,21 @@ class Printer:
         if not result.ok:
             self.failed.append(result.id)
             error = result.error
-            # What the client itself refuses has no story.
+            # A request that the client refused has no timeline.
             if result.timing is not None or (error and error.code != Code.INVALID_REQUEST):
                 self._known.append(result.id)
             reason = f"{error.code}: {error.message}" if error else result.status
             say(f"Error: {self._name(result.id)}: {indented(reason)}", err=True)
 
     def hint(self) -> None:
-        """How to look into what has failed, where anything has."""
+        """Print how to examine failed requests, if there are any."""
         if len(self._known) == 1:
             about = f"tokenyard explain {named(self._client, self._known[0])}"
         elif self._known:
             about = f"tokenyard requests --client {self._client} --state failed"
         else:
             return
-        say(f"What it has been through: {about}", err=True)
+        say(f"Its timeline: {about}", err=True)
 
     def _name(self, request_id: str) -> str:
         return f"request {request_id!r} of client {self._client!r}"
@@ -99,7 +99,7 @@ class Printer:
 
 
 def _texts(result: Result) -> list[str]:
-    """Each choice as text, or as token ids where there is none."""
+    """Each choice as text, or as token ids without text."""
     answers: Sequence[Choice | Result] = result.choices or [result]
     return [answer.text if answer.text is not None else _ids(answer.tokens) for answer in answers]
 

@@ -1,7 +1,7 @@
-"""Batch jobs in the hands of RQ: handed over, looked at, cancelled, resumed.
+"""Submits, describes, cancels and resumes batch jobs at RQ.
 
-RQ has the queue, the retries, time-outs, dependencies and schedules; everything that it stores is
-JSON. A job's progress is in its ``meta``, so RQ's own tools show it.
+RQ provides the queue, retries, time-outs, dependencies and schedules; all that it stores is JSON. A
+job's progress is in its ``meta``, so RQ's own tools show it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from rq.registry import BaseRegistry
 from rq.serializers import JSONSerializer
 
 from tokenyard.batch.api import BatchOptions, spec_of
-from tokenyard.batch.schedule import next_time, spec_at
+from tokenyard.batch.rq.schedule import next_time, spec_at
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
 from tokenyard.protocol.keys import is_name
 
-#: What RQ calls in its worker; by name, so that handing over imports nothing of it.
-_PERFORM: Final = "tokenyard.batch.work.perform"
-_SUCCEEDED: Final = "tokenyard.batch.callbacks.succeeded"
-_FAILED: Final = "tokenyard.batch.callbacks.failed"
-#: A field of RQ's hash of a job: somebody wants it to end.
+#: Functions that RQ's worker calls, by name, so that submitting does not import them.
+_PERFORM: Final = "tokenyard.batch.rq.work.perform"
+_SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
+_FAILED: Final = "tokenyard.batch.rq.callbacks.failed"
+#: A field of RQ's hash of a job: cancellation is requested.
 CANCEL_FIELD: Final = "tokenyard_cancel"
-#: RQ forgets jobs that are over after so long.
+#: How long RQ keeps jobs that are over.
 KEEP_S: Final = 30 * 24 * 3600
 CALLBACK_TIMEOUT_S: Final = 120
-#: Pauses before a job that failed is tried again, in seconds.
+#: Pauses before the retries of a failed job, in seconds.
 _PAUSES: Final = (0, 10, 30, 60, 120)
 _LOOK_EVERY_S: Final = 0.5
 _REGISTRIES: Final = (
@@ -54,11 +54,11 @@ _REGISTRIES: Final = (
 
 
 class UnknownJob(PermanentError):
-    """RQ knows no such batch job of this yard, or has forgotten it."""
+    """RQ has no such batch job of this yard, or no longer."""
 
 
 class JobOrder(Struct, frozen=True, kw_only=True):
-    """What RQ's worker is told of a job; JSON. Paths are absolute."""
+    """The arguments of a job for RQ's worker; JSON. Paths are absolute."""
 
     spec: BatchSpec
     overwrite: bool = False
@@ -66,7 +66,7 @@ class JobOrder(Struct, frozen=True, kw_only=True):
     timeout_s: int = 0
     on_success: str = ""
     on_failure: str = ""
-    #: A schedule; the spec then has the names as they were given, see `tokenyard.batch.schedule`.
+    #: A schedule; ``cron_spec`` has the file names with their placeholders, see `schedule`.
     cron: str = ""
     cron_spec: BatchSpec | None = None
 
@@ -85,7 +85,7 @@ class BatchQueue:
         self.rq = Queue(queue_name(yard), connection=connection, serializer=JSONSerializer)
         self._connection = connection
 
-    def hand_over(
+    def enqueue(
         self,
         order: JobOrder,
         *,
@@ -93,7 +93,7 @@ class BatchQueue:
         after: Sequence[str] = (),
         at: datetime.datetime | None = None,
     ) -> Job:
-        """Give a job to RQ; raises `SettingsError`."""
+        """Enqueue a job; raises `SettingsError`."""
         for name in after:
             if not Job.exists(name, self._connection):
                 raise SettingsError([f"after: there is no job {name!r}"])
@@ -109,17 +109,17 @@ class BatchQueue:
         """A batch job; raises `UnknownJob`."""
         try:
             job = Job.fetch(job_id, connection=self._connection, serializer=JSONSerializer)
-        except (NoSuchJobError, ValueError) as fault:
-            raise UnknownJob(f"there is no batch job {job_id!r}, or it is forgotten") from fault
+        except (NoSuchJobError, ValueError) as error:
+            raise UnknownJob(f"there is no batch job {job_id!r}, or not any more") from error
         if job.origin != self.rq.name or job.func_name != _PERFORM:
-            raise UnknownJob(f"{job_id!r} is no batch job of this yard")
+            raise UnknownJob(f"{job_id!r} is not a batch job of this yard")
         return job
 
     def all_jobs(self) -> list[Job]:
         """All batch jobs, the newest first."""
         names = list(self.rq.get_job_ids())
         for registry in _REGISTRIES:
-            # Without `cleanup`: who only looks gives up no job.
+            # Without `cleanup`, which may fail jobs.
             names += getattr(self.rq, registry).get_job_ids(cleanup=False)
         unique = list(dict.fromkeys(names))
         found = Job.fetch_many(unique, connection=self._connection, serializer=JSONSerializer)
@@ -135,11 +135,11 @@ class BatchQueue:
         return [describe(job) for job in self.all_jobs()]
 
     def spec_of(self, job_id: str) -> BatchSpec:
-        """What a job reads and writes; raises `UnknownJob`."""
+        """The settings of a job; raises `UnknownJob`."""
         return order_of(self.find(job_id)).spec
 
     def cancel(self, job: Job) -> str:
-        """Cancel a job; its status then: ``cancelling`` or ``cancelled``, or how it has ended."""
+        """Cancel a job; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
         self._connection.hset(job.key, CANCEL_FIELD, "1")
         state = job.get_status()
         if state in {JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED}:
@@ -152,7 +152,7 @@ class BatchQueue:
         return _status(job, job.meta)
 
     def resume(self, job: Job, *, retry_errors: bool) -> None:
-        """Let a job that is over wait for a worker again; raises `SettingsError` while it runs."""
+        """Enqueue a job that is over again; raises `SettingsError` while it runs."""
         registry: BaseRegistry | None = {
             JobStatus.FAILED: self.rq.failed_job_registry,
             JobStatus.STOPPED: self.rq.failed_job_registry,
@@ -171,7 +171,7 @@ class BatchQueue:
 
 
 def _options(order: JobOrder, job_id: str) -> dict[str, Any]:
-    """What RQ is told of a job."""
+    """RQ's options of a job."""
     retries = max(0, order.retries)
     return {
         "job_id": job_id,
@@ -195,7 +195,7 @@ def _options(order: JobOrder, job_id: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A job that was handed over."""
+    """A submitted job."""
 
     id: str
     redis_url: str
@@ -217,12 +217,12 @@ class BatchJob:
         return batch
 
     def cancel(self) -> str:
-        """Cancel it; its status then: ``cancelling`` or ``cancelled``, or how it has ended."""
+        """Cancel it; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
         with self._queue() as queue:
             return queue.cancel(queue.find(self.id))
 
     def resume(self, *, retry_errors: bool = False) -> None:
-        """Let it wait for a worker again, for the lines that have no answer yet."""
+        """Enqueue it again, for the lines that have no answer yet."""
         with self._queue() as queue:
             queue.resume(queue.find(self.id), retry_errors=retry_errors)
 
@@ -248,11 +248,11 @@ def submit_batch(
     on_failure: str = "",
     **options: Unpack[BatchOptions],
 ) -> BatchJob:
-    """Hand a file of requests to RQ; `tokenyard batch worker` runs it, where it sees the files.
+    """Submit a file of requests to RQ; a `tokenyard batch worker` that sees the files runs it.
 
-    ``retries`` counts tries without any progress; ``timeout_s`` bounds one try (0: no bound).
-    ``after`` names jobs that must have succeeded, ``at`` is a time, ``cron`` a schedule, which
-    needs names that differ from time to time, like ``out-%Y-%m-%d.jsonl``. ``on_success`` and
+    ``retries`` counts tries without progress; ``timeout_s`` limits one try (0: no limit).
+    ``after`` names jobs that must succeed before, ``at`` is a time, ``cron`` a schedule, which
+    needs file names with the time, like ``out-%Y-%m-%d.jsonl``. ``on_success`` and
     ``on_failure`` are a URL or a command. Raises `SettingsError`.
     """
     spec = spec_of(input, output, options).absolute()
@@ -266,26 +266,26 @@ def submit_batch(
     )
     if cron:
         if at is not None or after:
-            raise SettingsError(["cron: goes neither with a time nor with a job to wait for"])
+            raise SettingsError(["cron: give neither a time nor a job to wait for with it"])
         at = next_time(cron)
         order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, spec=spec_at(spec, at))
     with translated(redis_url), open_connection(redis_url) as connection:
-        job = BatchQueue(connection, yard).hand_over(order, after=after, at=at)
+        job = BatchQueue(connection, yard).enqueue(order, after=after, at=at)
     return BatchJob(job.id, redis_url, yard)
 
 
 def order_of(job: Job) -> JobOrder:
-    """What a job is to do."""
+    """The arguments of a job."""
     return msgspec.convert(job.kwargs["order"], JobOrder)
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """The batch object of the OpenAI API, with what RQ knows beside it."""
+    """The batch object of the OpenAI API, with RQ's status and retries."""
     meta: Mapping[str, Any] = job.meta
     times: Mapping[str, float] = meta.get("times", {})
     order = order_of(job)
     status = _status(job, meta)
-    message = meta.get("message") or (_last_words(job) if status == "failed" else "")
+    message = meta.get("message") or (_last_error(job) if status == "failed" else "")
     window = order.spec.completion_window_s
 
     def at(name: str) -> int | None:
@@ -312,7 +312,7 @@ def describe(job: Job) -> dict[str, Any]:
 
 
 def _status(job: Job, meta: Mapping[str, Any]) -> str:
-    """OpenAI's word for where a job stands: RQ knows of deaths that the job could not tell."""
+    """The status in OpenAI's terms; RQ also knows of jobs whose process died."""
     status = str(meta.get("status", "validating"))
     match job.get_status(refresh=False):
         case JobStatus.FAILED | JobStatus.STOPPED:
@@ -326,7 +326,7 @@ def _status(job: Job, meta: Mapping[str, Any]) -> str:
     return status
 
 
-def _last_words(job: Job) -> str:
+def _last_error(job: Job) -> str:
     result = job.latest_result()
     lines = (result.exc_string or "").strip().splitlines() if result is not None else []
     return lines[-1] if lines else "the job has failed"

@@ -1,6 +1,6 @@
-"""The first look at an input file: how many lines it has, and which repeat the id of another.
+"""Counts the lines of an input file, and finds those that repeat an earlier id.
 
-Ids are sorted into buckets on disk, so that memory is that of one bucket, whatever the file.
+Ids are sorted into buckets on disk, so that only one bucket is in memory at a time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import IO, Final, Self
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from tokenyard.batch.files import read_lines
-from tokenyard.batch.marks import Marks
+from tokenyard.batch.files import LineNumbers, read_lines
 
 _BUCKETS: Final = 256
-#: A bucket goes to disk when it is larger: about 2700 ids.
+#: A larger bucket is moved to disk; about 2700 ids.
 _BUCKET_BYTES: Final = 64 * 1024
 _DIGEST_BYTES: Final = 16
 _NUMBER_BYTES: Final = 8
@@ -36,16 +35,16 @@ _decode_named = msgspec.json.Decoder(_Named).decode
 
 
 @dataclass(slots=True)
-class Survey:
-    """What an input file has."""
+class InputScan:
+    """What a scan of an input file found."""
 
     lines: int = 0  # that are not blank
-    #: Lines whose id an earlier line has already.
-    repeated: Marks = field(default_factory=Marks)
+    #: Lines that repeat an earlier id.
+    repeated: LineNumbers = field(default_factory=LineNumbers)
 
 
 class _Buckets:
-    """Ids of lines, found again in pairs. Closing deletes the files."""
+    """Hashed ids of lines in temporary files, by bucket."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
@@ -60,7 +59,7 @@ class _Buckets:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        fault: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._open.close()
@@ -69,7 +68,7 @@ class _Buckets:
         digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
         self._files[digest[0]].write(digest + number.to_bytes(_NUMBER_BYTES, "big"))
 
-    def mark_repeated(self, marks: Marks) -> None:
+    def mark_repeated(self, marks: LineNumbers) -> None:
         for file in self._files:
             file.seek(0)
             seen: set[bytes] = set()
@@ -80,9 +79,9 @@ class _Buckets:
                 seen.add(digest)
 
 
-def survey(path: Path) -> Survey:
+def scan_input(path: Path) -> InputScan:
     """Read a whole input file once; raises `UnreadableFile`."""
-    found = Survey()
+    found = InputScan()
     with _Buckets() as buckets:
         for number, raw in read_lines(path):
             found.lines += 1
@@ -94,7 +93,7 @@ def survey(path: Path) -> Survey:
 
 
 def id_of(raw: bytes) -> str | None:
-    """The id of a line; None where it has none, or is no JSON object."""
+    """The id of a line; None if it has none or is not a JSON object."""
     try:
         named = _decode_named(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,23 +1,26 @@
-"""What engines of a yard on this machine use, and how many workers that is room for."""
+"""The model and the devices of the engines of a local yard."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, get_args
 
 import click
 
+import tokenyard
 from tokenyard.process.program import words
 from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings
 
-#: Workers where nobody has said how many, on a CPU or with GPUs enough.
+#: Workers by default, on a CPU or with enough GPUs.
 DEFAULT_WORKERS: Final = 2
 SLOTS_DEFAULT: Final = f"{DEFAULT_WORKERS}, or as many as there are GPUs, if fewer"
+_EXAMPLE_MODELS: Final = Path("examples/arithmetic/models")
 
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--device`` and ``--devices``, which are also variables as of a worker."""
+    """Add ``--device`` and ``--devices``, with the variables of a worker."""
     for option in (
         click.option(
             "--devices",
@@ -42,13 +45,13 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def count_workers(
     engine: EngineName, device: DeviceName, devices: tuple[str, ...], workers: int | None
 ) -> tuple[int, str]:
-    """How many workers there are to be, and what their engines use, in words ("" for none).
+    """The number of workers, and their devices in words ("" for none).
 
-    Raises `tokenyard.protocol.errors.SettingsError` where the device cannot be had, or not so many.
+    Raises `tokenyard.protocol.errors.SettingsError` if there are not enough devices.
     """
     if engine == "simulated":
         return workers or len(devices) or DEFAULT_WORKERS, ""
-    # Late: a client that has no worker installed can still read `--help`.
+    # Late, so that `--help` works without the worker's dependencies.
     from worker.engines.devices import check_slots, find_device
 
     slots = workers or len(devices) or 1
@@ -57,3 +60,20 @@ def count_workers(
     slots = workers or len(devices) or found.default_slots(DEFAULT_WORKERS)
     check_slots(dataclasses.replace(settings, slots=slots), found)
     return slots, str(found)
+
+
+def example_model(name: str) -> Path:
+    """The folder of an example model of a checkout.
+
+    Raises `click.UsageError` without a checkout.
+    """
+    checkout = Path(tokenyard.__file__).resolve().parents[1]
+    for root in (checkout, Path.cwd()):
+        folder = root / _EXAMPLE_MODELS / name
+        if (folder / "config.json").is_file():
+            return folder
+    raise click.UsageError(
+        f"the example model {name!r} is part of a checkout of Tokenyard and is not here: give"
+        " --model PATH, a model folder or a Hugging Face name (or --engine simulated, which needs"
+        " no model and invents its answers)"
+    )

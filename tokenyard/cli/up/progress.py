@@ -1,4 +1,4 @@
-"""Showing that a yard is on its way up."""
+"""Shows the progress of a yard that starts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.console import Console
 
 from tokenyard.protocol.wording import counted
 
-#: Whether a coordinator leads, and how many workers are ready.
-Tell = Callable[[bool, int], None]
+#: Called with whether a coordinator leads, and the number of ready workers.
+OnProgress = Callable[[bool, int], None]
 
 
 @contextmanager
-def spinner(console: Console, workers: int) -> Iterator[Tell]:
-    """What `LocalYard.wait_ready` tells: a spinner, or in a file one line for each step."""
+def spinner(console: Console, workers: int) -> Iterator[OnProgress]:
+    """Show the progress of `LocalYard.wait_ready`: a spinner, or to a file one line per step."""
     started = time.monotonic()
     seen = ""
     with console.status("starting") as status:
@@ -35,5 +35,5 @@ def spinner(console: Console, workers: int) -> Iterator[Tell]:
 
 def _step(leads: bool, ready: int, workers: int) -> str:
     if not leads:
-        return "The coordinator is about to lead"
+        return "Waiting for the coordinator to lead"
     return f"{ready} of {counted(workers, 'worker')} {'is' if workers == 1 else 'are'} ready"

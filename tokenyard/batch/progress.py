@@ -1,0 +1,87 @@
+"""How far a job is: its counts, its pace, and what the yard's leader shows to Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Final
+
+import redis
+
+from tokenyard.batch.state import RequestCounts, Status
+from tokenyard.broker.connection import open_connection
+from tokenyard.protocol.keys import LINE_STATES, Keys
+
+_WINDOW_S: Final = 30.0
+_SAMPLE_S: Final = 0.5
+#: Counting is not part of a job, so a slow broker must not delay one for longer.
+_PATIENCE_S: Final = 2.0
+
+_log = logging.getLogger("tokenyard.batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a job at one moment."""
+
+    id: str
+    status: Status
+    counts: RequestCounts
+    per_s: float  # lines a second over the last half minute
+    eta_s: float | None  # None while it is not known
+
+
+class LineRate:
+    """Lines a second, over the last half minute."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def count(self) -> None:
+        """Count one line."""
+        self._count += 1
+
+    def per_s(self) -> float:
+        """The rate now."""
+        now = time.monotonic()
+        if now - self._samples[-1][0] >= _SAMPLE_S:
+            self._samples.append((now, self._count))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_S:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        return (self._count - before) / max(now - since, 1e-3)
+
+
+class LineCount:
+    """Adds the lines of a job to the yard's counters."""
+
+    def __init__(self, url: str, yard: str) -> None:
+        self._url = url
+        self._tally = Keys(yard).tally
+        self._unsent: Counter[str] = Counter()
+
+    def advance(self, before: RequestCounts, after: RequestCounts) -> None:
+        """Add what was done in between; after an error it is added with the next call.
+
+        Lines that run again after an error count again.
+        """
+        for state in LINE_STATES:
+            self._unsent[state] += max(0, getattr(after, state) - getattr(before, state))
+        try:
+            self._send()
+        except redis.RedisError as error:
+            _log.debug("done lines are counted later: %s", error)
+
+    def _send(self) -> None:
+        pending = +self._unsent
+        if not pending:
+            return
+        with open_connection(self._url, timeout_s=_PATIENCE_S, retries=0) as connection:
+            pipeline = connection.pipeline()
+            for state, count in pending.items():
+                pipeline.hincrby(self._tally, f"count:lines:{state}", count)
+            pipeline.execute()
+        self._unsent.clear()

@@ -1,0 +1,1 @@
+"""Batch jobs at RQ: the queue, the worker, schedules and call-backs."""

@@ -1,0 +1,89 @@
+"""Shell completion of names that only the yard knows: models, workers, batch jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tokenyard.process.running import YARD_DEFAULT, running_url
+from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.keys import Keys, is_name
+
+if TYPE_CHECKING:
+    import redis
+
+#: Set by the shell while it completes a line.
+COMPLETION: Final = "_TOKENYARD_COMPLETE"
+#: The shell does not wait longer for an unreachable broker.
+MAX_WAIT_S: Final = 0.5
+Names = Callable[["redis.Redis", Keys], Iterable[str]]
+
+
+def complete_model(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The models of the yard."""
+    return _complete(_models, ctx, incomplete)
+
+
+def complete_worker(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The workers of the yard."""
+    return _complete(_workers, ctx, incomplete)
+
+
+def complete_job(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The batch jobs of the yard."""
+    return _complete(_jobs, ctx, incomplete)
+
+
+def _complete(names: Names, ctx: click.Context, incomplete: str) -> list[str]:
+    known = _known(names, ctx.find_root().params)
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
+    """The names, if a broker reports them in time; in a thread, because DNS has no time-out."""
+    import redis
+
+    from tokenyard.broker.connection import open_connection
+
+    yard = str(options.get("yard") or YARD_DEFAULT)
+    url = str(options.get("redis_url") or running_url(yard))
+    found: list[str] = []
+
+    def ask() -> None:
+        with (
+            contextlib.suppress(TokenyardError, redis.RedisError, OSError),
+            open_connection(
+                url, timeout_s=MAX_WAIT_S, connect_timeout_s=MAX_WAIT_S, retries=0
+            ) as connection,
+        ):
+            found.extend(sorted(set(names(connection, Keys(yard)))))
+
+    if url and is_name(yard):
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(MAX_WAIT_S)
+    return list(found)
+
+
+def _models(connection: redis.Redis, keys: Keys) -> list[str]:
+    from tokenyard.admin.snapshot import read_yard
+    from tokenyard.cli.shared.names import known_models
+
+    view = read_yard(connection, keys)
+    return known_models(view, view.desired_states.by_scope)
+
+
+def _workers(connection: redis.Redis, keys: Keys) -> list[str]:
+    from tokenyard.admin.snapshot import read_yard
+
+    return [one.info.name for one in read_yard(connection, keys).living if one.info]
+
+
+def _jobs(connection: redis.Redis, keys: Keys) -> list[str]:
+    from tokenyard.batch.rq.jobs import BatchQueue
+
+    return [job.id for job in BatchQueue(connection, keys.yard).all_jobs()]
