@@ -25,39 +25,39 @@ TEXTS: Final = {
     "lease_ms": "The leader's lease: the longest standstill when the leader is killed.",
     "block_ms": "Longest wait of one read.",
     "max_num_queued_reqs": "Most requests that may wait; more are refused with QUEUE_FULL.",
-    "max_num_queued_tokens": "Most prompt tokens of what waits; more is refused with QUEUE_FULL.",
+    "max_num_queued_tokens": "Most prompt tokens that may wait; more are refused with QUEUE_FULL.",
     "max_normal_share": "Share of both bounds that classes normal and low may take together.",
     "max_low_share": "Share of both bounds that class low may take.",
     "max_held": "Waiting requests kept in memory, among which clients take turns.",
     "max_request_bytes": "Most bytes of one request.",
-    "max_batch": "Most requests handed over in one step.",
+    "max_batch": "Most requests dispatched in one step.",
     "max_crashes": "Workers that may be lost with a request before it must run alone.",
     "max_crashed_alone": "Workers that may crash while a request runs alone; then it is dead.",
     "max_lost_alone": "Workers that may be killed while a request runs alone; then it is dead.",
     "max_faults": "Times that an engine may fail to serve a request; then it is dead.",
-    "max_trial_share": "Most of a model's workers that try suspects of a crash at once.",
+    "max_trial_share": "Largest share of a model's workers that try suspects of a crash.",
     "trial_tokens": "Tokens after which a stream on trial is innocent.",
     "trial_s": "Seconds after which any other request on trial is innocent.",
-    "static": "Load no models on demand: workers keep what they hold.",
-    "max_model_wait_s": "Wait of a model for workers that serve another; 0: by what swaps cost.",
-    "max_swap_share": "Most of a device's time that swaps of models may take.",
-    "guests": "Users of Redis that are not trusted (docs/deploy.md), with commas between them.",
+    "static": "Load no models on demand: workers keep their models.",
+    "max_model_wait_s": "Longest wait for workers of another model; 0: by the cost of swaps.",
+    "max_swap_share": "Largest share of a device's time for swaps of models.",
+    "guests": "Untrusted users of Redis, separated by commas (docs/deploy.md).",
     "guest_inbox_bytes": "Most memory of a guest's inbox; a larger one is deleted unread.",
-    "guest_queue_share": "Part of max-num-queued-reqs that guests may fill.",
+    "guest_queue_share": "Share of max-num-queued-reqs that guests may fill.",
     "guest_result_ttl_s": "Longest time that results of guests are kept.",
-    "guest_cut_off_s": "A guest that oversteps is not heard for so long.",
+    "guest_cut_off_s": "A guest that exceeds a limit is ignored for so long.",
     "lost_entry_wait_s": "How long a worker may still end a request whose lane entry was deleted.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
-    "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",
-    "metrics_host": "Address to show them at; 0.0.0.0 is all of this host's.",
+    "metrics_port": "Port of the Prometheus metrics; 0: none (docs/metrics.md).",
+    "metrics_host": "Address of the metrics; 0.0.0.0: all of this host.",
     "liveness_timeout_s": "/livez beside the metrics fails after so long without progress.",
-    "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; else as OTEL_* variables say.",
+    "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; default: OTEL_* variables.",
 }
-ABOUT: Final = """Run a coordinator, which gives requests to workers.
+ABOUT: Final = """Run a coordinator, which assigns requests to workers.
 
-One of a yard's coordinators leads, the others stand by and take over when it dies. It needs no
-GPU. SIGTERM or Ctrl-C stop it; nothing is lost.
+One of a yard's coordinators leads; the others stand by and take over when it dies. It needs no
+GPU. SIGTERM or Ctrl-C stops it; no request is lost.
 
 \b
 Examples:
@@ -67,8 +67,8 @@ Examples:
 
 
 def run(settings: CoordinatorSettings) -> int:
-    """Run until told to stop; the exit status."""
-    # Late, so that `tokenyard --help`, which shows this command too, stays quick.
+    """Run until SIGTERM or SIGINT; the exit status."""
+    # Late, so that `tokenyard --help`, which lists this command, stays quick.
     from coordinator.coordinator import Coordinator
 
     return Coordinator(settings, ServiceManager.of(os.environ)).run()

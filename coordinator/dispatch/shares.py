@@ -2,7 +2,7 @@
 
 Shares are kept by self-clocked fair queueing (Golestani, 1994): the next request of a class is due
 ``1 / weight`` after the one before it, or after the request that was served last if none of its
-class waited; the request that is due first is served first. So a class that nobody uses costs the
+class waited; the request that is due first is served first. So an unused class costs the
 others nothing, and saves up nothing.
 """
 

@@ -54,7 +54,7 @@ class Situation:
     now_ms: float
     max_model_wait_s: float  # where a model has none of its own; 0: by what swaps cost
     pending: Sequence[PendingLoad] = ()  # of earlier decisions
-    paused: Collection[str] = ()  # models that operators have told to pause
+    paused: Collection[str] = ()  # models that operators have paused
     max_swap_share: float = 0.1  # of a device's time, where the cost of swaps decides
 
 

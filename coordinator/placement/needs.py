@@ -132,7 +132,7 @@ def _pinned_needs(supplies: Mapping[str, Supply], catalog: Catalog) -> Iterator[
 
 def _cold(demand: Demand, catalog: Catalog) -> Need:
     """Requests wait for a model that no worker holds."""
-    why = f"nobody holds it and {counted(demand.requests, 'request')} waited"
+    why = f"no worker holds it and {counted(demand.requests, 'request')} waited"
     why += f" up to {demand.oldest_wait_s:.1f} s"
     turns, waited_s = catalog.turns, demand.oldest_wait_s
     is_due = waited_s >= turns.wait_s(demand.model)

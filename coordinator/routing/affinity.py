@@ -48,10 +48,10 @@ class Match:
         return self.blocks / self.of if self.of else 0.0
 
     def __str__(self) -> str:
-        told = f"{self.blocks} of {self.of} blocks of its prompt were there"
+        blocks = f"{self.blocks} of {self.of} blocks of its prompt were there"
         if not self.has_session:
-            return told
-        return f"its session was there, {told}" if self.blocks else "its session was there"
+            return blocks
+        return f"its session was there, {blocks}" if self.blocks else "its session was there"
 
 
 NO_MATCH: Final = Match()
@@ -65,14 +65,14 @@ def prefix_affinity(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick 
     """
     matching = {worker for worker, match in matches.items() if match.share >= LEAST_MATCH}
     if not matching:
-        return _least_loaded(lanes, last, "nobody has its prefix")
+        return _least_loaded(lanes, last, "no worker has its prefix")
     if is_lopsided(lanes):
         return _least_loaded(lanes, last, "the load is lopsided")
     emptiest = min((lane.load for lane in lanes if lane.is_open), default=0)
     most = max(emptiest + NEAR_REQUESTS, NEAR_RATIO * emptiest)
     near = [lane for lane in lanes if lane.load <= most]
     if not any(lane.worker in matching and lane.is_open for lane in near):
-        return _least_loaded(lanes, last, "who has its prefix is busier")
+        return _least_loaded(lanes, last, "the worker with its prefix is busier")
     lane = least(near, last, lambda lane: -score(lane, matches))
     return _matched(lane, matches)
 
@@ -88,7 +88,7 @@ def megatron(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick | None:
     if not open_lanes:
         return None
     if not matches:
-        return Pick(min(open_lanes, key=lambda lane: lane.load), "nobody has its prefix")
+        return Pick(min(open_lanes, key=lambda lane: lane.load), "no worker has its prefix")
     lane = max(open_lanes, key=lambda lane: (score(lane, matches), _recency(lane, matches)))
     return _matched(lane, matches)
 

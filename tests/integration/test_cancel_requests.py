@@ -1,4 +1,4 @@
-"""The leader cancels what clients wish that have no right to."""
+"""The leader cancels requests for clients without the permission to do so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenyard.scripts import Cancelled, request_cancel
 
 
 class Yard(Lanes):
-    """One whose clients wish."""
+    """A yard whose clients request cancels."""
 
     def submit(self, *names: str, client: str = "ann") -> None:
         self.scripts.submit("normal", [make_request(name, client=client) for name in names])
@@ -35,7 +35,7 @@ class Yard(Lanes):
         return (self.connection.hget(self.keys.ledger(client, name), "state") or b"").decode()
 
     def is_granted(self) -> bool:
-        """Whether nothing is wished any more."""
+        """Whether all requested cancels are done."""
         return not self.connection.xlen(self.keys.cancelling)
 
 
@@ -48,7 +48,7 @@ def yard(broker: Server) -> Iterator[Yard]:
 
 @pytest.fixture
 def looks_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what happens happens by the wish itself."""
+    """Without the periodic read, only events of clients have an effect."""
     monkeypatch.setattr(cancels, "EVERY_S", 3_600.0)
 
 
@@ -65,10 +65,10 @@ def test_a_requested_cancel_happens_immediately(yard: Yard, looks_never: None) -
     # If a client cancel requests, I expect its requests to end,
     yard.request_cancel("runs", "waits", "later")
     assert [yard.status(name) for name in ("runs", "waits", "later")] == ["cancelled"] * 3
-    # the worker to be told,
+    # the worker to be notified,
     told = [fields for _, fields in yard.connection.xrange(yard.keys.lane(worker))]
     assert {b"cancel": entry.encode()} in told
-    # others' requests to stay, and nothing to be left of the wish.
+    # others' requests to stay, and nothing to be left of the cancel.
     assert yard.state("waits", "bob") == "waiting"
     eventually(yard.is_granted)
     assert not yard.connection.exists(yard.keys.cancels("ann"))
@@ -86,7 +86,7 @@ def test_a_requested_cancel_happens_during_a_pause(yard: Yard, looks_never: None
 
 
 def test_cancels_requested_from_an_earlier_leader_are_found(yard: Yard) -> None:
-    # Given a wish that a leader has heard of, and died
+    # Given a cancel that a leader had read when it died
     yard.coordinator().stop()
     eventually(lambda: not yard.connection.exists(yard.keys.leader))
     yard.submit("waits")

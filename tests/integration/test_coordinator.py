@@ -40,7 +40,7 @@ class TestLead:
         assert lanes.connection.get(lanes.keys.leader) == b"1:one"
 
     def test_a_standby_takes_over_immediately_from_a_leader_that_stops(self, lanes: Lanes) -> None:
-        # Given a leader that holds what it could not place, and a standby
+        # Given a leader with queued requests, and a standby
         worker = lanes.worker(lane_limit=2)
         with running(Coordinator(lanes.settings(name="one", lease_ms=60_000))):
             lanes.push(requests(10))
@@ -52,7 +52,7 @@ class TestLead:
         stopped = time.monotonic()
         eventually(lambda: lanes.connection.get(lanes.keys.leader) == b"2:two")
 
-        # I expect the standby to lead long before the lease would have ended, and to go on.
+        # I expect the standby to lead long before the lease would have ended, and to continue.
         assert time.monotonic() - stopped < 1.5
         assert lanes.serve([worker], 10) == [f"r{at:04}" for at in range(10)]
 
@@ -64,7 +64,7 @@ class TestLead:
         lanes.connection.set(lanes.keys.leader, "99:thief")
         ids = lanes.push(requests(5))
 
-        # I expect it to move nothing more, even what it has read,
+        # I expect it to move nothing more, not even entries that it has read,
         eventually(lambda: lanes.pending() == 5)
         lost_leadership = time.monotonic() + 1.0
         eventually(lambda: time.monotonic() > lost_leadership)
@@ -119,7 +119,7 @@ REFUSED = {
     "thousands of fields": ({"prompt": "p"} | {f"f{n}": "x" for n in range(5_000)}, "entry"),
     "more bytes than allowed": ({"prompt": "x" * 1_200_000}, "request"),
 }
-#: Entries that name nobody to answer.
+#: Entries without anyone to answer.
 BURIED = {
     "no id": {"prompt": "p"},
     "empty id": {"id": "", "prompt": "p"},
@@ -186,7 +186,7 @@ class TestHostileEntries:
         lanes.push_raw({"id": "one", "prompt": "p", **forged}, intake)
         lanes.push_raw({"id": "two", "prompt": "p", "crashed_alone": "9", "attempt": "-7"}, intake)
 
-        # I expect them to be first attempts of requests that nobody died of.
+        # I expect them to be first attempts without a history.
         if intake == "retry":
             assert to_result(lanes.result("two")).error.code == "POISONED"
             lanes.wait_for_load(worker, 1)
@@ -197,7 +197,7 @@ class TestHostileEntries:
             assert assignment.published == b""
 
     def test_forged_events_are_ignored(self, lanes: Lanes) -> None:
-        # Given wake-ups that anybody may have written
+        # Given forged wake-ups
         worker = lanes.worker()
         lanes.coordinator()
         for fields in (

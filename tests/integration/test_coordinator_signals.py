@@ -1,4 +1,4 @@
-"""What a coordinator does, and leaves, while operators have paused something."""
+"""The coordinator while operators have paused something."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenyard.scripts import Cancelled
 
 
 class Yard(Lanes):
-    """One that operators tell what to do; its workers obey in the test's own time."""
+    """A yard with operators; its workers obey when the test lets them."""
 
     def give(self, signal: Signal, scope: str = ALL) -> None:
         Signals(self.connection, self.keys).give(Order(signal=signal, scope=scope))
@@ -30,13 +30,13 @@ class Yard(Lanes):
         return self.push([make_request(name, model=model, **fields) for name in names])
 
     def wait_until_read(self, count: int = 1) -> None:
-        """Until the coordinator holds so many requests and gives them to nobody."""
+        """Wait until the coordinator has read so many requests and dispatched none."""
         eventually(lambda: self.pending() == count)
 
 
 @pytest.fixture
 def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
-    # What happens in these tests must happen by an event, not because the roster is read again.
+    # Effects must come from events, not because the roster is read again.
     monkeypatch.setattr(roster, "REFRESH_S", 3_600.0)
     opened = Yard(broker.url)
     yield opened
@@ -59,9 +59,9 @@ def test_requests_wait_during_a_pause_and_run_immediately_after(
         yard.give(signal, scope)
     yard.ask("r1", "r2")
     yard.wait_until_read(2)
-    # I expect what comes to wait,
+    # I expect new requests to wait,
     assert yard.ids(worker) == ["before"]
-    # and to go when the pause is over, though nothing else happens and nobody looks by himself.
+    # and to run when the pause is over, by that event alone.
     if "SUSPEND" in way:
         yard.give("RESUME", scope)
         assert yard.pending() == 2
@@ -70,7 +70,7 @@ def test_requests_wait_during_a_pause_and_run_immediately_after(
 
 
 def test_a_pause_holds_requests_that_arrive_with_it(yard: Yard) -> None:
-    # Given a worker that is full, and more that waits
+    # Given a full worker, and more requests
     worker = yard.worker(lane_limit=1)
     yard.coordinator()
     yard.push(requests(2))
@@ -81,7 +81,7 @@ def test_a_pause_holds_requests_that_arrive_with_it(yard: Yard) -> None:
     yard.finish(worker, *yard.lane(worker))
     yard.ask("later")
 
-    # I expect nothing more to be given to it.
+    # I expect no more requests on its lane.
     yard.wait_until_read(2)
     assert yard.load(worker) == 0
     yard.give("UNPAUSE")
@@ -125,7 +125,7 @@ def test_requests_can_be_cancelled_and_expire_during_a_pause(yard: Yard) -> None
     yard.push_raw(wrong)
     yard.wait_until_read(3)
 
-    # I expect deadlines and cancels to act, and what is wrong to be answered,
+    # I expect deadlines and cancels to work, and bad requests to be answered,
     assert yard.scripts.cancel("anon", "gone", "the test") is Cancelled.CANCELLED
     assert yard.result("late").status == "expired"
     assert yard.result("wrong").status == "failed"
@@ -150,7 +150,7 @@ def test_a_new_leader_keeps_the_pause(yard: Yard) -> None:
     yard.ask("r1")
     yard.coordinator(name="second")
 
-    # I expect it to hold back as well, until it hears otherwise.
+    # I expect the new leader to keep the pause until it ends.
     yard.wait_until_read()
     assert yard.ids(worker) == ["r0"]
     yard.give("UNPAUSE")
@@ -191,7 +191,7 @@ class TestPlacement:
         yard.ask("q2", model="adder")
         yard.wait_until_read(2)
 
-        # I expect it to be loaded only when it is paused no more, and nobody to be refused.
+        # I expect it to be loaded only after the pause, and no request to be refused.
         assert yard.commands() == []
         yard.give("UNPAUSE", scope)
         (command,) = eventually(yard.commands)
@@ -211,7 +211,7 @@ class TestPlacement:
         yard.wait_until_read(2)
         assert yard.replies("q1") == []
 
-        # I expect to hear of it when the pause is over.
+        # I expect the refusal when the pause is over.
         yard.give("UNPAUSE", model_scope("adder"))
         error = to_result(yard.result("q1")).error
         assert error

@@ -1,4 +1,4 @@
-"""Who gets what, and when: late binding, priorities, round robin, the deterministic mode."""
+"""Which requests go where, and when: late binding, priorities, policies, the deterministic mode."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TestLateBinding:
 
 
 class TestPlaces:
-    """Places that become free: whom they wake, and when."""
+    """Events of lanes with room, and when they wake the dispatcher."""
 
     @pytest.fixture(autouse=True)
     def never_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +92,14 @@ class TestPlaces:
         return int(group["entries-read"] or 0)
 
     def test_freed_lanes_do_not_wake_an_idle_dispatcher(self, lanes: Lanes) -> None:
-        # Given a coordinator that knows its worker, and has heard of places once
+        # Given a coordinator that knows its worker, and has read such events once
         worker = lanes.worker()
         lanes.coordinator()
         self.answer_one(lanes, worker)
         self.answer_one(lanes, worker)
         before = self.heard(lanes)
 
-        # I expect it to go on without hearing of any.
+        # I expect it to continue without reading any.
         for _ in range(5):
             self.answer_one(lanes, worker)
         assert self.heard(lanes) == before < lanes.connection.xlen(lanes.keys.capacity)
@@ -115,7 +115,7 @@ class TestPlaces:
     def test_a_waiting_request_gets_a_freed_lane(
         self, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Given more requests than places, and loads that are not counted anew meanwhile
+        # Given more requests than room, and loads that are not read again meanwhile
         worker = lanes.worker(lane_limit=2)
         monkeypatch.setattr(coordinator.roster, "REFRESH_S", math.inf)
         lanes.coordinator()
@@ -130,7 +130,7 @@ class TestPlaces:
 
 class TestClients:
     def test_a_client_that_floods_does_not_delay_another(self, lanes: Lanes) -> None:
-        # Given a client with hundreds of requests that wait
+        # Given a client with hundreds of waiting requests
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
         lanes.push([make_request(f"f{n}", client="flood") for n in range(400)])
@@ -148,7 +148,7 @@ class TestClients:
 
 class TestPriorities:
     def test_high_overtakes_waiting_requests(self, lanes: Lanes) -> None:
-        # Given a full worker, and normal requests that wait, read or unread
+        # Given a full worker, and waiting normal requests, read or unread
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
         lanes.push(requests(40, "n"))
@@ -161,7 +161,7 @@ class TestPriorities:
         assert lanes.serve([worker], 4) == ["n0000", *high]
 
     def test_low_comes_last_and_is_not_starved(self, lanes: Lanes) -> None:
-        # Given one low request behind more high ones than a fair turn has
+        # Given one low request after more high ones than a fair turn has
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
         lanes.push(requests(1, "blocker"))
@@ -187,11 +187,11 @@ class TestPriorities:
 
         counts = Counter(name.rstrip("0123456789") for name in served)
         for name, weight in WEIGHTS.items():
-            # What was read in one turn may be placed before the other classes are known.
+            # Requests of one turn may be placed before the other classes are read.
             assert abs(counts[name] - 2 * weight) <= 4
 
     def test_low_is_not_starved_by_requests_that_keep_coming(self, lanes: Lanes) -> None:
-        # Given a low request that waits while each place is wanted by a new high one
+        # Given a waiting low request, and a new high one for each place
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
         lanes.push(requests(1, "blocker"))
@@ -276,7 +276,7 @@ class TestDeterministic:
         lanes.serve(workers, 40)
 
     def test_two_deterministic_runs_are_equal(self, broker: Server, tmp_path: Path) -> None:
-        # Given two runs that differ in the order of joining and in who is quick and roomy
+        # Given two runs that differ in the order of joining, and in speed and size of workers
         for name, order, limit in (("one", ["a", "b", "c"], 2), ("two", ["c", "a", "b"], 7)):
             lanes = Lanes(broker.url)
             self._record(lanes, tmp_path / name, order, limit)
@@ -304,7 +304,7 @@ class TestDeterministic:
         assert [given[f"h{at}"] for at in range(10)] == ["a", "b"] * 5
 
     def test_an_absent_worker_keeps_its_turns(self, lanes: Lanes) -> None:
-        # Given two workers, one of which is away for a while
+        # Given two workers, one of which is absent for a while
         lanes.coordinator(deterministic=True, expect_workers=2)
         first, second = lanes.worker("a"), lanes.worker("b")
         lanes.push(requests(2))
@@ -336,7 +336,7 @@ class TestDeterministic:
         assert first_difference(tmp_path / "one", tmp_path / "two") is None
 
     def test_replay_follows_a_recorded_run(self, broker: Server, tmp_path: Path) -> None:
-        # Given the record of a round robin that passed over full workers
+        # Given the record of a round robin that skipped full workers
         lanes = Lanes(broker.url)
         workers = [lanes.worker("a", lane_limit=1), lanes.worker("b", lane_limit=9)]
         lanes.coordinator(expect_workers=2, record=tmp_path / "recorded")
@@ -359,7 +359,7 @@ class TestDeterministic:
         lanes.close()
 
     def test_replay_continues_without_an_absent_worker(self, lanes: Lanes, tmp_path: Path) -> None:
-        # Given a schedule that gives the first and the last request to a worker that is no more
+        # Given a schedule with a missing worker for the first and the last request
         writer = ScheduleWriter(tmp_path / "recorded")
         for number, worker in enumerate(["gone", "a", "b", "gone"]):
             writer.write("anon", f"r{number:04}", worker)
@@ -370,7 +370,7 @@ class TestDeterministic:
 
         lanes.push([make_request(f"r{number:04}") for number in range(4)])
 
-        # I expect all to be served, and the record to say what was done instead.
+        # I expect all to be served, and the record to name the replacements.
         assert set(lanes.serve(workers, 4)) == {f"r{number:04}" for number in range(4)}
         assert [(one.worker, one.instead_of) for one in read_schedule(again)] == [
             *(("a", "gone"), ("a", ""), ("b", ""), ("b", "gone")),
@@ -379,7 +379,7 @@ class TestDeterministic:
 
 class TestStrays:
     def test_entries_read_by_a_deposed_leader_are_dispatched(self, lanes: Lanes) -> None:
-        # Given a leader, and another that does not know yet that it is deposed
+        # Given a leader, and another that has lost the lead without knowing it
         worker = lanes.worker()
         lanes.coordinator()
         first = lanes.push(requests(1))

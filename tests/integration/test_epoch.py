@@ -85,7 +85,7 @@ def check_weights(plant: Plant, requests: Sequence[Request]) -> list[tuple[int |
 
 
 def test_results_have_their_epoch_also_across_a_reload(plant: Plant, signals: Signals) -> None:
-    # Given a request that came before any epoch, and streams in the middle of epoch 1
+    # Given a request from before any epoch, and running streams of epoch 1
     plant.coordinator()
     plant.worker(simulated_step_s=STEP_S)
     plant.wait_for_workers(1)
@@ -131,7 +131,7 @@ def test_epoch_of_the_worker_is_that_of_the_narrowest_scope(plant: Plant, signal
 
 
 def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> None:
-    # Given a worker in the middle of epoch 1, with streams and a request that shows nothing yet
+    # Given a worker in epoch 1, with streams and a request without published tokens
     plant.coordinator()
     plant.worker(simulated_step_s=STEP_S)
     plant.wait_for_workers(1)
@@ -141,13 +141,13 @@ def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> Non
     wait_mid_stream(plant, shown)
     (info,) = plant.wait_for_workers(1).values()
 
-    # If it hears no more of epoch 2, and is killed
+    # If it is killed before it learns of epoch 2
     psutil.Process(info.pid).suspend()
     signals.give(Order(signal="SET_GENERATION_EPOCH", scope=SIM, epoch=2))
     os.kill(info.pid, signal.SIGKILL)
 
-    # I expect its successor to know in which epoch the streams began; what had not been begun for
-    # anybody to see begins anew.
+    # I expect its successor to know in which epoch the streams began; a request without published
+    # tokens begins again.
     answers = check_exact(plant, [*shown, unseen])
     assert [epochs(answer) for answer in answers] == [*[(2, 1)] * 3, (2, None)]
     assert {answer.result.provenance.attempt for answer in answers if answer.result.provenance} == {
@@ -184,7 +184,7 @@ def test_weights_are_reloaded_in_a_busy_yard(
     assert set(said) == ({(4, None)} if mode == "wait" else {(5, 4)})
     check_weights(plant, [*waiting, *during])
     assert set(check_weights(plant, after)) == {(5, None)}
-    # and whoever joins later to have them as well.
+    # and workers that join later to have them as well.
     plant.worker(name="late", simulated_step_s=STEP_S)
     plant.wait_for_workers(3)
     eventually(lambda: {(one.weights, one.epoch) for one in plant.roster().values()} == {(PATH, 5)})
@@ -210,7 +210,7 @@ def test_a_reload_of_missing_weights_is_undone(
     # If its workers cannot load the weights, which shows before or only when they try
     holdouts = signals.reload("sim", f"/checkpoints/{name}", 5, "abort", START_S)
 
-    # I expect them to say why, and to go on with those that they had, in the epoch before.
+    # I expect them to report why, and to continue with the old weights in the old epoch.
     assert {reason in one.reason for one in holdouts if one.reason} == {True}
     requests = quiet(5)
     plant.push_all(requests)
@@ -229,7 +229,7 @@ def begin_reload(signals: Signals, weights: str, until_ms: float) -> None:
 
 
 def test_the_leader_ends_a_reload_whose_caller_is_dead(plant: Plant, signals: Signals) -> None:
-    # Given a model that waits for somebody who has died in the middle of a reload
+    # Given a model whose operator died during a reload
     plant.worker()
     plant.wait_for_workers(1)
     set_epoch(signals, 4)

@@ -1,4 +1,4 @@
-"""A replica that lacks the last writes becomes the master: what was accepted still ends once."""
+"""A replica that lacks the last writes becomes the master: accepted requests still end once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tokenyard.scripts import Submitted
 AWAY_S = 60.0
 #: As many as run at once, and as many as wait.
 RUNNING, WAITING = 8, 16
-#: Prompts of streams that a client hears.
+#: Prompts of streams that a client reads.
 HEARD = [[20 + n, 30 + n] for n in range(4)]
 
 
@@ -55,7 +55,7 @@ def plant(watched: Watched) -> Iterator[Plant]:
 
 
 def test_requests_known_to_the_replica_end_exactly_once(watched: Watched, plant: Plant) -> None:
-    # Given streams that run, some of them nearly done, others that wait, and a single answer
+    # Given running streams, some nearly done, waiting ones, and a request without a stream
     short, long = streams(RUNNING - 1, 120), streams(WAITING, 200)
     whole = make_request(tokens=[7, 8], params=long[0].params)
     requests = [*short, whole, *long]
@@ -80,7 +80,7 @@ def test_requests_known_to_the_replica_end_exactly_once(watched: Watched, plant:
 
         # I expect each that it knew of to end once, with every token, without a person's help,
         check_all(plant, requests)
-        # clients that have read what was lost to read on without a gap or a repetition,
+        # clients that have read lost tokens to continue without a gap or a repetition,
         check_heard(handles)
         # nothing to be left behind,
         eventually(lambda: not left_behind(plant), timeout_s=AWAY_S)

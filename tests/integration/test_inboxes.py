@@ -1,4 +1,4 @@
-"""What guests write into their inboxes takes no more than its share, for no longer than it may."""
+"""Guests get no more than their share of the queue, and their data expires in time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
 GUESTS = ("ann", "bob")
 
 
-class BusyInboxes(Inboxes):
-    """Those of ann and bob, into which both have always written."""
+class AlwaysWritten(Inboxes):
+    """The inboxes of ann and bob, which both always have entries."""
 
     def run_once(self) -> None:
         self._watcher.take = lambda: GUESTS  # type: ignore[method-assign]
@@ -23,11 +23,11 @@ class BusyInboxes(Inboxes):
 
 @pytest.fixture
 def inboxes(lanes: Lanes) -> Inboxes:
-    """In a yard in which twenty requests of guests may wait."""
+    """In a yard with room for twenty requests of guests."""
     settings = CoordinatorSettings(
         redis_url=lanes.url, yard=lanes.keys.yard, guests=GUESTS, max_num_queued_reqs=40
     )
-    return BusyInboxes(lanes.connection, lanes.scripts, lanes.keys, settings, CoordinatorCounts())
+    return AlwaysWritten(lanes.connection, lanes.scripts, lanes.keys, settings, CoordinatorCounts())
 
 
 def write(connection: redis.Redis, inbox: str, **fields: str) -> None:
@@ -35,7 +35,7 @@ def write(connection: redis.Redis, inbox: str, **fields: str) -> None:
 
 
 def test_a_guest_that_floods_leaves_room_for_others(lanes: Lanes, inboxes: Inboxes) -> None:
-    # Given one guest who has written far more than there is room for, and one who asks once,
+    # Given a guest that has written far more than there is room for, and one with one request,
     for number in range(100):
         write(lanes.connection, lanes.keys.inbox("ann"), id=f"a{number}", prompt="x")
     write(lanes.connection, lanes.keys.inbox("bob"), id="b", prompt="x")
@@ -71,7 +71,7 @@ def test_cancels_of_made_up_ids_expire_soon(lanes: Lanes, inboxes: Inboxes) -> N
 
 
 def test_ended_requests_do_not_stay_attached(lanes: Lanes, inboxes: Inboxes) -> None:
-    # Given a guest who attaches each request and never says that one has ended
+    # Given a guest that attaches each request and never reports that one has ended
     inbox, attached = lanes.keys.inbox("ann"), lanes.keys.attached("ann")
     for turn in range(20):
         for number in range(5):

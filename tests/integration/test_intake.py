@@ -1,4 +1,4 @@
-"""Reading the intake: how far ahead, what was pending, and what is gone meanwhile."""
+"""Reading the intake: how far ahead, pending entries, and entries that are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def intake(connection: redis.Redis, keys: Keys) -> Intake:
 
 
 class Yard:
-    """What clients add, and what the intake says of it."""
+    """Clients add entries, and the test reads the intake."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, intake: Intake) -> None:
         self.connection = connection
@@ -38,14 +38,14 @@ class Yard:
         return [entry.decode() for entry in pipeline.execute()]
 
     def read(self, room: int = 0) -> list[Entry]:
-        """What one turn reads and holds."""
+        """Read one turn into the backlog."""
         entries, _ = self.intake.read(room, 0)
         for one in entries:
             self.intake.backlog.add(QueuedRequest(intake=one.intake, entry=one.id, id="r"))
         return entries
 
     def read_all(self, room: int = 0) -> list[str]:
-        """What the turns read until one finds nothing."""
+        """Read turns until one finds nothing."""
         found: list[str] = []
         while entries := self.read(room):
             found += [one.id for one in entries]
@@ -75,7 +75,7 @@ class TestAhead:
         assert (yard.backlog(), yard.backlog("high")) == (normal, high)
 
     def test_beyond_the_bound_only_entries_with_room_are_read(self, yard: Yard) -> None:
-        # Given more than may be held
+        # Given more than the backlog may have
         yard.push(10 * BATCH)
         yard.read_all()
         assert len(yard.backlog()) == 5 * BATCH
@@ -100,7 +100,7 @@ class TestAhead:
 
 class TestAgain:
     def test_pending_entries_are_read_first_and_in_order(self, yard: Yard) -> None:
-        # Given what another had read, some of it gone since, and new entries behind it
+        # Given entries that another leader has read, some of them gone since, and new ones
         ids = yard.push(30)
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"}, count=20)
         yard.leave(ids[3:6])
@@ -109,7 +109,7 @@ class TestAgain:
         yard.intake.read_again()
         first = [one.id for one in yard.read()]
 
-        # I expect pages of it, and what is new in its turn.
+        # I expect pages of those, then the new ones.
         assert first == [*ids[:3], *ids[6 : BATCH + 3]]
         yard.read_all()
         assert yard.backlog() == ids[:3] + ids[6:]
@@ -186,7 +186,7 @@ class TestCompare:
         yard.leave(gone)
         yard.leave(low, "low")
 
-        # If what is held is counted
+        # If the backlog is compared
         yard.intake.compare()
         assert yard.intake.is_auditing
         found = []
@@ -235,20 +235,20 @@ class TestCompare:
 
 
 def test_cancels_wake_the_leader_once(yard: Yard) -> None:
-    # Given a client that cancel requests for something
+    # Given a client that requests a cancel
     yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
     # I expect a read to end with it, and to say so once,
-    assert not yard.intake.take_wished()
+    assert not yard.intake.take_cancelling()
     assert yard.intake.read(0, 60_000) == ([], [])
-    assert [yard.intake.take_wished() for _ in range(2)] == [True, False]
-    # and the entry to stay until somebody grants the wish, though nobody is given it again.
+    assert [yard.intake.take_cancelling() for _ in range(2)] == [True, False]
+    # and the entry to stay until the cancel is done, without being read again.
     assert yard.connection.xlen(yard.keys.cancelling) == 1
     assert yard.connection.xpending(yard.keys.cancelling, GROUP)["pending"] == 0
 
 
 class TestEvents:
-    """They are acknowledged with the next read, so a leader that dies has heard some in vain."""
+    """They are acknowledged with the next read, so a leader that dies leaves some pending."""
 
     def add(self, yard: Yard, count: int) -> list[str]:
         added = [yard.connection.xadd(yard.keys.events, {"event": "changed"}) for _ in range(count)]
@@ -281,7 +281,7 @@ class TestEvents:
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.events: ">"})
         newer = self.add(yard, 2)
 
-        # If another takes over, I expect it to hear each once, in order,
+        # If another takes over, I expect it to read each once, in order,
         successor = Intake(yard.connection, yard.keys, max_batch=BATCH, max_held=BATCH)
         successor.read_again()
         heard: list[str] = []
@@ -289,7 +289,7 @@ class TestEvents:
             heard += self.hear(successor)
         assert heard == missed + newer
 
-        # then none, and nothing to be left behind.
+        # then none, and nothing to stay pending.
         assert self.hear(successor) == []
         assert self.unacknowledged(yard) == 0
 
@@ -298,7 +298,7 @@ class TestEvents:
         self.add(yard, 3)
         self.hear(yard.intake)
 
-        # If it takes over anew, I expect it to acknowledge them, and to hear what is new.
+        # If it takes over again, I expect it to acknowledge them, and to read new ones.
         yard.intake.read_again()
         newer = self.add(yard, 1)
         assert self.hear(yard.intake) + self.hear(yard.intake) == newer

@@ -1,4 +1,4 @@
-"""Several models in one yard: none hides another, and what waits for each is known."""
+"""Several models in one yard: none hides another, and the demand for each is known."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from coordinator.dispatch.refusals import refuse
 
 import coordinator.recovery.sweeper
 import coordinator.roster
 from coordinator.coordinator import Coordinator
+from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.intake import Entry
 from coordinator.dispatch.shares import WEIGHTS
 from tests.support.builders import make_request, worker_json
@@ -29,7 +29,7 @@ ROUND = sum(WEIGHTS.values())
 
 
 class Yard(Lanes):
-    """One whose host may load several models, and whose coordinator takes a turn when told to."""
+    """A yard whose host may load several models, with a coordinator that the test turns."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -113,14 +113,14 @@ class TestNoneHidesAnother:
         assert yard.ids(full) == first[:1]
 
     def test_requests_run_behind_many_for_a_model_that_has_left(self, yard: Yard) -> None:
-        # Given a yard that knows a model which nobody may load now
+        # Given a yard that knows a model that no host may load now
         worker = yard.worker("a", model="a")
         leading = yard.leader(max_batch=8)
         yard.scripts.retire(worker, "left")
         free = yard.worker("b", model="b")
         turns(leading, 2)
 
-        # If there are more requests for it than are read ahead, and others behind them
+        # If there are more requests for it than are read ahead, and others after them
         yard.ask("a", 100)
         ids = yard.ask("b", 3)
 
@@ -128,7 +128,7 @@ class TestNoneHidesAnother:
         assert yard.ids(free) == ids
 
     def test_models_take_turns_where_a_batch_is_too_small_for_all(self, yard: Yard) -> None:
-        # Given far more for two models than one turn hands over
+        # Given far more requests for two models than one turn dispatches
         yard.host("a", "b")
         leading = yard.leader(max_batch=4)
         yard.ask("a", 8)
@@ -137,7 +137,7 @@ class TestNoneHidesAnother:
 
         # If both have a worker
         workers = [yard.worker(name, model=name) for name in "ab"]
-        turns(leading, 1)  # hears of them
+        turns(leading, 1)  # reads the events
 
         # I expect neither to have to wait until the other has had all of its own.
         loads = []
@@ -155,7 +155,7 @@ class TestNoneHidesAnother:
             yard.ask(model, 1, "low")
         eventually(lambda: (leading.run_once(), len(leading._intake.backlog) == 6 * ROUND + 2)[1])
         workers = {name: yard.worker(name, model=name) for name in "ab"}
-        turns(leading, 1)  # hears of them
+        turns(leading, 1)  # reads the events
 
         turns(leading, 2 * ROUND)
 
@@ -229,7 +229,7 @@ class TestDemand:
         assert yard.ids(worker) == [request.id for request in submitted[1::2]]
 
     def test_requests_answered_by_another_leave_the_backlog(self, yard: Yard) -> None:
-        # Given a request that is held, and that the sweeper finds
+        # Given a queued request that the sweeper finds
         yard.host("a", "b")
         leading = yard.leader()
         (name,) = yard.ask("a", 1)
@@ -370,7 +370,7 @@ class TestDeadlines:
     def test_a_turn_answers_at_most_a_batch_of_late_requests(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Given ten requests that become late while they are held, and no sweeper
+        # Given ten requests that become late in the backlog, and no sweeper
         monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 1e9)
         yard.host("a", "b")
         leading = yard.leader(max_batch=4)
@@ -392,7 +392,7 @@ class TestDeadlines:
 
 class TestTakeOver:
     def test_a_new_leader_reads_pending_entries_page_by_page(self, yard: Yard) -> None:
-        # Given a leader that holds much more than a batch for a model without a worker
+        # Given a leader with much more than a batch queued for a model without a worker
         yard.host("a", "b")
         first = yard.leader(max_batch=8)
         ids = yard.ask("a", 100)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a live yard, and the page that explains it."""
+"""The metrics of a live yard, and the page that explains them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def plant(valkey_broker: Server) -> Iterator[Watched]:
 
 
 def test_known_counters_start_at_zero(plant: Watched) -> None:
-    # Given a yard that nobody has asked anything yet
+    # Given a yard without any requests
     leader, host = plant.lead(), plant.serve(slots=2)
     plant.wait_for_leader()
     plant.wait_for_workers(2)
@@ -115,7 +115,7 @@ def test_known_counters_start_at_zero(plant: Watched) -> None:
     ):
         assert found[name, frozenset(labels.items())] == 0, (name, labels)
 
-    # and who leads, and who is there.
+    # and the leader, and the workers.
     assert value(leader, "tokenyard_leader") == 1
     assert value(leader, "tokenyard_worker_up", worker="w-0") == 1
     assert value(leader, "tokenyard_worker_state", worker="w-1", state="ready") == 1
@@ -127,7 +127,7 @@ def test_known_counters_start_at_zero(plant: Watched) -> None:
 def test_running_and_ended_requests_are_counted(plant: Watched) -> None:
     leader, host = plant.lead(), plant.serve()
     plant.wait_for_workers(1)
-    # Given a stream and a whole answer, and what ends otherwise
+    # Given a stream, a request without one, and requests that end otherwise
     params = SamplingParams(max_tokens=20)
     stream = make_request(params=params, stream=True, model="sim")
     plain = make_request(params=params)
@@ -138,7 +138,7 @@ def test_running_and_ended_requests_are_counted(plant: Watched) -> None:
     plant.push_all(asked)
     plant.results(asked)
 
-    # I expect each counted once, by who has answered it,
+    # I expect each counted once, by the process that answered it,
     ends = "tokenyard_requests_total"
     assert reaches(host, 2, ends, model="sim", priority="normal", outcome="completed")
     assert reaches(host, 1, ends, model="sim", priority="normal", outcome="failed")
@@ -176,7 +176,7 @@ def test_prefix_matches_are_measured(plant: Watched) -> None:
 
 
 def test_waiting_requests_are_shown(plant: Watched) -> None:
-    # Given requests and nobody who serves
+    # Given requests and no worker
     leader = plant.lead()
     plant.wait_for_leader()
     with Client(plant.url, plant.keys.yard) as client:
@@ -202,7 +202,7 @@ def test_answers_of_scripts_are_counted_once(plant: Watched) -> None:
                 client.submit([3])
         handles[0].cancel()
 
-    # I expect refusals and cancels, however often somebody looks, of the leader alone.
+    # I expect refusals and cancels from the leader alone, after any number of scrapes.
     for _ in range(2):
         full = "tokenyard_requests_rejected_total"
         assert value(leader, full, reason="QUEUE_FULL") == 3
@@ -228,7 +228,7 @@ def test_lines_of_batch_jobs_are_counted(plant: Watched, tmp_path: Path) -> None
 
 
 def test_counts_outlive_their_process(plant: Watched) -> None:
-    # Given a worker that has told its counts, and has begun another request
+    # Given a worker that has reported its counts, and has begun another request
     leader, host = plant.lead(), plant.serve(simulated_step_s=0.01)
     plant.wait_for_workers(1)
     params = SamplingParams(max_tokens=10)
@@ -246,7 +246,7 @@ def test_counts_outlive_their_process(plant: Watched) -> None:
     psutil.Process(info.pid).kill()
     assert plant.result(running.id).ok
 
-    # I expect what it counted and what its successor counts together,
+    # I expect the sum of its counts and its successor's,
     assert reaches(host, 4, "tokenyard_requests_total", **labels)
     assert value(host, "tokenyard_worker_restarts_total", worker="w", reason="lost") == 1
     assert value(host, "tokenyard_model_swap_seconds_count", phase="load") == 2
@@ -334,17 +334,17 @@ def test_counters_of_a_new_engine_continue_those_of_the_last() -> None:
         found = {one.name: one.samples for one in engines.collect()}
         return {name: [(one.labels, one.value) for one in each] for name, each in found.items()}
 
-    # Given what an engine has told last
+    # Given the last report of an engine
     engines = EngineMetrics()
     engines.hear("w", "small", measured(5))
     engines.hear("w", "small", measured(7))
     labels = {"model_name": "small", "worker": "w"}
     assert shown() == {"vllm:steps": [(labels, 7)], "vllm:running": [(labels, 7)]}
 
-    # If its process ends, I expect what grows to stay,
+    # If its process ends, I expect its counters to stay,
     engines.hear("w", "", None)
     assert shown() == {"vllm:steps": [(labels, 7)], "vllm:running": []}
-    # and its successor to go on from there, in a process of its own or not.
+    # and its successor to continue them, in a process of its own or not.
     engines.hear("w", "small", measured(9))
     assert shown()["vllm:steps"] == [(labels, 16)]
     engines.hear("w", "small", EngineStats(2, measured(1).metrics))

@@ -1,4 +1,4 @@
-"""The placement in a yard: what is commanded, how often, and what becomes of the requests."""
+"""The placement in a yard: which commands, how often, and the effect on requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dispatch.dispatcher import LostLeadership
+from coordinator.leadership import LostLeadership
 from coordinator.placement import placer
 from coordinator.placement.needs import Demand
 from coordinator.placement.placer import Placer
@@ -21,7 +21,7 @@ from tokenyard.protocol.replies import to_result
 
 
 class Queue:
-    """What waits, as the test says."""
+    """The demand, set by the test."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, Demand] = {}
@@ -82,7 +82,8 @@ class TestOneTurn:
 
         assert leader.commands() == [(worker, "adder")]
         (command,) = lanes.commands()
-        assert command.why == "nobody holds it and 1 request waited up to 0.0 s; a device is free"
+        waited = "no worker holds it and 1 request waited up to 0.0 s"
+        assert command.why == f"{waited}; a device is free"
         (placing,) = read_placings(tmp_path / "record")
         assert (placing.worker, placing.model, placing.why) == ("w", "adder", command.why)
         record.close()
@@ -114,7 +115,7 @@ class TestOneTurn:
         assert leader.commands() == [(stays, "adder")]
 
     def test_recent_work_delays_giving_way(self, lanes: Lanes) -> None:
-        """Given two idle workers, I expect the one that had work last to keep its model."""
+        """Given two idle workers, I expect the last used one to keep its model."""
         lanes.host("adder", "subtractor", "sim", devices=2)
         early, late = lanes.warm("v"), lanes.warm("w", device=1)
         lanes.show(early, state="ready", model="sim", since_ms=1)
@@ -234,7 +235,7 @@ class TestHowOften:
     def test_a_slow_decision_has_a_long_pause(
         self, leader: Leader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Given many workers, which each decision looks at, I expect pauses as long as those."""
+        """Given slow decisions over many workers, I expect pauses in proportion."""
         monkeypatch.setattr(placer, "REST", 1e9)
         leader.queue.waiting.clear()
         leader.run_once()
@@ -291,17 +292,17 @@ class TestTakeover:
 
 class TestWholeCoordinator:
     def test_requests_go_where_their_model_was_loaded(self, lanes: Lanes) -> None:
-        # Given a warm worker, and a request for a model that nobody holds
+        # Given a warm worker, and a request for a model without a worker
         lanes.host("adder", "subtractor")
         worker = lanes.warm()
         lanes.coordinator()
         lanes.push([make_request("q1", model="adder")])
 
-        # I expect it to be told to load the model, once,
+        # I expect it to be commanded once to load the model,
         (command,) = eventually(lanes.commands)
         assert (command.worker, command.model) == (worker, "adder")
 
-        # and to be given the request when it has.
+        # and then to get the request.
         lanes.show(worker, state="loading", model="adder")
         lanes.show(worker, state="ready", model="adder")
         assert lanes.wait_for_load(worker, 1) == ["q1"]

@@ -1,4 +1,4 @@
-"""Bounded pools of connections: nobody is refused at once, and the bound is never exceeded."""
+"""Bounded pools of connections: callers wait, and the bound is never exceeded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUND, CALLERS, WAIT_S = 5, 20, 60
 
 
 class Named:
-    """A URL whose connections can be told from others, and how many of them there are."""
+    """A URL whose connections can be identified and counted."""
 
     def __init__(self, broker: Server, connection: redis.Redis) -> None:
         self.name = random_name("pool")
@@ -201,7 +201,7 @@ def test_the_url_may_set_the_bound(named: Named) -> None:
 
 
 def test_a_connection_is_used_by_one_thread_at_a_time(named: Named) -> None:
-    """Given threads that take and give as fast as they can, I expect no answer to go astray."""
+    """Given threads that take and return in a hurry, I expect each to get its own answers."""
     together = threading.Barrier(CALLERS)
 
     def work(number: int) -> bool:

@@ -23,7 +23,7 @@ def became_master(lanes: Lanes, before: str) -> None:
 
 @pytest.fixture
 def was_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server says of itself that it was one before."""
+    """The server reports that it was a replica before."""
     original = redis.Redis.info
 
     def info(self: redis.Redis, section: str) -> Any:
@@ -33,7 +33,7 @@ def was_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_are_fenced_before_they_get_requests(lanes: Lanes, was_a_replica: None) -> None:
-    # Given a worker of before, and a request that waits
+    # Given a worker from before the promotion, and a waiting request
     worker = lanes.worker()
     lanes.push_raw({"id": "r", "tokens": "[1]", "model": "sim"})
     became_master(lanes, "another")
@@ -47,7 +47,7 @@ def test_workers_are_fenced_before_they_get_requests(lanes: Lanes, was_a_replica
 
 
 def test_a_leader_notices_a_promotion_without_an_error(lanes: Lanes, was_a_replica: None) -> None:
-    """Given a connection that was made anew and nobody saw it."""
+    """Given a connection that was made again unnoticed."""
     worker = lanes.worker()
     token = lanes.scripts.lead("leader", LONG_MS)
     detector = FailoverDetector(lanes.connection, lanes.scripts)

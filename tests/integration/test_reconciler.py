@@ -1,4 +1,4 @@
-"""Entries that somebody deletes by hand: whoever waits for them gets an answer."""
+"""Requests whose entry was deleted by hand get an answer."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def queued_tokens(lanes: Lanes) -> int:
 @pytest.mark.usefixtures("brisk")
 class TestIntake:
     def test_requests_of_a_trimmed_intake_end(self, lanes: Lanes) -> None:
-        # Given twenty requests that wait for a model, read ahead by the coordinator
+        # Given twenty queued requests for a model without a worker
         lanes.coordinator()
         asked = requests(20)
         lanes.scripts.submit("normal", asked)
         eventually(lambda: lanes.pending() > 0)
 
-        # If somebody trims the intake
+        # If the intake is trimmed by hand
         lanes.connection.xtrim(lanes.keys.intake("normal"), maxlen=2, approximate=False)
 
         # I expect those that are gone to be answered, and the others to be served.
@@ -151,7 +151,7 @@ def test_the_handshake_reports_what_was_found(lanes: Lanes) -> None:
 
 
 class TestRounds:
-    """The reconciler by itself, in a yard that nobody leads but the test."""
+    """The reconciler by itself, in a yard that the test leads."""
 
     @pytest.fixture
     def yard(self, broker: Server, lanes: Lanes) -> Yard:

@@ -1,4 +1,4 @@
-"""What the coordinator reads of workers and hosts."""
+"""The coordinator's view of workers and hosts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Yard:
         self.connection.hset(self.keys.hosts, name, info)
 
     def tell(self, scope: str, run_state: RunState) -> None:
-        """What an operator tells a scope to do from now on."""
+        """Set the desired state of a scope."""
         seen = self.connection.hget(self.keys.desired, scope) or b""
         order = Order(signal="PAUSE", scope=scope)
         assert self.scripts.signal(order, seen, DesiredState(run_state=run_state))
@@ -59,7 +59,7 @@ def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
 
 
 def given(roster: Roster) -> list[str]:
-    """Names of the workers that may be given requests."""
+    """Names of the workers with a lane."""
     return sorted(lane.name for lanes in roster.lanes.values() for lane in lanes)
 
 
@@ -98,7 +98,7 @@ class TestPostures:
         roster.refresh()
         assert given(roster) == left
 
-        # If they are told to run again, I expect all of them to be.
+        # If they are resumed, I expect lanes for all of them.
         yard.tell(scope, "RUNNING")
         read_anew(roster)
         assert given(roster) == ["a", "b", "c"]
@@ -106,7 +106,7 @@ class TestPostures:
     def test_a_worker_that_is_not_running_again_yet_has_no_lane(
         self, yard: Yard, roster: Roster
     ) -> None:
-        """Given a desired state that says RUNNING, and a worker that has yet to obey it."""
+        """Given a desired state RUNNING, and a worker that has yet to obey it."""
         worker = yard.worker("a", run_state="PAUSED")
         roster.refresh()
         assert not roster.lanes
@@ -145,7 +145,7 @@ class TestPostures:
 
 class TestHosts:
     def test_a_host_counts_while_a_living_worker_names_it(self, yard: Yard, roster: Roster) -> None:
-        # Given a host with a worker, one whose worker has gone, and one that nobody names
+        # Given a host with a worker, one whose worker has gone, and one without any
         yard.worker("a", state="warm", model="", controller="lives")
         gone = yard.worker("b", state="warm", model="", controller="gone")
         for name in ("lives", "gone", "unnamed"):
@@ -197,7 +197,7 @@ class TestHosts:
         roster.forget_hosts()
         assert yard.hosts() == {b"stays", b"gone", b"\xff"}
 
-        # and later what has had no worker all the time.
+        # and later the entry that had no worker all the time.
         yard.host("new")
         monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
         roster.forget_hosts()
@@ -302,7 +302,7 @@ class TestJoined:
 
 class TestRoom:
     def test_lanes_follow_added_and_freed_loads(self, yard: Yard, roster: Roster) -> None:
-        """Between two readings, so that nobody needs to look at all lanes for one request."""
+        """Between two readings, so that one request does not need a read of all lanes."""
         a = yard.worker("a", model="adder", lane_limit=2)
         b = yard.worker("b", model="adder", lane_limit=2)
         roster.refresh()
@@ -310,7 +310,7 @@ class TestRoom:
 
         roster.add_load(a, work=10)
         roster.add_load(a, work=10)
-        roster.add_load(b, tried=True)
+        roster.add_load(b, has_trials=True)
 
         assert [(lane.load, lane.work) for lane in lanes] == [(2, 20), (1, 0)]
         assert lanes.room == 0
@@ -336,7 +336,7 @@ class TestRoom:
         assert roster.lanes["adder"].room == 2
 
     def test_the_time_of_last_work_is_remembered(self, yard: Yard, roster: Roster) -> None:
-        """Given one with an entry on its lane, and one whose only entry has come and gone."""
+        """Given a worker with an entry on its lane, and one whose only entry has come and gone."""
         busy, quick, idle = (yard.worker(name, model="adder") for name in "abc")
         yard.connection.xadd(yard.keys.lane(busy), {"id": "q"})
         roster.refresh()

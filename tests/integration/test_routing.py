@@ -1,4 +1,4 @@
-"""Policies on a real yard: what they know, what they forget, and what a takeover leaves them."""
+"""Policies on a real yard: what they learn, forget, and keep after a takeover."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = SamplingParams(max_tokens=10)
 
 
 def place(lanes: Lanes, request: Request) -> str:
-    """Push one request; the name of the worker that it was given to."""
+    """Submit one request; the name of the worker that gets it."""
     lanes.push([request])
     ledger = lanes.keys.ledger("anon", request.id)
     eventually(lambda: lanes.connection.hexists(ledger, "worker"))
@@ -26,7 +26,7 @@ def place(lanes: Lanes, request: Request) -> str:
 
 
 def why(lanes: Lanes, request_id: str) -> str:
-    """What `tokenyard explain` says of the last attempt."""
+    """The reason that `tokenyard explain` shows for the last attempt."""
     return read_timeline(lanes.connection, lanes.keys, "anon", request_id).attempts[-1].why
 
 
@@ -85,7 +85,7 @@ class TestPrefixAffinity:
         begun = {n: place(lanes, make_request(tokens=prompt(1000 * n))) for n in range(3)}
         assert len(set(begun.values())) == 3
 
-        # I expect each to go on where it began, in whatever order.
+        # I expect each to continue on its worker, in any order.
         for n in (2, 0, 1):
             assert place(lanes, make_request(f"q{n}", tokens=prompt(1000 * n, 480))) == begun[n]
         assert why(lanes, "q1") == (

@@ -1,4 +1,4 @@
-"""What waits unread: bounded rounds that leave nothing out, and turns that do not spin."""
+"""Unread requests: bounded rounds that miss nothing, and turns that do not spin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def late(count: int, prefix: str) -> list[Request]:
 @pytest.mark.usefixtures("small_rounds")
 class TestRounds:
     def test_late_requests_of_every_class_are_answered(self, lanes: Lanes) -> None:
-        # Given more late requests than a round acts on, and more entries than it looks at
+        # Given more late requests than a round answers, and more entries than it reads
         stay = lanes.push(requests(30, "a"))
         gone = lanes.push(late(15, "b")) + lanes.push(late(15, "c"), "low")
         stay += lanes.push(requests(30, "d")) + lanes.push(requests(5, "e"), "high")
@@ -52,7 +52,7 @@ class TestRounds:
         assert sorted(lanes.wait_for_load(worker, len(stay))) == sorted(stay)
 
     def test_late_entries_that_are_no_requests_do_not_block_the_sweeper(self, lanes: Lanes) -> None:
-        # Given late entries that nobody can be answered for, more than a round acts on
+        # Given late unanswerable entries, more than a round answers
         worker = lanes.worker(lane_limit=1)
         leading = lanes.coordinator(block_ms=500)
         lanes.push(requests(40))
@@ -151,7 +151,7 @@ class TestPatience:
     def test_late_requests_are_answered_while_a_suspect_waits_for_an_empty_lane(
         self, lanes: Lanes
     ) -> None:
-        # Given a lane with one request, and behind it a suspect and another
+        # Given a lane with one request, then a suspect and another request
         worker = lanes.worker()
         leading = lanes.coordinator()
         lanes.push(requests(1))
@@ -163,7 +163,7 @@ class TestPatience:
         assert turns(leading, 1.0) < 20
         assert lanes.load(worker) == 1
 
-        # If the lane runs dry, I expect the suspect to be alone there, at once, and then the other.
+        # If the lane becomes empty, I expect the suspect alone there, immediately, then the other.
         lanes.finish(worker, *lanes.lane(worker))
         eventually(lambda: lanes.ids(worker) == ["suspect"], timeout_s=2.0)
         assert turns(leading, 0.5) < 20
@@ -186,6 +186,6 @@ class TestPatience:
 
 
 def _push_retry(lanes: Lanes, request_id: str, **history: int) -> None:
-    """A request that waits among the retries, with what it has been through."""
+    """A waiting retry with its history."""
     fields = {"id": request_id, "tokens": pack_tokens([1, 2]), **history}
     lanes.push_raw(fields, "retry")

@@ -91,7 +91,7 @@ def test_a_trace_leads_from_the_client_to_the_engine(plant: Plant, sink: Receive
     assert asker.communicate(timeout=60)[0].count("token") > 1
     stop(plant)
 
-    # I expect one trace: what the client sent is part of the question,
+    # I expect one trace: the client's span is the parent,
     (question,) = sink.of("asker", "question")
     (sent,) = sink.of("asker", f"send {plant.keys.yard}")
     assert (sent.kind, sent.parent) == ("PRODUCER", question.id)
@@ -135,7 +135,7 @@ def test_the_next_attempt_is_in_the_same_trace(plant: Plant, sink: Receiver) -> 
     assert asker.returncode == 0
     stop(plant)
 
-    # I expect the second attempt, and what it waited for, under the same span of the client.
+    # I expect the second attempt and its wait under the same span of the client.
     (sent,) = sink.of("asker", f"send {plant.keys.yard}")
     (ran,) = sink.of("tokenyard-worker")
     assert (ran.trace, ran.parent) == (sent.trace, sent.id)
@@ -175,7 +175,7 @@ def test_an_unreadable_traceparent_is_ignored(plant: Plant, sink: Receiver, pare
 
 
 def test_unsampled_requests_are_not_traced(plant: Plant, sink: Receiver) -> None:
-    # Given that the client has decided against it, as the last byte says
+    # Given a client that has decided against it by the last byte
     start(plant, sink)
     request = make_request(metadata={"traceparent": TRACEPARENT[:-1] + "0"})
     plant.push(request)
@@ -200,7 +200,7 @@ def test_without_opentelemetry_a_client_sends_nothing_more(plant: Plant) -> None
 
 
 def test_variables_of_opentelemetry_are_used(plant: Plant, sink: Receiver) -> None:
-    # Given a coordinator that knows of the place by the variable alone
+    # Given a coordinator that has the collector from the variable alone
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
     try:
         plant.coordinator()
@@ -217,7 +217,7 @@ def test_variables_of_opentelemetry_are_used(plant: Plant, sink: Receiver) -> No
 
 
 def test_an_unreachable_collector_delays_nothing(plant: Plant) -> None:
-    # Given spans for a place where nobody listens
+    # Given spans for a collector that does not listen
     plant.coordinator(otlp_endpoint="http://127.0.0.1:9")
     plant.worker(otlp_endpoint="http://127.0.0.1:9")
     request = traced()

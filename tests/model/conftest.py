@@ -1,4 +1,4 @@
-"""Says aloud when the model of the protocol was not checked."""
+"""Reports when the model of the protocol was not checked."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ BROKEN = {
     "one-crash": "an innocent was convicted",
     "crowded": "an innocent was convicted",
 }
-#: A broken variant whose searches never come to an end, and so have no last words.
+#: A broken variant whose searches never end, and so have no final report.
 ENDLESS = "no-split"
-#: What emit.lua refuses although, with everything else in place, nobody asks for it.
+#: Answers of emit.lua that no correct caller ever gets.
 NEVER_ASKED = {
     "worker %d: emit %d, seq %d, once more",
     " STALE, tokens before it are missing",
@@ -68,7 +68,7 @@ def spin() -> None:
 
 @functools.cache
 def check(run: str) -> dict[str, Any]:
-    """What docs/model/check.py found in one run."""
+    """The results of one run of docs/model/check.py."""
     command = [sys.executable, str(MODEL / "check.py"), "--json", run]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout, done.stderr

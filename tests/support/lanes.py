@@ -83,24 +83,24 @@ class Lanes:
         return self.worker(name, model="", **(values | info))
 
     def show(self, worker: str, **info: Any) -> None:
-        """What the roster says of a worker of `host` from now on."""
+        """Set the roster entry of a worker of `host`."""
         values: dict[str, Any] = {"controller": "host", "lane_limit": 1000}
         packed = worker_json(worker.rpartition(".")[0], **(values | info))
         self.scripts.renew(LONG_MS, [(worker, packed)])
 
     def host(self, *models: str, devices: int = 1, **info: Any) -> None:
-        """What `host` may load; ``info`` says more of its last model."""
+        """Set the models that `host` may load; ``info`` is for the last of them."""
         *others, last = [ModelInfo(name=model) for model in models]
         last = msgspec.structs.replace(last, **info)
         self.scripts.publish_host(HostInfo(name="host", devices=devices, models=[*others, last]))
 
     def commands(self) -> list[Command]:
-        """What was commanded, in order."""
+        """The commands so far, in order."""
         entries = self.connection.xrange(self.keys.control)
         return [command for _, fields in entries if (command := parse_command(fields))]
 
     def lane(self, worker: str) -> list[Assignment]:
-        """What is on a lane, in order."""
+        """The entries of a lane, in order."""
         found = []
         for entry, fields in self.connection.xrange(self.keys.lane(worker)):
             assignment = parse_assignment(entry.decode(), fields)

@@ -1,4 +1,4 @@
-"""Situations for the placement, in short, and what it decided."""
+"""Short situations for the placement, and its decisions."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def decide(
 
 
 def loads(placement: Placement) -> list[tuple[str, str]]:
-    """Who is to load what."""
+    """The worker and model of each command."""
     assert all(command.verb == "load" and command.why for command in placement.commands)
     return [(command.worker, command.model) for command in placement.commands]

@@ -137,7 +137,7 @@ class Keys:
 
     @cached_property
     def quarantine(self) -> str:
-        """Hash: worker to what is on trial on its lane; see `routing.suspicion.Mark`."""
+        """Hash: worker to what is on trial on its lane; see `routing.suspicion.QuarantineMark`."""
         return f"{self._prefix}quarantine"
 
     @cached_property

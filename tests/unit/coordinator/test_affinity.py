@@ -1,4 +1,4 @@
-"""Policies that look for prefixes: pure functions of the lanes and of what matches."""
+"""Policies that look for prefixes: pure functions of lanes and matches."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ class TestPrefixAffinity:
 
         pick = prefix_affinity(lanes, "", {})
 
-        assert pick == Pick(lanes[1], "least_loaded since nobody has its prefix")
+        assert pick == Pick(lanes[1], "least_loaded since no worker has its prefix")
 
     def test_a_short_common_prefix_is_no_match(self) -> None:
-        # Given a worker with a beginning that is shorter than counts
+        # Given a worker with a prefix that is too short to count
         lanes = [lane("a", 1, 9, work=50), lane("b", 1, 9, work=10)]
 
         assert chosen(prefix_affinity(lanes, "", matches(a=int(10 * LEAST_MATCH) - 1))) == "b"
@@ -100,7 +100,7 @@ class TestPrefixAffinity:
 
         pick = prefix_affinity(lanes, "", matches(a=10))
 
-        assert pick == Pick(lanes[1], "least_loaded since who has its prefix is busier")
+        assert pick == Pick(lanes[1], "least_loaded since the worker with its prefix is busier")
 
     def test_prefixes_do_not_count_while_the_load_is_lopsided(self) -> None:
         # Given a far fuller third, and a prefix at one of the others
@@ -127,7 +127,7 @@ class TestPrefixAffinity:
         assert pick.why == "its session was there, 9 of 10 blocks of its prompt were there"
 
     def test_one_prefix_for_all_does_not_starve_other_workers(self) -> None:
-        # Given a prefix that all requests share, at first at one worker alone
+        # Given a prefix of all requests, at first on one worker only
         lanes, given_to, known = [lane(name, 0, 99) for name in "abc"], [], {"a"}
         for _ in range(60):
             pick = prefix_affinity(lanes, "", matches(**dict.fromkeys(known, 10)))
@@ -142,7 +142,7 @@ class TestPrefixAffinity:
 
 class TestMegatron:
     def test_megatrons_score(self) -> None:
-        # Given half a prompt more at a worker that is nearly half as full again
+        # Given half a prompt more on a worker that is nearly half as full again
         lanes = [lane("a", 4, 10), lane("b", 0, 10)]
 
         assert chosen(megatron(lanes, "", matches(a=5))) == "a"

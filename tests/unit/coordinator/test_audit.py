@@ -1,4 +1,4 @@
-"""What is held is compared with what is pending, page by page."""
+"""The backlog is compared with the pending entries, page by page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entry(at: int) -> str:
 
 
 def audit(held: set[int], pending: set[int]) -> list[str]:
-    """What is found gone, asking as the intake does."""
+    """The entries found gone, page by page as the intake does it."""
     auditing = PendingReconciler([entry(at) for at in sorted(held)])
     gone: list[str] = []
     ids = [entry(at) for at in sorted(pending)]

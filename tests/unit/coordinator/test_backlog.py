@@ -1,4 +1,4 @@
-"""What is held: queues by model, pauses, deadlines, demand."""
+"""The backlog: queues by model, back-off, deadlines, demand."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class TestDemand:
     st.data(),
 )
 def test_any_sequence_of_adds_and_removes(items: list, data: st.DataObject) -> None:
-    # Given requests of all kinds, of which some leave at some time
+    # Given requests of all kinds, of which some are removed at some time
     everything = [
         queued(
             f"{at}",
@@ -259,5 +259,5 @@ def test_tokens_of_a_prompt(fields: dict, tokens: int) -> None:
 
     assert prompt_tokens(request, raw) == tokens
 
-    shared = {b"common": b"{}"}  # the prompt may stand there, too
-    assert prompt_tokens(request, shared) == tokens
+    common = {b"common": b"{}"}  # the prompt may be there, too
+    assert prompt_tokens(request, common) == tokens

@@ -1,4 +1,4 @@
-"""What stands in a guest's inbox is read as hostile: whatever it is, reading it does not raise."""
+"""The inbox of a guest is hostile: parsing an entry never raises."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_entry_raises_or_names_another_client(fields: dict[bytes, bytes]) -> 
             assert read.watched in {"", read.request.client}
             assert 60 <= read.request.result_ttl_s <= MOST_TTL_S
             assert read.request.priority >= 0
-            # What goes into the intake is the request that was read.
+            # The intake gets the request that was parsed.
             call = submit(Keys("main"), "normal", [read.request], templates=[read.template])
             assert call.keys[-1].startswith("tokenyard:{main}:request:ann")
             shared = msgspec.json.decode(read.template.common, type=dict[str, str])
@@ -70,7 +70,7 @@ def test_no_entry_raises_or_names_another_client(fields: dict[bytes, bytes]) -> 
 
 
 def test_fields_of_a_submission_are_kept_as_they_were_given() -> None:
-    # Given a request that says a default, which a model's own would else take the place of
+    # Given a request with an explicit default, which the model's own default must not replace
     params = SamplingParams(temperature=1.0, max_tokens=7)
     said = Request(id="q", client="ann", prompt="x", params=params, stated=("temperature",))
     fields = {

@@ -1,4 +1,4 @@
-"""The lanes of a model: what is kept while they change is what a look at all of them would tell."""
+"""The lanes of a model: their indexes equal a full scan after each change."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_lanes_are_in_the_order_of_their_names() -> None:
     "ask", [lambda lanes: lanes.next_open("a"), lambda lanes: lanes.named("b")]
 )
 def test_the_cost_of_a_request_does_not_grow_with_the_lanes(ask: Callable[[Lanes], object]) -> None:
-    """Given very many lanes that are full, if one is chosen, I expect few to be looked at."""
+    """Given very many full lanes, if one is chosen, I expect few to be read."""
     looks = 0
 
     class Watched(list[Lane]):

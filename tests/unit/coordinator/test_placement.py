@@ -13,7 +13,7 @@ class TestColdModel:
 
         assert loads(placement) == [("w.1", "a")]
         assert placement.commands[0].why == (
-            "nobody holds it and 1 request waited up to 0.0 s; a device is free"
+            "no worker holds it and 1 request waited up to 0.0 s; a device is free"
         )
 
     def test_a_model_without_requests_is_not_loaded(self) -> None:
@@ -55,7 +55,7 @@ class TestColdModel:
         assert loads(decide([demand("b")], workers, hosts)) == [("w.2", "b")]
 
     def test_a_worker_that_names_no_controller_is_left_alone_and_counts(self) -> None:
-        """Given workers of a program that knows no placement, I expect them to serve as they do."""
+        """Given workers of a program without placement, I expect them to be left alone."""
         workers = [worker("v.1", "a", controller=""), worker("u.2", "b", controller="")]
         workers.append(worker("w.3"))
 
@@ -101,7 +101,7 @@ class TestWhichDevice:
     def test_a_moment_without_work_is_too_short_to_give_way(
         self, idle_s: float, expected: list[tuple[str, str]]
     ) -> None:
-        """Given a model that takes 2 s to load, wanted until a moment ago."""
+        """Given a model that takes 2 s to load, with requests until a moment ago."""
         workers = [worker("w.1", "b", idle_s=idle_s)]
 
         assert loads(decide([demand("a")], workers, host(a={}, b={"load_s": 2.0}))) == expected
@@ -184,7 +184,7 @@ class TestStarvation:
     def test_a_model_serves_for_at_least_as_long_as_its_first_load_took(
         self, since_s: float, expected: list[tuple[str, str]]
     ) -> None:
-        """Given a host that has not yet told how long it takes to load the model."""
+        """Given a host that has not reported yet how long the load took."""
         workers = [worker("w.1", "b", load=1, since_s=since_s, phases_s={"weights": 7.0})]
 
         assert loads(decide([demand("a", wait_s=99)], workers, host(a={}, b={}))) == expected

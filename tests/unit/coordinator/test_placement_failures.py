@@ -1,4 +1,4 @@
-"""What the placement makes of commands that are under way, of loads that fail, and of no hope."""
+"""The placement with pending loads, failed loads and hopeless models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestOrdersUnderWay:
         assert {one.command.model for one in other.pending} == {"a", "b"}
 
     def test_a_model_that_gives_way_does_not_count_as_served(self) -> None:
-        """Given a worker that was told to swap, I expect its model to find another place."""
+        """Given a worker commanded to swap, I expect its old model to get another device."""
         workers = [worker("w.1", "b", load=2), worker("x.2", device=1)]
 
         placement = decide([demand("b")], workers, pending=[self.order()])

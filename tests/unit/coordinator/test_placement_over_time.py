@@ -43,7 +43,7 @@ class PlacementDevice:
     model: str = ""
     group: list[int] = field(default_factory=list)  # devices, the leader's first
     incarnation: int = 1
-    lane: deque[float] = field(default_factory=deque)  # when what is there was submitted
+    lane: deque[float] = field(default_factory=deque)  # when its requests were submitted
     since_s: float = 0.0
     swapped_s: float = 0.0
     worked_s: float = 0.0
@@ -120,7 +120,7 @@ class Yard:
             self.longest_wait_s = max(self.longest_wait_s, self.now_s - device.lane.popleft())
             self.served[device.model] += 1
 
-    # What the controller does
+    # The controller
 
     def _obey(self, command: Command) -> None:
         devices = [one for one in self.devices if one.worker == command.worker]
@@ -167,7 +167,7 @@ class Yard:
                     mate.wanted_group = []
                     mate.enter("loading" if mate is device else "attached", self.now_s)
 
-    # What the coordinator does
+    # The coordinator
 
     def _place(self) -> None:
         placement = place(
@@ -253,7 +253,7 @@ def test_a_cold_first_request_starts_a_load_immediately() -> None:
 
 
 def test_a_thousand_alternating_requests_at_once_on_one_device() -> None:
-    """I expect few swaps, and at least 70 % of what one model alone would get through."""
+    """I expect few swaps, and at least 70 % of the throughput of one model alone."""
     alone = Yard([Model("a")], devices=1)
     alone.submit(*["a"] * 1000)
     alone.run_until_served(1000)
@@ -330,11 +330,11 @@ def test_a_group_gets_its_devices_among_models_that_swap_all_the_time() -> None:
 
 
 class TestTurnsByCost:
-    """No wait is set: the turns follow from what swaps cost."""
+    """No wait is set: turns follow from the cost of swaps."""
 
     @pytest.mark.parametrize("load_s", [0.1, 5.0])
     def test_small_models_take_quick_turns_and_large_ones_slow_ones(self, load_s: float) -> None:
-        """Given twice what a device can do, I expect both served and a tenth lost at most."""
+        """Given twice the load of a device, I expect both served and a tenth lost at most."""
         yard = Yard([Model("a", load_s), Model("b", load_s)], devices=1, wait_s=0.0)
         for _ in range(400):
             yard.submit(*["a"] * 10, *["b"] * 10)
@@ -347,7 +347,7 @@ class TestTurnsByCost:
         assert len(yard.swaps) >= 0.5 * yard.now_s / turn_s
 
     def test_a_rare_request_for_another_model_waits_a_moment(self) -> None:
-        """Given a device that is idle between two requests: what the trial of a new user does."""
+        """Given a device that is idle between two requests, as in a first trial."""
         yard = Yard([Model("a", 0.1), Model("b", 0.1)], devices=1, wait_s=0.0)
         for model in alternating(100, "a", "b"):
             yard.submit(model)
@@ -385,7 +385,7 @@ Arrivals = st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.0, 4.0)), max
 def test_swaps_take_their_share_at_most_and_no_model_starves(
     devices: int, load_s: list[float], shares: list[int], ranks: int
 ) -> None:
-    """Given more than the devices can do of four models, one of them a group, for long."""
+    """Given an overload of four models, one of them a group, for a long time."""
     models = [Model(name, one) for name, one in zip("abcd", load_s, strict=True)]
     models[1].ranks = min(ranks, devices)
     yard = Yard(models, devices, wait_s=0.0)
@@ -398,7 +398,7 @@ def test_swaps_take_their_share_at_most_and_no_model_starves(
     dearest_s = max(load_s) + UNLOAD_S
     for device in yard.devices:
         most_s = 0.1 * yard.now_s + dearest_s + yard.granularity_s
-        # The devices of a group wait for each other, which nobody has measured before.
+        # The devices of a group wait for each other, which is not measured before.
         assert yard.lost_s[device.index] <= most_s or models[1].ranks > 1
     assert set(yard.served) == set("abcd")
 

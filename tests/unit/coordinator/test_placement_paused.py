@@ -1,4 +1,4 @@
-"""The placement leaves alone what operators have paused."""
+"""The placement leaves paused workers and models alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_paused_warm_worker_gets_no_command(run_state: RunState) -> None:
 
     # I expect the other to load,
     assert loads(decide([demand("a")], workers)) == [("v.1", "a")]
-    # and nobody where there is no other.
+    # and none where there is no other.
     assert loads(decide([demand("a", wait_s=2 * WAIT_S)], workers[:1])) == []
 
 
@@ -87,7 +87,7 @@ def test_a_model_of_paused_workers_is_loaded_elsewhere(run_state: RunState) -> N
 
 @both
 def test_a_model_of_paused_workers_is_not_hopeless(run_state: RunState) -> None:
-    """It can be had as soon as somebody lets it run."""
+    """It is available as soon as an operator resumes it."""
     hosts = host(a={"fault": "no such file", "faults": 9, "faulted_ms": int(NOW_MS)})
     workers = [stopped(worker("w.1", "a"), run_state)]
 
@@ -97,7 +97,7 @@ def test_a_model_of_paused_workers_is_not_hopeless(run_state: RunState) -> None:
 
 @both
 def test_a_pending_load_ends_though_its_worker_was_paused(run_state: RunState) -> None:
-    # Given a load that was ordered
+    # Given a pending load
     placed = decide([demand("a")], [worker("w.1")])
     assert loads(placed) == [("w.1", "a")]
 

@@ -1,4 +1,4 @@
-"""The placement in any situation: what it must never do, whatever it is shown."""
+"""The placement in any situation: what it must never do."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def awake_on(situation: Situation, device: tuple[str, int]) -> list[Worker]:
 
 
 def leader_on(situation: Situation, device: tuple[str, int]) -> Worker | None:
-    """Who takes a device up, or whose group does."""
+    """The worker that occupies a device, itself or by its group."""
     for one in awake_on(situation, device):
         if one.info.state != "attached":
             return one
@@ -302,7 +302,7 @@ def test_hopeless_models_have_requests_and_no_worker(situation: Situation) -> No
 
 
 def test_every_worker_state_is_covered() -> None:
-    """Given a new state of workers, I expect somebody to look at the placement."""
+    """A new state of workers must be considered in the placement."""
     known = AWAKE | frozenset[WorkerState]({"warming", "warm", "asleep", "failed"})
 
     assert known == set(WORKER_STATES)

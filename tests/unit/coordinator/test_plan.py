@@ -184,7 +184,7 @@ class TestOthers:
         )
 
     def test_a_plan_reads_no_more_requests_than_have_room(self) -> None:
-        # Given room for three and far more that waits
+        # Given room for three and far more requests
         queue = iter(others(1000))
 
         assert len(plan([lane("a", 1)], others=queue)) == 3

@@ -1,4 +1,4 @@
-"""The policies: pure functions of what is known."""
+"""The policies: pure functions of the lanes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class TestLeastLoaded:
         assert least_loaded(lanes, "b") == lanes[0]
 
     def test_no_worker_starves(self) -> None:
-        # Given one worker that is busy for ever, and requests that stay
+        # Given one worker that is busy forever, and requests that stay
         lanes = [lane("a", 1, 99, work=50_000), lane("b", 0, 99), lane("c", 0, 99)]
         given_to = Counter[str]()
         last = ""
@@ -158,7 +158,7 @@ class TestLeastLoaded:
 
 
 def test_vllm_counts_waiting_requests_four_times() -> None:
-    # Given five that run, or two that run and one that waits
+    # Given five running requests, or two running and one waiting
     lanes = [lane("a", 5, 9, slots=8), lane("b", 3, 9, slots=2)]
 
     assert vllm(lanes, "") == lanes[0]

@@ -1,4 +1,4 @@
-"""What is remembered of prefixes and sessions, and what is looked at of a request for that."""
+"""The memory of prefixes and sessions, and the features of requests for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams, reques
 def features(
     prompt: Any = None, *, session: str = "", client: str = "anon", model: str = ""
 ) -> RoutingFeatures:
-    """What is seen of a request with so many tokens, with this text, or with these messages."""
+    """The features of a request with so many tokens, this text, or these messages."""
     kinds = {int: "tokens", str: "prompt", list: "messages"}
     value: Any = list(range(prompt)) if isinstance(prompt, int) else prompt
     given: dict[str, Any] = {kinds[type(prompt)]: value}

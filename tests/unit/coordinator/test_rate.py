@@ -39,7 +39,7 @@ def test_the_rate_is_not_measured_while_no_request_waits(rate: ServiceRate) -> N
 
     assert not rate.measure(101.0)
     assert rate.per_s == 0.0
-    # The next measurement begins anew.
+    # The next measurement begins again.
     rate.count(7)
     assert rate.measure(102.0)
     assert rate.per_s == 7.0

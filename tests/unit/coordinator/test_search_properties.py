@@ -177,7 +177,7 @@ class Search(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 3))
     def crash_by_chance(self, at: int) -> None:
-        """Nobody's fault."""
+        """A crash by chance."""
         worker = list(self.workers.values())[at % len(self.workers)]
         for entry, job in worker.lane:
             job.chance_alone += not worker.mark.is_group and worker.mark.covers(entry)

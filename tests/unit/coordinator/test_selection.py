@@ -37,7 +37,7 @@ def selection(**values: Any) -> Selection:
 
 
 def give(chosen: Selection, requests: Sequence[QueuedRequest], open_lanes: Lanes) -> str:
-    """Names of the workers that were given the requests; ``-`` for one that has to wait."""
+    """Names of the workers of the requests; ``-`` for one that has to wait."""
     names = ""
     for request in requests:
         pick = chosen.choose(request, open_lanes)
@@ -105,7 +105,7 @@ def test_a_replay_follows_the_schedule(tmp_path: Path) -> None:
 
 
 class TestAbsentWorkers:
-    """Given requests that must go to a worker which is not there."""
+    """Given requests that must go to an absent worker."""
 
     @pytest.fixture(autouse=True)
     def _listen(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -58,7 +58,7 @@ class TestClasses:
         assert classes(served[:ALL]) == WEIGHTS, "in each round, not only in the end"
 
     def test_shares_hold_during_minutes_of_a_flood(self) -> None:
-        """Given 200 requests/s for ten minutes, and each class asks for more than all places."""
+        """Given 200 requests/s for ten minutes, where each class alone exceeds the capacity."""
         queue, served = ModelQueue(), Counter[str]()
         for second in range(600):
             for name in PRIORITY_CLASSES:
@@ -80,7 +80,7 @@ class TestClasses:
             assert late in serve(queue, ALL + 1), f"{name} behind {flood}"
 
     def test_unused_shares_are_not_saved_up(self) -> None:
-        """Given low requests that come late, I expect no more than one in a round."""
+        """Given late low requests, I expect no more than one in a round."""
         queue = holding(*some(2000, "high"), *some(2000, "normal"))
         serve(queue, 1000)
         for one in some(100, "low"):
@@ -116,7 +116,7 @@ class TestClients:
             assert serve(queue, 5).count(mine) == 1
 
     def test_a_guest_has_one_turn_for_all_of_its_names(self) -> None:
-        """Given a guest with a name for each request, I expect it to win nothing by that."""
+        """Given a guest with a name for each request, I expect no advantage."""
         many = [one for number in range(300) for one in some(1, client=f"eve-{number}")]
         ann, evelyn = some(9, client="ann"), some(9, client="evelyn")
 

@@ -1,4 +1,4 @@
-"""Whom a crash makes a suspect, how large its next trial is, and when a trial is over."""
+"""Which requests a crash makes suspects, the size of their next trial, and when a trial ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a model keeps its device: by what operators have set, else by what swaps cost."""
+"""How long a model keeps its device: by settings, else by the cost of swaps."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_two_models_with_waits_of_their_own_keep_a_device_for_the_shorter() -> N
     found = turns(a={"max_model_wait_s": 5.0}, b={"max_model_wait_s": 500.0}, c={"swap_s": 60.0})
 
     assert found.hold_s("a", "h", "b", 0.0) == found.hold_s("b", "h", "a", 0.0) == 5.0
-    assert found.hold_s("c", "h", "a", 0.0) == 5.0  # it was told not to wait for longer
+    assert found.hold_s("c", "h", "a", 0.0) == 5.0  # its own wait is set
     assert found.hold_s("b", "h", "c", 0.0) == 500.0
 
 
