@@ -80,9 +80,9 @@ class Controller:
             listening, keys, self._take_in, lambda: self._put(None), settings.block_ms
         )
         self._pool = Pool(settings, self)
-        self._orders = CommandHandler(self._pool, self._catalog, self._acknowledge)
+        self._commands = CommandHandler(self._pool, self._catalog, self._acknowledge)
         self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
-        self._reconciler = StateReconciler(self._pool, self._read_postures, self._acknowledge)
+        self._reconciler = StateReconciler(self._pool, self._read_desired, self._acknowledge)
         Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
         self._outage = Outage(log, "joining the yard")
         self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
@@ -278,7 +278,7 @@ class Controller:
             self._membership.show(member.worker, self._entry(member))
         self._note_end(member)
         self._metrics.changed(member)
-        self._orders.changed(member)
+        self._commands.changed(member)
 
     def serves(self, member: WorkerProcessHandle) -> None:
         """Its engine is up; it gets its lane when it does what operators want."""
@@ -287,7 +287,7 @@ class Controller:
         self.changed(member)
         goal = self._pool.goals[member.device]
         if goal and fits(member, goal):
-            self._orders.reached(goal)
+            self._commands.reached(goal)
 
     def _forgive(self) -> None:
         """A model that could not be loaded may be with the weights that it has been given since."""
@@ -325,7 +325,7 @@ class Controller:
         self._going.pop(member.name, None)
         self._metrics.ended(member, why)
         member.note_error("" if why == "left" else reason)
-        self._orders.died(member, reason)
+        self._commands.died(member, reason)
 
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         """Models of a file are placed elsewhere, or refused: they do not end this host."""
@@ -337,12 +337,12 @@ class Controller:
         name = goal.spec.name
         self._host.faulted(name, reason, self._pool.weights.get(name, ""))
         self._membership.publish(self._host.info)
-        self._orders.missed(goal, reason)
+        self._commands.missed(goal, reason)
         return not self._settings.models
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """It cannot do what it was told."""
-        self._orders.refused(member, reason)
+        self._commands.refused(member, reason)
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """News from a worker."""
@@ -356,11 +356,11 @@ class Controller:
             case Paused(mode):
                 member.observed.rests(mode)
             case Done(errand) if not member.observed.has_done(errand):
-                self._orders.done(member)
+                self._commands.done(member)
             case CommandRefused(reason, errand):
                 log.error("%s: %s", member.name, reason)
                 if errand is None or not member.observed.cannot(errand, reason):
-                    self._orders.refused(member, reason)
+                    self._commands.refused(member, reason)
 
     # Commands and signals
 
@@ -377,15 +377,15 @@ class Controller:
                 case None:
                     self._reconciler.mark_stale()
                 case entry, Order() as order:
-                    self._reconciler.heed(entry, order)
+                    self._reconciler.handle(entry, order)
                 case entry, Command(verb="check") as command:
                     members = self._pool.members
                     if any(command.worker in (one.worker, *one.former) for one in members):
                         self._check.begin(entry, command)
                 case entry, Command() as command:
-                    self._orders.obey(entry, command)
+                    self._commands.obey(entry, command)
 
-    def _read_postures(self) -> DesiredStates:
+    def _read_desired(self) -> DesiredStates:
         fields: Any = self._connection.hgetall(self._keys.desired)
         return decode_desired(fields)
 

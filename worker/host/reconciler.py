@@ -56,7 +56,7 @@ class StateReconciler:
         self._pool = pool
         self._read = read
         self._acknowledge = acknowledge
-        self._postures: DesiredStates | None = None  # None: not known yet
+        self._desired: DesiredStates | None = None  # None: not known yet
         self._since = (0, 0)  # what was wanted at first; older signals need no answer
         self._outage = Outage(log, "reading what operators want")
         self._is_stale = True
@@ -66,9 +66,9 @@ class StateReconciler:
 
     # What is wanted
 
-    def heed(self, entry: str, order: Order) -> None:
+    def handle(self, entry: str, order: Order) -> None:
         """A signal has been given."""
-        if self._postures is None or position(entry) <= self._since:
+        if self._desired is None or position(entry) <= self._since:
             return
         log.info("signal %s: %s %s %s", entry, order.signal, order.scope, order.why)
         self.mark_stale()
@@ -94,16 +94,16 @@ class StateReconciler:
     def read(self) -> None:
         """Read what is wanted. Raises `redis.RedisError`."""
         desired_states = self._read()
-        if self._postures is None:
+        if self._desired is None:
             self._since = position(desired_states.changed)
-        self._postures, self._is_stale = desired_states, False
+        self._desired, self._is_stale = desired_states, False
 
     def wanted(self, member: WorkerProcessHandle) -> DesiredState:
         """What is wanted of a process with the model that it has."""
-        return self._posture_of(member.name, member.spec.name if member.spec else "")
+        return self._desired_of(member.name, member.spec.name if member.spec else "")
 
-    def _posture_of(self, name: str, model: str) -> DesiredState:
-        return self._postures.of(name, model) if self._postures else DesiredState()
+    def _desired_of(self, name: str, model: str) -> DesiredState:
+        return self._desired.of(name, model) if self._desired else DesiredState()
 
     def weights(self) -> dict[str, str]:
         """By model: the path of a checkpoint that stands in for its own."""
@@ -112,16 +112,16 @@ class StateReconciler:
 
     def weights_of(self, model: str) -> str:
         """The path of a checkpoint that stands in for a model's own; "" for none."""
-        return self._posture_of("", model).weights
+        return self._desired_of("", model).weights
 
     # What is done about it
 
     def lead(self, member: WorkerProcessHandle) -> bool:
         """Tell a process its next step, and note what it does; whether the yard must be told."""
-        if self._postures is None:
+        if self._desired is None:
             return False
         wanted, observed = self.wanted(member), member.observed
-        observed.judge_anew(self._postures.changed)
+        observed.reset_refusals(self._desired.changed)
         if member.state in _LED:
             step = next_step(wanted, observed)
             if step is not None:
@@ -139,7 +139,7 @@ class StateReconciler:
         is_there = (
             member.state is State.READY and not member.has_released_lane and not member.is_retiring
         )
-        return is_there and self._postures is not None and self._is_fit(member)
+        return is_there and self._desired is not None and self._is_fit(member)
 
     def _is_fit(self, member: WorkerProcessHandle) -> bool:
         return is_fit(self.wanted(member), member.observed)
@@ -152,7 +152,7 @@ class StateReconciler:
 
     def _is_suspended(self, goal: Goal) -> bool:
         """It is paused first, so that what runs there ends as the pause says."""
-        if self._postures is None:
+        if self._desired is None:
             return True
         here = [one for one in self._pool.members if one.device == goal.devices[0]]
         having = [one for one in here if one.spec is goal.spec]
@@ -161,7 +161,7 @@ class StateReconciler:
             return False
         whose = [holder] if holder else having or here
         return any(
-            self._posture_of(one.name, goal.spec.name).run_state == "SUSPENDED" for one in whose
+            self._desired_of(one.name, goal.spec.name).run_state == "SUSPENDED" for one in whose
         )
 
     # What came of it
@@ -196,9 +196,9 @@ class StateReconciler:
 
     def _conclude(self, member: WorkerProcessHandle, wanted: DesiredState) -> None:
         """Say what came of the signals, where nothing more will come of them."""
-        if self._postures is None:
+        if self._desired is None:
             return
-        observed, changed = member.observed, self._postures.changed
+        observed, changed = member.observed, self._desired.changed
         if self._is_in_accord(member, wanted):
             observed.obeyed = changed
         elif not (member.state in _LED and observed.refused and self._is_fit(member)):

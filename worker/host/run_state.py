@@ -71,7 +71,7 @@ class ObservedState:
         self.refused[errand] = reason
         return True
 
-    def judge_anew(self, changed: str) -> None:
+    def reset_refusals(self, changed: str) -> None:
         """With each signal it is asked again for what it could not do."""
         if self.judged != changed:
             self.judged = changed

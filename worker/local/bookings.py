@@ -167,7 +167,7 @@ class Bookings:
         if member.state is State.WARM:
             self._deaths.pop(member.name, None)
         if member.is_in_crash_loop:
-            self._despair(member.device)
+            self._fail_crash_looping(member.device)
         self.tell()  # before whoever waits for it may look
         booking = self._of(member.spec)
         if booking and member.state is State.ASLEEP and _was(booking, member.spec):
@@ -200,7 +200,7 @@ class Bookings:
             booking.lose(f"{member.name}: {reason}")
 
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
-        """Whoever waits is told when it is enough (`_despair`)."""
+        """Whoever waits is told when it is enough (`_fail_crash_looping`)."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
         """A model could not be loaded; whether the pool shall go on trying."""
@@ -220,7 +220,7 @@ class Bookings:
         if booking and isinstance(message, Replies):
             booking.take(message.replies)
 
-    def _despair(self, device: int) -> None:
+    def _fail_crash_looping(self, device: int) -> None:
         """All processes of a device die again and again: who waits for a first load is told."""
         members = [member for member in self.pool.members if member.device == device]
         goal = self.pool.goals[device]

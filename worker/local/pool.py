@@ -36,7 +36,7 @@ class LocalPool:
         self._bookings = Bookings(settings, self._show)
         self._pool = self._bookings.pool
         self._orders: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._door = threading.Lock()  # held while an order is given, and while the door closes
+        self._gate = threading.Lock()  # held while an order is given, and while the door closes
         self._is_open = False
         self._stops = 0
         self._news = threading.Condition()
@@ -55,7 +55,7 @@ class LocalPool:
 
         Raises `WaitTimeout`.
         """
-        with self._door:
+        with self._gate:
             self._stops += 2 if at_once else 1
             if self._is_open:  # later its bell may be gone
                 self._pool.wakeup.ring()
@@ -149,7 +149,7 @@ class LocalPool:
             self._mention(partial(booking.forget, entries))
 
     def _give(self, order: Callable[[], object]) -> None:
-        with self._door:
+        with self._gate:
             if not self._is_open:
                 raise RuntimeError("the controller does not run; start it first")
             self._orders.put(order)
@@ -169,7 +169,7 @@ class LocalPool:
                 self._pool.run_once()
             self._pool.drain(lambda: self._stops > 1)
         finally:
-            with self._door:
+            with self._gate:
                 self._is_open = False
             self._obey()
             self._bookings.end()

@@ -22,12 +22,12 @@ def gather(group: Group) -> Callable[[], None]:
     Raises `TimeoutError` where one does not come.
     """
     followers: list[socket.socket] = []
-    with socket.socket(socket.AF_UNIX) as door:
-        door.settimeout(GATHER_S)
-        door.bind(group.address)
-        door.listen()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(GATHER_S)
+        listener.bind(group.address)
+        listener.listen()
         try:
-            followers.extend(door.accept()[0] for _ in range(group.size - 1))
+            followers.extend(listener.accept()[0] for _ in range(group.size - 1))
         finally:
             Path(group.address).unlink()
 
