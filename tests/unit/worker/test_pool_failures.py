@@ -171,7 +171,7 @@ class TestDeath:
         one.say("w-0", Heartbeat(1, 2))
         for member in one.pool.members:
             member._moved -= 1000.0
-        one.pool._looked_at -= 1000.0
+        one.pool._watched_at -= 1000.0
 
         one.turn()
 
@@ -193,10 +193,10 @@ class TestReplacing:
         member.warm(Warm(Memory(host=1000 + 96 * MIB), {"unload": 0.1}))
 
         for _ in range(3):  # its end takes a while to be noticed
-            one.pool._take(Replace(member))
+            one.pool._carry_out(Replace(member))
 
         assert [record.message for record in caplog.records if "keeps" in record.message] == [
-            "w-1 keeps 96 MiB of models that are gone: replaced"
+            "w-1 leaks: 96 MiB of unloaded models; replaced"
         ]
 
     def test_one_that_was_told_to_end_finishes_first(self, one: Theatre) -> None:
