@@ -1,4 +1,4 @@
-# The project's commands; `make help` lists them. All of them work on a fresh clone.
+# The project's commands; `make help` lists them. All of them work in a fresh clone.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,6 +7,10 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Without torch and vLLM. The commands below that need neither use what is installed.
+LIGHT := .venv/.installed-light
+IS_LIGHT := $(wildcard $(LIGHT))
+TOOLS := $(if $(IS_LIGHT),$(LIGHT),$(INSTALLED))
 
 # The first of these that is Python 3.11 or newer. (A pyenv shim can exist and yet not run.)
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -32,20 +36,37 @@ help: ## List these commands
 .PHONY: install
 install: $(INSTALLED) $(NODE_INSTALLED) ## Make .venv with everything pinned (3 GB, some minutes once)
 
+.PHONY: install-light
+install-light: $(LIGHT) ## The same without torch and vLLM (0.5 GB), to work on all but the engines
+
 .PHONY: demo
 demo: install ## 200 questions to vLLM workers on this machine, checked
 	@$(BIN)/tokenyard demo
 
+TOX_PARALLEL = $(BIN)/tox run-parallel --parallel 2 --parallel-no-spinner
+
+.PHONY: quick
+quick: $(TOOLS) ## Format, lint, types, unit tests and scripts, in two minutes
+	@$(TOX_PARALLEL) -m quick$(if $(IS_LIGHT),-light)
+
 .PHONY: test
-test: install programs ## Every check there is, through tox (`.venv/bin/tox list` names them)
-	@$(BIN)/tox run
+test: install programs ## Everything that guards correctness (`.venv/bin/tox list` names the parts)
+	@$(TOX_PARALLEL)
+
+.PHONY: test-long
+test-long: install programs ## Long loops, deep searches, and a short run of every benchmark
+	@$(BIN)/tox run -m long
+
+.PHONY: test-light
+test-light: $(TOOLS) ## What `make install-light` suffices for
+	@$(TOX_PARALLEL) -m light
 
 .PHONY: lint
-lint: $(INSTALLED) ## Format, lint, types and import contracts only
-	@$(BIN)/tox run -e lint,types,imports
+lint: $(TOOLS) ## Format, lint, types and import contracts only
+	@$(BIN)/tox run -e lint,types$(if $(IS_LIGHT),-light),imports
 
 .PHONY: format
-format: $(INSTALLED) ## Put the code into form
+format: $(TOOLS) ## Format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 # Without .venv and without a network, with the Python that has torch: docs/gpu.md.
@@ -59,7 +80,7 @@ gpu: ## Prove it on a GPU host: make gpu WHEELS=folder [GPU=cpu] [PARTS="tests c
 	@"$(GPU_PYTHON)" .ci/gpu.py all --wheels "$(WHEELS)" --gpu "$(GPU)" $(GPU_OPTIONS) $(PARTS)
 
 .PHONY: requirements
-requirements: $(INSTALLED) ## Resolve requirements.in into requirements.txt anew
+requirements: $(INSTALLED) ## Resolve requirements.in into requirements.txt
 	@$(BIN)/python .ci/pin_requirements.py
 
 .PHONY: clean
@@ -77,6 +98,18 @@ $(INSTALLED): requirements.txt pyproject.toml
 		"PyTorch does not load: pip has probably chosen its CUDA build. Set PIP_EXTRA_INDEX_URL to" \
 		"PyTorch's index of CPU wheels (see the install page of pytorch.org), then: make clean" \
 		"install" >&2; exit 1; }
+	@rm -f $(LIGHT)
+	@touch $@
+
+# The extras and the tools, at the versions in requirements.txt.
+$(LIGHT): requirements.txt pyproject.toml
+	@$(MAKE) --no-print-directory python
+	@[ ! -f $(INSTALLED) ] || { echo "Everything is installed already." >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+	@$(BIN)/python -m pip install --disable-pip-version-check $(if $(MAKE_TERMOUT),,-qq) \
+		--constraint requirements.txt hatchling
+	@$(BIN)/python -m pip install --disable-pip-version-check $(if $(MAKE_TERMOUT),,-qq) \
+		--constraint requirements.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 $(FOREIGN)/node_modules/.installed: $(wildcard $(FOREIGN)/package*.json)

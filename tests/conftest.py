@@ -2,10 +2,14 @@
 
 Servers are started once for each test process (each pytest-xdist worker has its own), when the
 first test asks for one. Tests do not see each other, since each has a yard with a random name.
+
+Valkey runs every test. Redis runs those in which servers may differ (`ON_BOTH_SERVERS`, and tests
+marked `both_servers`); the others run on Redis too, in `make test-long`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,6 +20,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from tests.support.builders import random_name
+from tests.support.effort import DEFAULT_EXAMPLES, IS_DEEP
 from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
 from tokenyard.protocol.keys import Keys
@@ -26,6 +31,7 @@ from tokenyard.scripts import Scripts
 settings.register_profile(
     "tokenyard",
     deadline=None,
+    max_examples=4 * DEFAULT_EXAMPLES if IS_DEEP else DEFAULT_EXAMPLES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -36,8 +42,47 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SERVERS: tuple[ServerName, ...] = ("valkey", "redis")
+#: Folders whose tests run on both servers in `make test`, since what they test may differ.
+ON_BOTH_SERVERS = ("scripts",)
+#: Whether vLLM is installed: `make install-light` leaves it out.
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+#: Folders and files that need vLLM, or what comes with it, to be imported.
+OF_VLLM = (
+    "e2e",
+    "engines",
+    "gpu",
+    "unit/benchmarks/test_serving.py",
+    "unit/benchmarks/test_shape.py",
+)
 LEFTOVER_GRACE_S = 10.0
 NewServer = Callable[..., Server]
+
+collect_ignore = [] if HAS_VLLM else list(OF_VLLM)
+
+
+def pytest_report_header() -> list[str]:
+    """Name what is not collected."""
+    return [] if HAS_VLLM else [f"vLLM is not installed, so these are left out: {OF_VLLM}"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of `broker` or `own_broker` runs on Valkey, and on Redis: there it may be `long`."""
+    folder = Path(metafunc.module.__file__).parent.name
+    is_on_both = folder in ON_BOTH_SERVERS or any(metafunc.definition.iter_markers("both_servers"))
+    servers = SERVERS if is_on_both else ("valkey", pytest.param("redis", marks=pytest.mark.long))
+    for name in {"broker", "own_broker"} & set(metafunc.fixturenames):
+        metafunc.parametrize(name, servers, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs vLLM where it is not installed."""
+    if HAS_VLLM:
+        return
+    if os.environ.get("CI") == "true":
+        raise pytest.UsageError("vLLM is not installed, so not everything would be tested")
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.skip(reason="vLLM is not installed (make install)"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,9 +129,9 @@ def shared_server(
         server.stop()
 
 
-@pytest.fixture(scope="session", params=SERVERS)
+@pytest.fixture(scope="session")
 def broker(request: pytest.FixtureRequest, shared_server: Callable[[ServerName], Server]) -> Server:
-    """A server that all tests share, once Valkey and once Redis: leave it running."""
+    """A server that all tests share, Valkey or Redis: leave it running."""
     return shared_server(request.param)
 
 
@@ -114,7 +159,7 @@ def new_server(
         server.stop()
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture
 def own_broker(request: pytest.FixtureRequest, new_server: NewServer) -> Server:
     """A server with AOF that the test may stop, kill and start."""
     return new_server(request.param)

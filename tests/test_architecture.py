@@ -7,6 +7,7 @@ interpreter, or a look at the files, can tell.
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib.util
 import json
 import subprocess
@@ -126,8 +127,38 @@ def test_every_script_has_a_caller_and_every_include_a_script() -> None:
 
 
 def test_no_test_is_forgotten() -> None:
-    """Each folder of tests, and each test file beside them, is run by a tox environment."""
-    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    """Each folder of tests, and each test file beside them, is run by `make test` or `-long`."""
+    run = commands_of("test") + commands_of("long")
     files = [file.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")]
     rooms = {file.parts[0] for file in files if "node_modules" not in file.parts}
-    assert [room for room in sorted(rooms) if f" tests/{room} " not in tox] == []
+    of_other_hosts = {"gpu"}
+    assert [room for room in sorted(rooms - of_other_hosts) if f" tests/{room} " not in run] == []
+
+
+def test_no_long_test_is_forgotten() -> None:
+    """What `make test` deselects, `make test-long` selects, in all folders."""
+    assert '-m "not long"' in tox_ini()["testenv"]["pytest"]
+    long = tox_ini()["testenv:long"]["commands"]
+    assert '-m "(long or hypothesis) and not gpu"' in long
+    assert long.split()[-2:] == ["tests", "{posargs}"]
+    assert set(environments("long")) == {"long", "model", "bench-quick"}
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert ci.index("make test ") < ci.index("make test-long ")
+
+
+def tox_ini() -> configparser.ConfigParser:
+    read = configparser.ConfigParser(interpolation=None)
+    read.read(ROOT / "tox.ini", encoding="utf-8")
+    return read
+
+
+def environments(label: str) -> list[str]:
+    """The environments that `make test` ("test") or `make test-long` ("long") runs."""
+    tox = tox_ini()["tox"]
+    labels = dict(line.split(" = ", 1) for line in tox["labels"].strip().splitlines())
+    names = labels.get(label, tox["env_list"])
+    return [name.strip() for name in names.split(",")]
+
+
+def commands_of(label: str) -> str:
+    return "\n".join(tox_ini()[f"testenv:{name}"]["commands"] for name in environments(label))

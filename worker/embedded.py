@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import threading
 
-from tokenyard.process.embedding import Address, started_address
+from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import WorkerSettings
 from worker.host.controller import Controller
@@ -40,7 +40,7 @@ class EmbeddedController(Controller):
         """Wait until every device has a worker that is up and in the yard."""
         return self._ready.wait(timeout_s)
 
-    def address(self) -> Address:
+    def address(self) -> ServiceAddress:
         """Where it is."""
         workers = tuple(member.worker for member in self._pool.members if member.worker)
         return started_address("worker", self._settings, os.getpid(), workers=workers)

@@ -69,7 +69,6 @@ def test_the_table_shows_wrong_answers_in_any_case() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_sum_is_answered_and_right() -> None:
     done = tokenyard("demo", "--requests", "30", "--rows", "30", timeout_s=360)
@@ -81,7 +80,6 @@ def test_every_sum_is_answered_and_right() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
 def test_it_stops_cleanly_in_the_middle(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from benchmarks.chaos.__main__ import main
 from benchmarks.chaos.plant import Plant
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.long, pytest.mark.timeout(300)]
 QUICK = ["--quick", "--json", "--seed", "3", "--only", "worker"]
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal as signals_of_the_system
 from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
 
 import msgspec
 import psutil
@@ -206,10 +208,18 @@ def test_each_cell_is_of_one_kind() -> None:
     assert all(kinds)
 
 
+def running_first(cells: list[tuple[Signal, RunState]]) -> list[Any]:
+    """Cells as parameters; each costs a yard, so all but those of running workers are `long`."""
+    return [
+        pytest.param(*cell, marks=[] if cell[1] == "RUNNING" else [pytest.mark.long])
+        for cell in cells
+    ]
+
+
 VALID = [cell for cell in cells("valid") if cell[0] not in ENDS | {"START_PROFILE"}]
 
 
-@pytest.mark.parametrize(("signal", "run_state"), VALID)
+@pytest.mark.parametrize(("signal", "run_state"), running_first(VALID))
 def test_a_valid_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
     cast = start(plant, signal, run_state)
@@ -261,7 +271,7 @@ def check_mixed(cast: Cast) -> None:
     cast.check_blame()
 
 
-@pytest.mark.parametrize(("signal", "run_state"), cells("redundant"))
+@pytest.mark.parametrize(("signal", "run_state"), running_first(cells("redundant")))
 def test_a_redundant_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
     cast = start(plant, signal, run_state)
@@ -287,7 +297,7 @@ def test_a_redundant_signal(plant: Plant, signal: Signal, run_state: RunState) -
     cast.check_requests()
 
 
-@pytest.mark.parametrize(("signal", "run_state"), cells("invalid"))
+@pytest.mark.parametrize(("signal", "run_state"), running_first(cells("invalid")))
 def test_an_invalid_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
     cast = start(plant, signal, run_state)
@@ -309,8 +319,9 @@ def test_an_invalid_signal(plant: Plant, signal: Signal, run_state: RunState) ->
     cast.check_requests()
 
 
-@pytest.mark.parametrize("run_state", RUN_STATES)
-@pytest.mark.parametrize("signal", sorted(ENDS))
+@pytest.mark.parametrize(
+    ("signal", "run_state"), running_first(list(product(sorted(ENDS), RUN_STATES)))
+)
 def test_a_signal_to_go(plant: Plant, signal: Signal, run_state: RunState) -> None:
     # Given three workers, one of which hears nothing any longer
     cast = start(plant, signal, run_state)

@@ -204,7 +204,7 @@ def answers(api: str, query: str) -> list[float]:
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_live_yard_answers_every_query_of_the_board_and_of_the_alerts(
     yard: LiveYard, prometheus: str

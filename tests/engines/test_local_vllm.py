@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm]
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "arithmetic" / "models.toml"

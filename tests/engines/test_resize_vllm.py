@@ -12,7 +12,7 @@ import pytest
 from tests.docs.pages import code, page, section
 from tests.engines.harness import needs_cpu
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, needs_cpu]
+pytestmark = [pytest.mark.vllm, needs_cpu]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "arithmetic"

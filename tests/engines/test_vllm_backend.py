@@ -121,7 +121,6 @@ def test_torch_leaves_no_mark_on_what_python_says_of_faults(backend: Backend) ->
     assert sys.excepthook is before
 
 
-@pytest.mark.slow
 def test_a_compiled_model_is_forgotten_with_its_engine(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +184,7 @@ def _configured(**fields: object) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "fields"),
+    ("mark_broken", "fields"),
     [
         (shutil.rmtree, {}),
         (_without("config.json"), {}),

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from tests.scripts.model import HISTORY, Known, Life, Name, OnLane, Snapshot
 from tests.support.builders import make_delta, make_request, make_result, random_name
+from tests.support.effort import examples
 from tests.support.servers import Server
 from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.digest import request_digest
@@ -46,10 +47,10 @@ from tokenyard.scripts import (
     RESCUE_NOT_LEADER,
     RETIRE_UNKNOWN,
     Answered,
-    Astray,
     Cancelled,
     Dispatched,
     HandedBack,
+    LostRequest,
     Move,
     Publication,
     Published,
@@ -530,15 +531,15 @@ class Walk(RuleBasedStateMachine):
             known.is_astray = False
         self.is_inexact = False
 
-    def _claims(self, seed: random.Random) -> list[Astray]:
+    def _claims(self, seed: random.Random) -> list[LostRequest]:
         """Requests that are where they should be, taken for lost."""
         found = [
-            Astray(one.request.client, one.request.id, "waiting", one.intake, one.entry, False)
+            LostRequest(one.request.client, one.request.id, "waiting", one.intake, one.entry, False)
             for one in self._waiting()
         ]
         for worker in self.workers:
             found += [
-                Astray(one.request.client, one.request.id, "assigned", worker, one.entry, True)
+                LostRequest(one.request.client, one.request.id, "assigned", worker, one.entry, True)
                 for one in self.yard.lane(worker)
             ]
         return seed.sample(found, min(2, len(found)))
@@ -661,13 +662,14 @@ def token_at(name: Name, at: int) -> int:
     return (len(name[0]) * 1000 + ord(name[1][0])) * 1000 + at
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.hypothesis
+@pytest.mark.timeout(600)
 def test_random_walks(broker: Server) -> None:
     walk = type("Walk", (Walk,), {"url": broker.url})
     run_state_machine_as_test(
         walk,
         settings=settings(
-            max_examples=100,
+            max_examples=examples(25, deep=200),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

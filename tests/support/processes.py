@@ -38,7 +38,7 @@ from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 from tokenyard.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
-START_S = 30.0
+START_S = 60.0
 ANSWER_S = 30.0
 
 

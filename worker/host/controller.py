@@ -26,8 +26,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts, Why
+from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-from tokenyard.telemetry.metrics import Endpoint
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Why
 from worker.engines import EngineInfo, Group
 from worker.host.diagnosis import FailedStart, Phase
@@ -77,7 +77,7 @@ class WorkerProcessHandle:
         self.sleep_level = 0  # for its next sleep; 0: the model's own
         self.is_retiring = False  # its process ends once it is idle
         self.is_last = False  # no process follows this one
-        self.tally = Tally()  # what its incarnation has published
+        self.tally = WorkerTotals()  # what its incarnation has published
         self.last_error = ""  # of its process or its engine
         self.last_error_ms = 0  # unix time of that
         self._settings = settings
@@ -200,7 +200,7 @@ class WorkerProcessHandle:
         self.phases_s = message.phases_s
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
         self.observed, self.served = ObservedState(), ""
-        self.tally = Tally()
+        self.tally = WorkerTotals()
         self._enter(State.WARM)
 
     def ready(self, message: Ready) -> None:
@@ -341,7 +341,7 @@ class WorkerProcessHandle:
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
         self.spec, self.group = None, None
         self.memory = self._new_memory()
-        self.tally = Tally()
+        self.tally = WorkerTotals()
         self.last_words, self.exit_cause, self.sleep_level, self.is_retiring = "", None, 0, False
         self.observed, self.served, self.has_released_lane = ObservedState(), "", False
         self.former.clear()

@@ -41,9 +41,7 @@ class Booking:
         self.before: Size | None = None  # its size before, while it is resized
         self.info: EngineInfo | None = None  # of its last load
         self.fault = ""  # why it is not up
-        self.leader: WorkerProcessHandle | None = (
-            None  # the process that serves or served it
-        )
+        self.leader: WorkerProcessHandle | None = None  # the process that serves or served it
         self.is_serving = False
         self.is_asleep = False  # or about to be
         self.is_closed = False

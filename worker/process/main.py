@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 from setproctitle import setproctitle
 
-from tokenyard.broker.calm import calm_down
+from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.telemetry import logs
@@ -76,7 +76,7 @@ def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> N
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
     logs.start(arguments.log_level)
-    calm_down(settings.redis_url)
+    throttle_errors(settings.redis_url)
     threading.excepthook = _end_process
     collect_seldom()
     process = WorkerProcess(settings, device, pipe)

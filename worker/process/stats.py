@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from worker.engines import Finished, RequestFailed, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
 from worker.published_counts import PublishedCounts
@@ -100,7 +100,7 @@ class RunningStats:
         with self._lock:
             self._counts.faults += 1
 
-    def now(self) -> Tally:
+    def now(self) -> WorkerTotals:
         """The counters of the current incarnation."""
         with self._lock:
             since = time.monotonic() - WINDOW_S
@@ -108,7 +108,7 @@ class RunningStats:
                 self._firsts.popleft()
             waited = [ms for _, ms in self._firsts]
             median = round(statistics.median(waited), 1) if waited else None
-            return Tally(finished=self._finished, tokens=self._tokens, ttft_ms=median)
+            return WorkerTotals(finished=self._finished, tokens=self._tokens, ttft_ms=median)
 
     def counts(self) -> PublishedCounts:
         """The counters of this process."""

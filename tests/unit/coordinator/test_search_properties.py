@@ -21,12 +21,13 @@ from hypothesis.stateful import (
     rule,
 )
 
+from coordinator.dispatch.admission import History, RetryLimits
 from coordinator.dispatch.plan import make_plan
-from coordinator.history import History, RetryLimits
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.suspicion import KEPT, UNMARKED, CrashAnalysis, QuarantineMark, read_mark
+from tests.support.effort import examples
 
 LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 SLOTS = 8
@@ -97,7 +98,7 @@ class Search(RuleBasedStateMachine):
     def turn(self) -> None:
         """The coordinator: give up, acquit, place."""
         for job in list(self.queued):
-            if job.history.verdict(LIMITS, 1):
+            if job.history.failure(LIMITS, 1):
                 job.ended = "POISONED"
                 self.queued.remove(job)
         self._acquit()
@@ -236,4 +237,6 @@ class Search(RuleBasedStateMachine):
 
 
 TestSearch = Search.TestCase
-TestSearch.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSearch.settings = settings(
+    max_examples=examples(50, deep=600), stateful_step_count=40, deadline=None
+)

@@ -112,6 +112,7 @@ def test_an_unsuitable_cpu_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.usefixtures("sandy_bridge")
+@pytest.mark.vllm
 def test_on_an_unsuitable_cpu_the_fork_server_does_not_import_vllm() -> None:
     with mock.patch.dict(os.environ):
         settings = WorkerSettings(redis_url="redis://nowhere", model="any")
