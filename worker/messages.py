@@ -9,7 +9,7 @@ from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.worker_info import WorkerTotals
-from worker.engines import EngineInfo, Group, Memory
+from worker.engines import EngineInfo, Memory, RankGroup
 from worker.models import ModelSpec
 from worker.published_counts import PublishedCounts
 
@@ -22,7 +22,7 @@ class LoadModel:
     """
 
     spec: ModelSpec
-    group: Group | None = None
+    group: RankGroup | None = None
     weights: str = ""
 
 
@@ -30,7 +30,7 @@ class LoadModel:
 class Attach:
     """To a warm process: attach to the leader of ``group``."""
 
-    group: Group
+    group: RankGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.executor import follower_link, leader_link
 from worker.executor.follower_link import FollowerLink
 from worker.executor.leader_link import LeaderLink
@@ -36,9 +36,9 @@ class Ranks:
     def __init__(self, address: Path, size: int = 2) -> None:
         self.address = address
         devices = tuple(range(size))
-        self.leader = LeaderLink(Group(str(address), 0, devices))
+        self.leader = LeaderLink(RankGroup(str(address), 0, devices))
         self.followers = [
-            FollowerLink(Group(str(address), rank, devices)) for rank in range(1, size)
+            FollowerLink(RankGroup(str(address), rank, devices)) for rank in range(1, size)
         ]
         self._threads = ThreadPoolExecutor(size)
 

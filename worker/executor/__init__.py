@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.engines import Group
+from worker.engines import RankGroup
 
 if TYPE_CHECKING:
     from worker.executor.leader import GroupExecutor as GroupExecutor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["attend", "executor_for"]
 
 
-def executor_for(group: Group) -> type[GroupExecutor]:
+def executor_for(group: RankGroup) -> type[GroupExecutor]:
     """VLLM's ``distributed_executor_backend`` for the process that leads ``group``.
 
     Followers may connect from now on. The caller must call `GroupExecutor.release` if the engine
@@ -30,7 +30,7 @@ def executor_for(group: Group) -> type[GroupExecutor]:
     return make_executor(group)
 
 
-def attend(group: Group) -> None:
+def attend(group: RankGroup) -> None:
     """Be a rank of ``group`` until its leader dismisses it; the process is then warm again.
 
     That holds if the group never forms or its model cannot be loaded, too. Raises `GroupError` if

@@ -12,7 +12,7 @@ import torch
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.executor.follower_link import FollowerLink
 from worker.executor.messages import (
     Build,
@@ -33,7 +33,7 @@ log = logging.getLogger("tokenyard.worker.group")
 DISMISS_S: Final = 120.0  # until the leader dismisses a rank that failed to load
 
 
-def follow(group: Group) -> None:
+def follow(group: RankGroup) -> None:
     """See `worker.executor.attend`."""
     link = FollowerLink(group)
     try:

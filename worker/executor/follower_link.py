@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from typing import TypeVar
 
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.executor.messages import (
     Build,
     Built,
@@ -37,7 +37,7 @@ Expected = TypeVar("Expected", Build, Join)
 class FollowerLink:
     """The connection, and a thread that waits for the end of the group."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._line: Connection | None = None
         self._end: FromLeader | ConnectionLost | None = None  # the leader's last message

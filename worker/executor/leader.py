@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from worker.engines import Group, Unsupported
+from worker.engines import RankGroup, Unsupported
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
 from worker.executor.leader_link import GATHER_S, LeaderLink
@@ -32,7 +32,7 @@ LOAD_S: Final = 7200.0  # until the slowest rank has loaded; it may have to down
 HEALTH_S: Final = 10.0
 
 
-def make_executor(group: Group) -> type[GroupExecutor]:
+def make_executor(group: RankGroup) -> type[GroupExecutor]:
     """See `worker.executor.executor_for`."""
     if group.size < 2 or group.rank != 0:
         raise ValueError(f"rank {group.rank} of {group.size} cannot lead a group")
@@ -48,7 +48,7 @@ class GroupExecutor(Executor):
     """
 
     supports_pp = True
-    _group: ClassVar[Group]
+    _group: ClassVar[RankGroup]
     _link: ClassVar[LeaderLink]
     formed: ClassVar[GroupExecutor | None] = None  # the instance that vLLM made
 

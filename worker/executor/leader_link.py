@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import TypeVar
 
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.executor.messages import (
     Built,
     ConnectionLost,
@@ -41,7 +41,7 @@ Expected = TypeVar("Expected", Built, Joined)
 class LeaderLink:
     """A connection to each follower, and a thread that reads all of them."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._listener: socket.socket | None = None
         self._lines: dict[Connection, int] = {}

@@ -195,7 +195,7 @@ class TestReplacing:
         for _ in range(3):  # its end takes a while to be noticed
             one.pool._carry_out(Replace(member))
 
-        assert [record.message for record in caplog.records if "keeps" in record.message] == [
+        assert [record.message for record in caplog.records if "leaks" in record.message] == [
             "w-1 leaks: 96 MiB of unloaded models; replaced"
         ]
 
