@@ -1,4 +1,4 @@
-"""What a controller and its worker processes tell each other over their pipe."""
+"""The messages between a controller and its worker processes, over their pipes."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.worker_info import WorkerTotals
-from worker.engines import EngineInfo, Group, Memory
+from worker.engines import EngineInfo, Memory, RankGroup
 from worker.models import ModelSpec
 from worker.published_counts import PublishedCounts
 
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """To a warm process: make an engine for this model; with ``group`` as its leader.
+    """To a warm process: load this model; as the leader of ``group`` if there is one.
 
-    ``weights`` is the path of a checkpoint that stands in for the model's own, "" for its own.
+    ``weights`` is the path of a checkpoint that replaces the model's own weights, "" for none.
     """
 
     spec: ModelSpec
-    group: Group | None = None
+    group: RankGroup | None = None
     weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """To a warm process: lend yourself to the leader of ``group``."""
+    """To a warm process: attach to the leader of ``group``."""
 
-    group: Group
+    group: RankGroup
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To the process: consume the lane of ``worker``; whatever was held before is not yours."""
+    """To the process: serve the lane of ``worker``, and drop the requests of another lane."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """To the process: finish what you have and say so."""
+    """To the process: finish the requests and report `Drained`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """To the process: let go of lane and engine, and be warm again."""
+    """To the process: end the lane session and unload the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """To the process: let go of the lane, and of the device's memory."""
+    """To the process: end the lane session and release the device's memory."""
 
     level: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """To a sleeping process: take the device again."""
+    """To a sleeping process: take the device's memory again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """To the process: forget the prefix cache."""
+    """To the process: clear the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +76,24 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ReloadWeights:
-    """To a paused process: load this checkpoint in place of the weights; "" for the model's own."""
+    """To a paused process: load the weights of this checkpoint; "" for the model's own."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetEpoch:
-    """To the process: stamp this generation epoch on results from now on; None for none."""
+    """To the process: the generation epoch of results from now on; None for none."""
 
     epoch: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class PauseEngine:
-    """To the process: run nothing until told otherwise, and say so once that is so.
+    """To the process: stop generating until `UnpauseEngine`, and report `Paused`.
 
-    With ``abort`` what runs is dropped; with ``wait`` it is finished, and what has not begun is
-    not begun; with ``keep`` everything stays where it is.
+    ``abort`` drops running requests, ``wait`` finishes them and begins no others, ``keep`` leaves
+    them where they are.
     """
 
     mode: PauseMode
@@ -101,35 +101,35 @@ class PauseEngine:
 
 @dataclass(frozen=True, slots=True)
 class UnpauseEngine:
-    """To the process: go on."""
+    """To the process: continue."""
 
 
-#: What is answered with `Done` or, where it cannot be done, with a `CommandRefused` that names it.
+#: Answered with `Done`, or with a `CommandRefused` that names the command.
 EngineCommand = ResetPrefixCache | Profile | ReloadWeights | SetEpoch | UnpauseEngine
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequests:
-    """To the process, where there is no yard: requests. One by one they cost many times as much."""
+    """To the process, without Redis: requests, in batches because each message is costly."""
 
     assignments: Sequence[Assignment]
 
 
 @dataclass(frozen=True, slots=True)
 class AbortRequests:
-    """To the process, where there is no yard: forget the requests of these lane entries."""
+    """To the process, without Redis: abort the requests of these lane entries."""
 
     entries: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To the process: stop now; what is unfinished is handed back."""
+    """To the process: end; unfinished requests move on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """To the controller: no model is held; ``phases_s`` says how long it took to come here."""
+    """To the controller: no model is loaded; ``phases_s`` has the seconds that took."""
 
     memory: Memory
     phases_s: Mapping[str, float]
@@ -153,7 +153,7 @@ class Asleep:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """To the controller: what was asked has been done."""
+    """To the controller: a command is done."""
 
     errand: EngineCommand
 
@@ -167,15 +167,15 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class CommandRefused:
-    """To the controller: what was asked cannot be done; all is as before."""
+    """To the controller: a command cannot be run; nothing has changed."""
 
     reason: str
-    errand: EngineCommand | None = None  # None: load or sleep, whichever is under way
+    errand: EngineCommand | None = None  # None: the load or sleep in progress
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetric:
-    """One of an engine's own metrics: values by name and labels, as Prometheus has them."""
+    """One of an engine's own metrics, as Prometheus has it."""
 
     name: str
     kind: str
@@ -185,7 +185,7 @@ class EngineMetric:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine measures of itself since it was made; ``engine`` is its number."""
+    """An engine's own metrics since it was made; ``engine`` is its number."""
 
     engine: int
     metrics: Sequence[EngineMetric]
@@ -193,45 +193,45 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """To the controller, once a second: how far it came, whether work waits, what it has done."""
+    """To the controller, once a second: progress, unfinished requests, counts."""
 
     progress: int
     unfinished: int
     tally: WorkerTotals = field(default_factory=WorkerTotals)
-    error: str = ""  # what the engine could not do the last time
-    counts: PublishedCounts | None = None  # where somebody reads metrics
-    stats: EngineStats | None = None  # likewise, while an engine has any
+    error: str = ""  # the engine's last error
+    counts: PublishedCounts | None = None  # if metrics are served
+    stats: EngineStats | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """To the controller: ``worker`` has lost its lease; nothing of it can be published."""
+    """To the controller: ``worker`` has lost its lease and can publish nothing."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReleased:
-    """To the controller: ``worker`` was given what it may not begin, and has let go of its lane."""
+    """To the controller: ``worker`` got requests while paused and has released its lane."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """To the controller: nothing is left to do."""
+    """To the controller: no request is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFailed:
-    """To the controller, before the process ends: why."""
+    """To the controller, before the process ends: the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """To the controller, where there is no yard: replies, by lane entry."""
+    """To the controller, without Redis: replies, by lane entry."""
 
     replies: Sequence[tuple[str, Reply]]
 

@@ -1,4 +1,4 @@
-"""What the worker processes of a host count: each its own, and the controller the sum."""
+"""Counts of published results: each worker process has its own, the controller the sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenyard.protocol.keys import PRIORITY_CLASSES
 from tokenyard.protocol.replies import Status
 from tokenyard.telemetry.metrics import Histogram
 
-#: What a worker answers.
+#: Statuses of results that a worker publishes.
 ENDS: Final[tuple[Status, ...]] = ("completed", "failed", "expired")
 DIRECTIONS: Final = ("input", "output")
 
@@ -22,18 +22,18 @@ Times = defaultdict[str, Histogram]
 
 @dataclass(slots=True)
 class PublishedCounts:
-    """What has been published since a process began; by base models, which are few."""
+    """What a process has published since it started, by base model."""
 
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # as the labels are
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # model, direction
-    stale: int = 0  # publications that the fence has refused
-    faults: int = 0  # requests that were given back since the engine could not serve them
+    stale: int = 0  # publications that the fence refused
+    faults: int = 0  # requests handed back because the engine could not serve them
     ttft: Times = field(default_factory=lambda: defaultdict(Histogram))
     tpot: Times = field(default_factory=lambda: defaultdict(Histogram))
     e2e: Times = field(default_factory=lambda: defaultdict(Histogram))
 
     def know(self, models: Iterable[str]) -> None:
-        """Begin the counts of these models."""
+        """Start the counts of these models at 0."""
         for model in models:
             for labels in product((model,), PRIORITY_CLASSES, ENDS):
                 self.results.setdefault(labels, 0)
@@ -43,7 +43,7 @@ class PublishedCounts:
                 times[model].add(Histogram())
 
     def add(self, other: PublishedCounts) -> None:
-        """Count all that another has counted."""
+        """Add the counts of another."""
         self.results.update(other.results)
         self.tokens.update(other.tokens)
         self.stale += other.stale
@@ -53,7 +53,7 @@ class PublishedCounts:
         _add(self.e2e, other.e2e)
 
     def copy(self) -> PublishedCounts:
-        """As it is now."""
+        """A copy."""
         copied = PublishedCounts()
         copied.add(self)
         return copied

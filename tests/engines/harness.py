@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment, SamplingParams
-from worker.engines import Engine, Finished, RequestFailed, TokenDelta
+from worker.engines import Engine, Finished, RequestError, TokenDelta
 from worker.engines.vllm.engine import VllmEngine
 from worker.models import ModelSpec
 
@@ -44,7 +44,7 @@ class Outcome:
 
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: Finished | None = None
-    fault: RequestFailed | None = None
+    fault: RequestError | None = None
 
     @property
     def choice(self) -> Choice:

@@ -12,8 +12,8 @@ import pytest
 from worker.engines.loading import cpu_share
 from worker.engines.vllm.environment import (
     engine_environment,
+    requested_threads,
     set_environment,
-    wished_threads,
 )
 
 pytestmark = pytest.mark.vllm
@@ -89,7 +89,7 @@ def test_what_the_operator_wishes_is_remembered(monkeypatch: pytest.MonkeyPatch)
         set_environment(engine_environment(cpu=True))
 
     assert os.environ["OMP_NUM_THREADS"] == "1"
-    assert wished_threads() == 3
+    assert requested_threads() == 3
 
 
 @pytest.mark.parametrize(

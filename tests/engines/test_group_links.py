@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.executor import follower_link, leader_link
 from worker.executor.follower_link import FollowerLink
 from worker.executor.leader_link import LeaderLink
@@ -36,9 +36,9 @@ class Ranks:
     def __init__(self, address: Path, size: int = 2) -> None:
         self.address = address
         devices = tuple(range(size))
-        self.leader = LeaderLink(Group(str(address), 0, devices))
+        self.leader = LeaderLink(RankGroup(str(address), 0, devices))
         self.followers = [
-            FollowerLink(Group(str(address), rank, devices)) for rank in range(1, size)
+            FollowerLink(RankGroup(str(address), rank, devices)) for rank in range(1, size)
         ]
         self._threads = ThreadPoolExecutor(size)
 
@@ -128,7 +128,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: Callable[..., Ranks]) -> None
     leader = ranks(3).leader
     leader.open()
 
-    with pytest.raises(GroupError, match=r"rank 1, 2 of the group did not come within 0\.05 s"):
+    with pytest.raises(GroupError, match=r"rank 1, 2 of the group did not connect within 0\.05 s"):
         leader.gather(SOON_S)
 
 
@@ -266,7 +266,7 @@ def test_a_follower_that_does_not_let_go_is_not_waited_for_for_ever(
     leader.dismiss()
     leader.close()
 
-    assert "rank 1 of the group did not let go" in caplog.text
+    assert "rank 1 of the group did not leave" in caplog.text
 
 
 def test_a_follower_learns_that_its_leader_has_died(ranks: Callable[..., Ranks]) -> None:
@@ -303,9 +303,9 @@ def test_a_follower_waits_for_its_next_word_within_a_bound(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, follower = ranks().form()
-    monkeypatch.setattr(follower_link, "WORD_S", SOON_S)
+    monkeypatch.setattr(follower_link, "MESSAGE_S", SOON_S)
 
-    with pytest.raises(GroupError, match=r"said nothing for 0\.05 s"):
+    with pytest.raises(GroupError, match=r"sent nothing for 0\.05 s"):
         follower.hear(Join)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.engines.harness import greedy, needs_cpu, run, spec_of
 from worker import executor
-from worker.engines import Backend, Engine, Group
+from worker.engines import Backend, Engine, RankGroup
 from worker.engines.vllm.backend import VllmBackend
 from worker.engines.vllm.environment import engine_environment, set_environment
 
@@ -49,16 +49,16 @@ def follower() -> Iterator[Connection]:
 
 
 @pytest.fixture
-def invite(follower: Connection, tmp_path: Path) -> Iterator[Callable[[], Group]]:
+def invite(follower: Connection, tmp_path: Path) -> Iterator[Callable[[], RankGroup]]:
     """Makes the group of this process, which leads, and the follower, each time anew."""
     attended = []
 
-    def make() -> Group:
+    def make() -> RankGroup:
         address = str(tmp_path / f"group-{len(attended)}")
         follower.recv()  # that it is warm
-        follower.send(Group(address, 1, (0, 1)))
+        follower.send(RankGroup(address, 1, (0, 1)))
         attended.append(address)
-        return Group(address, 0, (0, 1))
+        return RankGroup(address, 0, (0, 1))
 
     yield make
     assert follower.poll(WAIT_S), "the follower has not come back"
@@ -71,7 +71,7 @@ def answers(engine: Engine) -> list[list[int]]:
     return [outcome.tokens for outcome in run(engine, *asked)]
 
 
-def test_it_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], Group]) -> None:
+def test_it_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], RankGroup]) -> None:
     # Given what one process says, and then a group of two
     engine = backend.load(spec_of("adder"))
     said = answers(engine)
@@ -91,7 +91,7 @@ def test_it_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], Group
 
 
 def test_other_weights_are_read_on_every_rank(
-    backend: Backend, invite: Callable[[], Group]
+    backend: Backend, invite: Callable[[], RankGroup]
 ) -> None:
     # Given what one process says with its own weights and with others
     other = spec_of("subtractor").path
@@ -117,7 +117,7 @@ def test_other_weights_are_read_on_every_rank(
 
 
 def test_after_a_broken_model_the_group_is_gone_and_another_can_form(
-    backend: Backend, invite: Callable[[], Group], tmp_path: Path
+    backend: Backend, invite: Callable[[], RankGroup], tmp_path: Path
 ) -> None:
     # vLLM asks the hub for what is no folder, or is kept from it
     with pytest.raises((OSError, ValueError), match="nowhere"):

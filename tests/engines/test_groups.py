@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.engines.harness import needs_cpu
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.engines.vllm.environment import (
     engine_environment,
     engine_modules,
@@ -92,7 +92,7 @@ def held_back() -> Iterator[None]:
         yield
 
 
-def load(group: Group | None = None, **arguments: Any) -> None:
+def load(group: RankGroup | None = None, **arguments: Any) -> None:
     from vllm import EngineArgs, LLMEngine
 
     from worker.executor import executor_for
@@ -117,7 +117,7 @@ def load(group: Group | None = None, **arguments: Any) -> None:
     _Held.has_loaded = True
 
 
-def load_with_transfer(group: Group) -> None:
+def load_with_transfer(group: RankGroup) -> None:
     from vllm.config import KVTransferConfig
 
     transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
@@ -134,7 +134,7 @@ def close() -> None:
         cleanup_dist_env_and_memory()
 
 
-def attend(group: Group) -> None:
+def attend(group: RankGroup) -> None:
     from worker import executor
 
     with held_back():
@@ -368,11 +368,11 @@ class Pool:
             assert warm.hear() == warm.pid
         return (living + missing)[:count]
 
-    def group(self) -> tuple[Group, Group]:
+    def group(self) -> tuple[RankGroup, RankGroup]:
         """As the leader and as the follower of a new group are told of it."""
         self._groups += 1
         address = str(self.folder / f"group-{self._groups}")
-        return Group(address, 0, (0, 1)), Group(address, 1, (0, 1))
+        return RankGroup(address, 0, (0, 1)), RankGroup(address, 1, (0, 1))
 
     @contextmanager
     def formed(self, leader: Warm, follower: Warm, **arguments: Any) -> Iterator[None]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.harness import ask, greedy, run
 from tokenyard.protocol.settings import WorkerSettings
-from worker.engines import Group, Unsupported
+from worker.engines import RankGroup, Unsupported
 from worker.engines.loading import make_backend
 from worker.engines.simulated.backend import BROKEN, SimulatedBackend
 from worker.models import AdapterSpec, ModelSpec
@@ -112,9 +112,9 @@ def test_loading_takes_the_time_of_the_settings() -> None:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Group:
+def group(tmp_path: Path) -> RankGroup:
     """Two processes, as the leader knows them."""
-    return Group(str(tmp_path / "group"), 0, (0, 1))
+    return RankGroup(str(tmp_path / "group"), 0, (0, 1))
 
 
 @pytest.fixture
@@ -126,10 +126,10 @@ def followers() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.mark.parametrize("leader_first", [True, False])
 def test_a_follower_stays_until_its_leader_lets_go(
-    group: Group, followers: ThreadPoolExecutor, leader_first: bool
+    group: RankGroup, followers: ThreadPoolExecutor, leader_first: bool
 ) -> None:
     def attend() -> None:
-        SimulatedBackend().attend(Group(group.address, 1, group.devices))
+        SimulatedBackend().attend(RankGroup(group.address, 1, group.devices))
 
     def lead() -> object:
         return SimulatedBackend().load(SPEC, group)
@@ -148,15 +148,15 @@ def test_a_follower_stays_until_its_leader_lets_go(
     assert not Path(group.address).exists()
 
 
-def _lead_and_die(group: Group) -> None:
+def _lead_and_die(group: RankGroup) -> None:
     SimulatedBackend(crash_point="asleep").load(SPEC, group).sleep(1)
 
 
 @pytest.mark.crash
 def test_a_follower_is_told_of_the_death_of_its_leader(
-    group: Group, followers: ThreadPoolExecutor
+    group: RankGroup, followers: ThreadPoolExecutor
 ) -> None:
-    follower = Group(group.address, 1, group.devices)
+    follower = RankGroup(group.address, 1, group.devices)
     attending = followers.submit(SimulatedBackend().attend, follower)
 
     process = multiprocessing.get_context("spawn").Process(target=_lead_and_die, args=(group,))
@@ -181,10 +181,11 @@ def _live(crash_point: str, address: str) -> None:
         engine.wake()
         engine.close()
     leader = threading.Thread(
-        target=lambda: SimulatedBackend().load(SPEC, Group(address, 0, (0, 1))).close(), daemon=True
+        target=lambda: SimulatedBackend().load(SPEC, RankGroup(address, 0, (0, 1))).close(),
+        daemon=True,
     )
     leader.start()
-    backend.attend(Group(address, 1, (0, 1)))
+    backend.attend(RankGroup(address, 1, (0, 1)))
 
 
 @pytest.mark.crash

@@ -15,7 +15,7 @@ from tests.engines.harness import ask, drain, greedy, run
 from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
-from worker.engines import Finished, RequestFailed, TokenDelta
+from worker.engines import Finished, RequestError, TokenDelta
 from worker.engines.crash_points import FAULTY, POISON, CrashPoint
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.speed import SpeedModel
@@ -197,7 +197,7 @@ def test_a_request_fails_as_often_as_it_is_told_to(stream: bool) -> None:
     (third,) = run(engine, msgspec.structs.replace(asked, faults=2))
 
     # I expect a fault after the first tokens, no harm to others, and then an answer.
-    assert first.fault == RequestFailed("1-0", Code.INFERENCE_ERROR, "told to fail")
+    assert first.fault == RequestError("1-0", Code.INFERENCE_ERROR, "told to fail")
     assert len(first.streamed()) == int(stream)
     assert len(sound.tokens) == len(third.tokens) == 4
 

@@ -10,7 +10,7 @@ import pytest
 from tests.engines.harness import ask
 from tests.engines.test_vllm_collectors import LETTERS, output
 from tokenyard.protocol.wire import Assignment
-from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
+from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream
 from worker.engines.vllm.branches import Branch, Branches, request_of_choice
 from worker.engines.vllm.collectors import Continued, Diverged, EngineRequest, Repeated
@@ -80,7 +80,7 @@ def test_one_that_cannot_go_on_ends_all() -> None:
 
     (fault,) = take(one, output(3, finish_reason="error"))
 
-    assert isinstance(fault, RequestFailed)
+    assert isinstance(fault, RequestError)
     assert fault.key == "7-0"
     assert branches.is_over
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.engines.harness import ask
 from tokenyard.protocol.wire import Assignment, unpack_tokens
-from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
+from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream
 from worker.engines.vllm.collectors import (
     Continued,
@@ -80,7 +80,7 @@ def test_a_request_that_vllm_gives_up_is_a_fault_of_its_own(make: Any, reason: s
 
     (event,) = take(answer, output(finish_reason=reason))
 
-    assert isinstance(event, RequestFailed)
+    assert isinstance(event, RequestError)
     assert (event.key, event.code) == ("7-0", "INFERENCE_ERROR")
     assert answer.is_finished
 

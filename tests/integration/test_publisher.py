@@ -18,7 +18,7 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Choice, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.scripts import Published, Scripts
-from worker.engines import EngineInfo, Finished, RequestFailed, TokenDelta
+from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
 from worker.process.outcomes import Run
 from worker.process.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
 
@@ -207,7 +207,7 @@ def test_fault_that_may_pass_goes_back_with_its_tokens(desk: Desk) -> None:
     desk.publisher.run_once()
 
     # If the engine cannot serve it this time
-    fault = RequestFailed(stream.entry, Code.INFERENCE_ERROR, "out of memory")
+    fault = RequestError(stream.entry, Code.INFERENCE_ERROR, "out of memory")
     desk.publisher.put([fault, finished(neighbour.entry, [9])])
     desk.publisher.run_once()
 
@@ -226,7 +226,7 @@ def test_fault_after_the_lease_was_lost(desk: Desk) -> None:
     running = desk.run()
     desk.yard.scripts.retire(desk.worker, "lost")
 
-    desk.publisher.put([RequestFailed(running.entry, Code.INFERENCE_ERROR, "out of memory")])
+    desk.publisher.put([RequestError(running.entry, Code.INFERENCE_ERROR, "out of memory")])
     desk.publisher.run_once()
 
     assert desk.lost == [True]

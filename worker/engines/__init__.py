@@ -58,7 +58,7 @@ class Finished(Struct, frozen=True):
     cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not told
 
 
-class RequestFailed(Struct, frozen=True):
+class RequestError(Struct, frozen=True):
     """A request that the engine cannot serve; its neighbours go on."""
 
     key: str
@@ -66,7 +66,7 @@ class RequestFailed(Struct, frozen=True):
     message: str
 
 
-EngineEvent = TokenDelta | Finished | RequestFailed
+EngineEvent = TokenDelta | Finished | RequestError
 
 
 class Engine(Protocol):
@@ -144,7 +144,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Several processes of a host that hold one model together.
 
     Its leader runs the engine and rank 0 and listens at ``address``, a Unix socket; the others
@@ -185,14 +185,14 @@ class Backend(Protocol):
         Raises `DeviceUnusable` where no engine can run here, and what the engine raises.
         """
 
-    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
+    def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Make an engine, with ``weights`` from its first token on; see `Engine.reload` for them.
 
         Raises what the engine raises; the process then is as warm as before, but after
         `DeviceLost`.
         """
 
-    def attend(self, group: Group) -> None:
+    def attend(self, group: RankGroup) -> None:
         """Lend this process to the leader of ``group`` until it lets go; then it is warm again.
 
         A fault is an exception, and the process must end.

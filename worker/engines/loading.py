@@ -16,8 +16,8 @@ from worker.engines.simulated.speed import SpeedModel
 from worker.engines.vllm.backend import Groups, VllmBackend
 from worker.engines.vllm.environment import (
     engine_environment,
+    requested_threads,
     set_environment,
-    wished_threads,
 )
 from worker.models import ModelSpec
 
@@ -62,7 +62,7 @@ def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = 
     if is_on_cpu(settings):
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
         return VllmBackend(
-            cores=cores, threads=wished_threads(), groups=groups, log_stats=has_readers
+            cores=cores, threads=requested_threads(), groups=groups, log_stats=has_readers
         )
     gpu = own_gpu(settings, device)
     if gpu:

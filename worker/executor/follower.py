@@ -12,7 +12,7 @@ import torch
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.executor.follower_link import FollowerLink
 from worker.executor.messages import (
     Build,
@@ -30,10 +30,10 @@ from worker.executor.shared_memory import unname
 
 log = logging.getLogger("tokenyard.worker.group")
 
-DISMISS_S: Final = 120.0  # until the leader lets go after this rank has failed to load
+DISMISS_S: Final = 120.0  # until the leader dismisses a rank that failed to load
 
 
-def follow(group: Group) -> None:
+def follow(group: RankGroup) -> None:
     """See `worker.executor.attend`."""
     link = FollowerLink(group)
     try:
@@ -52,7 +52,7 @@ def follow(group: Group) -> None:
 
 
 class _Follower:
-    """Serves the calls of one leader."""
+    """Runs the calls of one leader."""
 
     def __init__(self, link: FollowerLink, plan: Plan, rank: int) -> None:
         self._link = link
@@ -64,7 +64,7 @@ class _Follower:
         self._answers: Any = None
 
     def serve(self) -> NoReturn:
-        """Load, then run what the leader calls; ends by `Dismissed` or by a fault."""
+        """Load, then run the leader's calls; ends by `Dismissed` or another exception."""
         try:
             self._rank.build()
             self._link.say(Built())
@@ -81,7 +81,7 @@ class _Follower:
             self._serve_call()
 
     def leave(self) -> None:
-        """Let go of the model."""
+        """Unload the model."""
         self._rank.leave()
         self._link.unwatch()
         for queue in filter(None, (self._calls, self._answers)):
@@ -104,7 +104,7 @@ class _Follower:
         self._calls, self._answers = calls, answers
 
     def _wake(self) -> None:
-        """End the waiting for a call; from the listening thread."""
+        """Interrupt the wait for a call; from the reading thread."""
         if self._calls is not None:
             self._calls.shutdown()
 
@@ -122,7 +122,7 @@ class _Follower:
         except Exception as error:
             log.exception("rank %d of the group: %s", self._number, call.method)
             if call.wants_answer_of(self._number):
-                self._answer(RpcAnswer(call.number, fault=describe(error)))
+                self._answer(RpcAnswer(call.number, error=describe(error)))
             else:
                 self._link.say(RankFailed(describe(error)))
 
@@ -135,5 +135,5 @@ class _Follower:
 
 
 def _in_hand(output: Any) -> Any:
-    """An output that can travel."""
+    """An output that can be pickled."""
     return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output

@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from worker.engines import Group, Unsupported
+from worker.engines import RankGroup, Unsupported
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
 from worker.executor.leader_link import GATHER_S, LeaderLink
@@ -32,10 +32,10 @@ LOAD_S: Final = 7200.0  # until the slowest rank has loaded; it may have to down
 HEALTH_S: Final = 10.0
 
 
-def make_executor(group: Group) -> type[GroupExecutor]:
+def make_executor(group: RankGroup) -> type[GroupExecutor]:
     """See `worker.executor.executor_for`."""
     if group.size < 2 or group.rank != 0:
-        raise ValueError(f"rank {group.rank} of {group.size} leads no group")
+        raise ValueError(f"rank {group.rank} of {group.size} cannot lead a group")
     link = LeaderLink(group)
     link.open()
     return type("GroupExecutor", (GroupExecutor,), {"_group": group, "_link": link})
@@ -48,13 +48,13 @@ class GroupExecutor(Executor):
     """
 
     supports_pp = True
-    _group: ClassVar[Group]
+    _group: ClassVar[RankGroup]
     _link: ClassVar[LeaderLink]
-    formed: ClassVar[GroupExecutor | None] = None  # what vLLM has made of this class
+    formed: ClassVar[GroupExecutor | None] = None  # the instance that vLLM made
 
     @classmethod
     def release(cls) -> None:
-        """Let the followers go, whatever has come of the engine; idempotent."""
+        """Dismiss the followers, whether the engine was made or not; idempotent."""
         if cls.formed is not None:
             cls.formed.shutdown()
         cls._link.dismiss()
@@ -95,8 +95,8 @@ class GroupExecutor(Executor):
         transfer = (self.vllm_config.kv_transfer_config, self.vllm_config.ec_transfer_config)
         if parallel.data_parallel_size > 1 or any(config is not None for config in transfer):
             raise Unsupported(
-                "a group of warm processes knows neither data parallelism nor KV or encoder"
-                ' transfer; name vLLM\'s own executor "mp" in the engine arguments'
+                "a group of warm processes supports neither data parallelism nor KV or encoder"
+                ' transfer; use vLLM\'s own executor "mp" in the engine arguments'
             )
         media = self.model_config.multimodal_config
         if media is not None and media.mm_processor_cache_type == "shm":
@@ -130,7 +130,7 @@ class GroupExecutor(Executor):
         with self._stopwatch.phase("group"):
             joined = link.await_all(Joined, LOAD_S)
         self._segments = Segments(self._mark)
-        calls.connect({rank: word.answers for rank, word in joined.items()})
+        calls.connect({rank: message.answers for rank, message in joined.items()})
         link.when_broken(calls.wake)
         tensor_ranks = self.parallel_config.tensor_parallel_size
         context_ranks = self.parallel_config.prefill_context_parallel_size
@@ -198,11 +198,11 @@ class GroupExecutor(Executor):
         return self._ask_output_rank("take_draft_token_ids")
 
     def check_health(self) -> None:
-        """Raise what has broken the group, or `TimeoutError` where a follower does not answer."""
+        """Raise the error that broke the group, or `TimeoutError` if a follower is silent."""
         self.collective_rpc("check_health", timeout=HEALTH_S)
 
     def shutdown(self) -> None:
-        """Let go of the model on all ranks, and wait until all are warm again; idempotent."""
+        """Unload the model on all ranks and wait until all are warm; idempotent."""
         type(self).formed = None
         self._link.dismiss()
         rank, self._rank = self._rank, None
@@ -225,14 +225,14 @@ class GroupExecutor(Executor):
             non_block=True,
             unique_reply_rank=self._output_rank,
         )
-        pending.add_done_callback(self._judge)
+        pending.add_done_callback(self._check_step)
         return pending if non_block else pending.result()
 
-    def _judge(self, step: Future[Any]) -> None:
-        """After a failed step the ranks no longer agree, so it must be the last."""
-        fault = step.exception()
-        if fault is not None:
-            self._link.mark_broken(str(fault))
+    def _check_step(self, step: Future[Any]) -> None:
+        """Mark the group broken after a failed step: its ranks no longer agree."""
+        error = step.exception()
+        if error is not None:
+            self._link.mark_broken(str(error))
 
     def _ask_output_rank(self, method: str) -> Any:
         timeout = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
@@ -252,7 +252,7 @@ class GroupExecutor(Executor):
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Around what may wait for another rank; its death is a better reason than what follows."""
+        """Wrap waits for another rank: its death is reported instead of what follows from it."""
         try:
             with self._link.inside():
                 yield

@@ -1,4 +1,4 @@
-"""The leader's lines to its followers: who has come, what they say, and who has died."""
+"""The leader's connections to its followers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import TypeVar
 
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.executor.messages import (
     Built,
     ConnectionLost,
@@ -30,8 +30,8 @@ from worker.executor.messages import (
 
 log = logging.getLogger("tokenyard.worker.group")
 
-GATHER_S = 120.0  # until all followers have come
-LATE_S = 10.0  # until those have come that are sent away again
+GATHER_S = 120.0  # until all followers have connected
+LATE_S = 10.0  # until late followers, which are dismissed, have connected
 RELEASE_S = 30.0  # until all are warm again
 STUCK_S = 30.0  # inside vLLM after the group has broken
 
@@ -39,13 +39,13 @@ Expected = TypeVar("Expected", Built, Joined)
 
 
 class LeaderLink:
-    """One line to each follower, and a thread that listens to all of them."""
+    """A connection to each follower, and a thread that reads all of them."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._door: socket.socket | None = None
+        self._listener: socket.socket | None = None
         self._lines: dict[Connection, int] = {}
-        self._words: dict[int, FromFollower | ConnectionLost] = {}  # what each has said last
+        self._last_messages: dict[int, FromFollower | ConnectionLost] = {}  # by rank
         self._heard = threading.Condition()
         self._fault: GroupError | None = None
         self._is_leaving = False
@@ -53,26 +53,26 @@ class LeaderLink:
         self._outside.set()
         self._wake: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
-        self._rope: Connection | None = None
+        self._wake_pipe: Connection | None = None
 
     def open(self) -> None:
-        """Open the door; followers that come early wait behind it."""
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """Listen at the address; followers that connect early wait."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            door.bind(self._group.address)
+            listener.bind(self._group.address)
         except OSError as error:
-            door.close()
+            listener.close()
             raise GroupError(
                 f"cannot listen at {self._group.address}: {error}; each group needs an address of"
                 " its own, of at most 100 characters"
             ) from error
-        door.listen(self._group.size)
-        self._door = door
+        listener.listen(self._group.size)
+        self._listener = listener
 
     def gather(self, timeout_s: float) -> None:
-        """Take in all followers, then close the door.
+        """Accept all followers, then stop listening.
 
-        Raises `GroupError` where one does not come in time.
+        Raises `GroupError` if one does not connect in time.
         """
         until = time.monotonic() + timeout_s
         missing = set(range(1, self._group.size))
@@ -80,56 +80,62 @@ class LeaderLink:
             while missing:
                 line = self._accept(until)
                 if line is None:
-                    raise GroupError(f"{_ranks(missing)} did not come within {timeout_s:g} s")
-                rank = _greet(line)
+                    raise GroupError(f"{_ranks(missing)} did not connect within {timeout_s:g} s")
+                rank = _authenticate(line)
                 if rank in missing:
                     missing.discard(rank)
                     self._lines[line] = rank
                 else:
-                    log.warning("a stranger came to the group at %s", self._group.address)
+                    log.warning(
+                        "an unknown process connected to the group at %s", self._group.address
+                    )
                     line.close()
         finally:
-            self._close_door()
+            self._close_listener()
             self._start_listening()
 
-    def tell(self, word: FromLeader) -> None:
-        """Say this to all followers that are still there."""
+    def tell(self, message: FromLeader) -> None:
+        """Send this to all followers that are still connected."""
         for line in list(self._lines):
-            with contextlib.suppress(OSError):  # the listening thread hears that it has gone
-                line.send(word)
+            with contextlib.suppress(OSError):  # the reading thread notices that it is gone
+                line.send(message)
 
     def await_all(self, kind: type[Expected], timeout_s: float) -> dict[int, Expected]:
-        """The word of each follower, by rank, once all have said one of this kind.
+        """Wait until all followers have sent a message of this kind; returns them by rank.
 
-        Raises `GroupError` where one fails, dies or says nothing in time.
+        Raises `GroupError` if one fails, dies or sends nothing in time.
         """
 
         def said() -> dict[int, Expected]:
-            return {rank: word for rank, word in self._words.items() if isinstance(word, kind)}
+            return {
+                rank: message
+                for rank, message in self._last_messages.items()
+                if isinstance(message, kind)
+            }
 
         missing = set(range(1, self._group.size))
         with self._heard:
             self._heard.wait_for(lambda: self._fault or said().keys() == missing, timeout_s)
             self.check()
-            words = said()
-        missing -= words.keys()
+            messages = said()
+        missing -= messages.keys()
         if missing:
             raise GroupError(f"{_ranks(missing)} did not get ready within {timeout_s:g} s")
-        return words
+        return messages
 
     def check(self, cause: Exception | None = None) -> None:
-        """Raise what has broken the group, if anything has."""
+        """Raise the error that broke the group, if any."""
         if self._fault is not None:
             raise GroupError(*self._fault.args) from cause
 
     def mark_broken(self, reason: str) -> None:
-        """Break the group, for this reason where there is none yet."""
+        """Mark the group as broken; the first reason stays."""
         with self._heard:
             self._fault = self._fault or GroupError(reason)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Around what may wait for another rank and cannot be woken."""
+        """Wrap calls that may wait for another rank and cannot be interrupted."""
         self._outside.clear()
         try:
             yield
@@ -137,27 +143,27 @@ class LeaderLink:
             self._outside.set()
 
     def when_broken(self, wake: Callable[[], None]) -> None:
-        """Call this, from another thread, once the group breaks."""
+        """Call ``wake`` from another thread once the group breaks."""
         self._wake = wake
         if self._fault is not None:
             wake()
 
     def dismiss(self) -> None:
-        """Tell all followers to let go; from here on nothing that they say is a fault."""
+        """Tell all followers to leave; ignore errors from here on."""
         self._is_leaving = True
-        if self._door is not None:
-            # They may be on their way, and would look for the door when it is gone.
+        if self._listener is not None:
+            # Followers that are about to connect must not find the address gone.
             with contextlib.suppress(GroupError):
                 self.gather(LATE_S)
         self.tell(Leave())
 
     def close(self) -> None:
-        """Wait until all have left, and close; idempotent."""
+        """Wait until all followers have left, then close; idempotent."""
         if self._thread is not None:
             with self._heard:
                 self._heard.wait_for(lambda: not self._lines, RELEASE_S)
         if self._lines:
-            log.warning("%s did not let go in %g s", _ranks(self._lines.values()), RELEASE_S)
+            log.warning("%s did not leave within %g s", _ranks(self._lines.values()), RELEASE_S)
         self._stop_listening()
         self._wake = None
         for line in self._lines:
@@ -165,32 +171,32 @@ class LeaderLink:
         self._lines.clear()
 
     def _accept(self, until: float) -> Connection | None:
-        if self._door is None:
-            raise GroupError("the door of the group is closed")
-        self._door.settimeout(max(0.001, until - time.monotonic()))
+        if self._listener is None:
+            raise GroupError("the group no longer listens")
+        self._listener.settimeout(max(0.001, until - time.monotonic()))
         try:
-            accepted, _ = self._door.accept()
+            accepted, _ = self._listener.accept()
         except TimeoutError:
             return None
         accepted.setblocking(True)
         return Connection(accepted.detach())
 
-    def _close_door(self) -> None:
-        door, self._door = self._door, None
-        if door is not None:
-            door.close()
+    def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
             Path(self._group.address).unlink(missing_ok=True)
 
     def _start_listening(self) -> None:
-        wakeup, self._rope = multiprocessing.Pipe(duplex=False)
+        wakeup, self._wake_pipe = multiprocessing.Pipe(duplex=False)
         self._thread = threading.Thread(
             target=self._listen, args=(wakeup,), name="group", daemon=True
         )
         self._thread.start()
 
     def _stop_listening(self) -> None:
-        if self._rope is not None:
-            self._rope.close()
+        if self._wake_pipe is not None:
+            self._wake_pipe.close()
         if self._thread is not None:
             self._thread.join()
 
@@ -205,19 +211,19 @@ class LeaderLink:
     def _hear(self, line: Connection) -> None:
         rank = self._lines[line]
         try:
-            word: FromFollower | ConnectionLost = line.recv()
+            message: FromFollower | ConnectionLost = line.recv()
         except (EOFError, OSError):
-            word = ConnectionLost()
+            message = ConnectionLost()
         with self._heard:
-            self._words[rank] = word
-            if isinstance(word, Left | ConnectionLost):
+            self._last_messages[rank] = message
+            if isinstance(message, Left | ConnectionLost):
                 del self._lines[line]
                 line.close()
-            breaks = isinstance(word, RankFailed | ConnectionLost) and not (
+            breaks = isinstance(message, RankFailed | ConnectionLost) and not (
                 self._is_leaving or self._fault
             )
             if breaks:
-                text = f"failed: {word.text}" if isinstance(word, RankFailed) else "has died"
+                text = f"failed: {message.text}" if isinstance(message, RankFailed) else "has died"
                 self._fault = GroupError(f"{_ranks([rank])} {text}")
             self._heard.notify_all()
         if breaks:
@@ -227,14 +233,14 @@ class LeaderLink:
         log.error("%s", self._fault)
         if self._wake is not None:
             self._wake()
-        # A collective may wait for a dead rank for ever. Who started this process ends it; should
-        # nobody do so, what an exception of this thread does is the process's own choice.
+        # A collective may wait for a dead rank forever. The parent kills this process; if it does
+        # not, the exception of this thread ends it (see `worker.process.main`).
         if not self._outside.wait(STUCK_S):
             self.check()
 
 
-def _greet(line: Connection) -> int | None:
-    """The rank of a follower that has just come; None where it is none of ours."""
+def _authenticate(line: Connection) -> int | None:
+    """Authenticate a connection and return its rank; None if it is not one of ours."""
     key = multiprocessing.current_process().authkey
     try:
         deliver_challenge(line, key)

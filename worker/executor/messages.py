@@ -1,17 +1,17 @@
-"""What the ranks of a group say to each other over the Unix socket at the group's address.
+"""The messages between the ranks of a group, over the Unix socket at the group's address.
 
     follower             leader
     Hello        ->
-                 <-      Orders     all are here, and rank 0 is built
+                 <-      Build      all are here, and rank 0 is built
     Built        ->
-                 <-      Go         all are built: from here on they wait for each other
+                 <-      Join       all are built: from here on they wait for each other
     Joined       ->
                                     calls and answers travel over vLLM's own message queues
-                 <-      LetGo
+                 <-      Leave
     Left         ->                 warm again
 
-A `RankFailed` may come instead of any word of a follower, and later when a call fails whose answer
-nobody waits for. A line that ends without `Left` or `Leave` means that its other end has died.
+A follower may send `RankFailed` in place of any message, and later when a call fails whose answer
+nobody waits for. A connection that ends without `Left` or `Leave` means that the other end died.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from typing import Any
 
 
 class GroupError(RuntimeError):
-    """A rank of the group has failed, died, or not come; the message says which."""
+    """A rank of the group has failed, died, or not connected; the message says which."""
 
 
 class Dismissed(Exception):
-    """The leader has let go, which is no fault."""
+    """The leader has released this rank, which is no error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """From a follower: here I am."""
+    """From a follower: connected."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """To a follower: what to build, as the leader has packed it."""
+    """To a follower: build this plan, which the leader has pickled."""
 
     packed: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """From a follower: the worker is there, and has touched nothing yet."""
+    """From a follower: the worker is built and has not touched the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """To a follower: meet the other ranks and load."""
+    """To a follower: meet the other ranks and load the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,24 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """To a follower: be warm again."""
+    """To a follower: unload the model and be warm again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """From a follower: nothing of the model is left here."""
+    """From a follower: the model is unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """From a follower: this went wrong."""
+    """From a follower: an error."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """Nobody says this: it stands for the word of a line that has ended."""
+    """Never sent: stands for the end of a connection."""
 
 
 FromFollower = Hello | Built | Joined | Left | RankFailed
@@ -86,5 +86,5 @@ FromLeader = Build | Join | Leave
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, as it travels to another rank."""
+    """An exception in one line, to send to another rank."""
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""One rank of a group: a worker of vLLM in this process, from its making to its end."""
+"""One rank of a group: a vLLM worker in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_DIST_IDENT")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every rank must know."""
+    """What every rank needs to build its worker."""
 
     config: VllmConfig
     devices: tuple[int, ...]  # by rank
@@ -32,7 +32,7 @@ class Plan:
 
 
 def shared_environment() -> dict[str, str]:
-    """What vLLM reads from the environment and has partly put there itself, for all ranks."""
+    """The environment variables that all ranks share."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -49,7 +49,7 @@ class Rank:
         self._worker: Any = None  # vLLM types its methods in part
 
     def build(self) -> None:
-        """Make the worker, which waits for nobody; raises what vLLM raises."""
+        """Make the worker, which waits for no other rank; raises what vLLM raises."""
         config = self._plan.config
         parallel = config.parallel_config
         local_rank = self._rank if current_platform.is_cpu() else self._plan.devices[self._rank]
@@ -66,8 +66,8 @@ class Rank:
         self._worker = worker
 
     def meet(self) -> None:
-        """Find the other ranks; all must do so at once."""
-        _count_groups_anew()
+        """Connect to the other ranks; all must do so at the same time."""
+        _reset_group_numbers()
         self._built.init_device()
         broadcaster = (
             parallel_state.get_tp_group().mq_broadcaster
@@ -85,7 +85,7 @@ class Rank:
         return run_method(self._built, method, args, kwargs)
 
     def leave(self) -> None:
-        """Let go of the model and of the other ranks; idempotent."""
+        """Unload the model and disconnect from the other ranks; idempotent."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.shutdown()
@@ -101,12 +101,12 @@ class Rank:
         return self._worker
 
 
-def _count_groups_anew() -> None:
-    """Give vLLM's groups the names that they have in a new process.
+def _reset_group_numbers() -> None:
+    """Reset the numbers in the names of vLLM's process groups.
 
-    vLLM numbers them for as long as a process lives, and processes of a pool have been in different
-    numbers of groups. But the names must agree: the CPU backend names shared memory after them, and
-    compiled graphs, which vLLM keeps on disk, call groups by name.
+    vLLM counts them for the life of a process, and the processes of a pool have been in different
+    numbers of groups. The names must agree: the CPU backend names shared memory after them, and
+    compiled graphs on disk refer to groups by name.
     """
     numbers: dict[str, int] = getattr(parallel_state, "_group_name_counter", {})
     numbers.clear()

@@ -1,8 +1,8 @@
 """Calls to the followers of a group and their answers, over vLLM's message queues.
 
 All calls go through one queue, which every follower reads; each follower has a queue of its own
-for answers. Calls are numbered, so that the answer to a call that was given up is not taken for
-the answer to a later one.
+for answers. Calls are numbered, so that a late answer is not mistaken for the answer to a later
+call.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class RpcCall:
 
 @dataclass(frozen=True, slots=True)
 class RpcAnswer:
-    """From a follower; ``fault`` says what went wrong."""
+    """From a follower: the output, or the error in one line."""
 
     number: int
     output: Any = None
-    fault: str | None = None
+    error: str | None = None
 
 
 def make_queue(readers: list[int], stages: int) -> MessageQueue:
     """A queue of this process that other processes of the host read.
 
-    Each of the ``stages`` of a pipeline can have two calls under way. A queue too short for them
-    would let the first stage wait for the last, which waits for the first to read its answer.
+    Each of the ``stages`` of a pipeline can have two calls in flight. In a shorter queue the first
+    stage would wait for the last, which waits for the first to read its answer.
     """
     return MessageQueue(
         len(readers),
@@ -77,8 +77,8 @@ def meet(queue: Any) -> None:
 def hang_up(queue: Any) -> None:
     """Close the sockets of a queue; idempotent.
 
-    Python may collect them together with their context, and in an order in which this waits for
-    ever. vLLM 0.32 sees to that itself.
+    Python may collect them with their context in an order that blocks forever. vLLM 0.32 handles
+    that itself.
     """
     condition = getattr(queue, "_spin_condition", None)
     for name in ("local_notify_socket", "read_cancel_socket", "write_cancel_socket"):
@@ -115,14 +115,14 @@ class RpcChannel:
         unname(self._calls)
 
     def close(self) -> None:
-        """Let go of all queues; idempotent."""
+        """Close all queues; idempotent."""
         for queue in (self._calls, *self._answers.values()):
             hang_up(queue)
         self._answers.clear()
         self._unsettled.clear()
 
     def wake(self) -> None:
-        """End all waiting for answers, with an exception; from another thread."""
+        """Interrupt all waits for answers with an exception; from another thread."""
         queues: list[Any] = list(self._answers.values())  # `shutdown` has no type
         for queue in queues:
             queue.shutdown()
@@ -134,13 +134,13 @@ class RpcChannel:
         kwargs: dict[str, Any],
         answers: int | None,
     ) -> int:
-        """Call all followers; the number of the call."""
+        """Call all followers; returns the number of the call."""
         self._number += 1
         self._calls.enqueue(RpcCall(self._number, method, args, kwargs, answers), timeout=SEND_S)
         return self._number
 
     def expect(self, pending: PendingRpc) -> None:
-        """Remember that somebody will ask for these answers."""
+        """Note that these answers will be fetched."""
         self._unsettled.append(pending)
 
     def settle(self, pending: PendingRpc) -> None:
@@ -149,7 +149,7 @@ class RpcChannel:
             self._unsettled.popleft().settle()
 
     def answer(self, rank: int, number: int, until: float | None) -> Any:
-        """What a follower made of a call. Raises `GroupError`, or `TimeoutError` at ``until``."""
+        """A follower's output of a call. Raises `GroupError`, or `TimeoutError` at ``until``."""
         queue = self._answers[rank]
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -158,14 +158,14 @@ class RpcChannel:
             except TimeoutError:
                 raise TimeoutError(f"rank {rank} of the group did not answer in time") from None
             if answer.number < number:
-                continue  # that call was given up
-            if answer.fault is not None:
-                raise GroupError(f"rank {rank} of the group failed: {answer.fault}")
+                continue  # of a call that was abandoned
+            if answer.error is not None:
+                raise GroupError(f"rank {rank} of the group failed: {answer.error}")
             return answer.output
 
 
 class PendingRpc(Future[Any]):
-    """The answers to one call, fetched when somebody asks for them."""
+    """The answers to one call, fetched on demand."""
 
     def __init__(self, calls: RpcChannel, fetch: Callable[[], Any]) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class PendingRpc(Future[Any]):
         calls.expect(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """The answers; how long they may take was said with the call, so ``timeout`` is none."""
+        """The answers; ``timeout`` is ignored, the call has its own."""
         del timeout
         self._calls.settle(self)
         return super().result()
@@ -183,5 +183,5 @@ class PendingRpc(Future[Any]):
         """Fetch the answers now."""
         try:
             self.set_result(self._fetch())
-        except Exception as error:  # noqa: BLE001  # it is raised where the result is asked for
+        except Exception as error:  # noqa: BLE001  # raised by `result`
             self.set_exception(error)

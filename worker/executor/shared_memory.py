@@ -1,7 +1,7 @@
-"""Shared memory of a group that is gone when its last user is, however that one ends.
+"""Shared memory of a group that is freed with its last user, however that one ends.
 
-A name in /dev/shm outlives a process that is killed. So the names are taken away as soon as every
-rank has the memory open.
+A name in /dev/shm outlives a killed process, so names are removed once every rank has opened the
+memory.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _FOLDER = Path("/dev/shm")  # noqa: S108  # where POSIX shared memory is on Linu
 
 
 def unname(queue: MessageQueue) -> None:
-    """Take the name of a queue's memory away; only its maker may, once all readers are there."""
+    """Remove the name of a queue's memory; only its creator may, once all readers have it."""
     ring = queue.buffer
     if ring.is_creator:
         ring.shared_memory.unlink()
-        ring.is_creator = False  # else it would look for the name when it goes
+        ring.is_creator = False  # it would look for the name at its end
 
 
 class Segments:
     """The memory over which vLLM's CPU backend reduces.
 
-    vLLM keeps it mapped until the process ends, group after group. Without its pages a mapping
-    costs nothing, so they are given back here.
+    vLLM keeps it mapped until the process ends, group after group. Freeing its pages makes such a
+    mapping cost nothing.
     """
 
     def __init__(self, marked: str) -> None:
@@ -40,7 +40,7 @@ class Segments:
             path.unlink()
 
     def free(self) -> None:
-        """Give the pages back; idempotent. No rank may use them any more."""
+        """Free the pages, which no rank may use any more; idempotent."""
         for segment in self._maps:
             segment.madvise(mmap.MADV_REMOVE)
             segment.close()

@@ -1,7 +1,6 @@
-"""What each device should do next to come to the model that it should hold: a pure decision.
+"""The next steps of a host's devices towards their goals: a pure decision.
 
-It looks at the processes of a host and at the goals of its devices, and says the next steps. It is
-asked again whenever something has changed, so no step needs to know of the one after it.
+It is taken again after every change, so no step needs to know the one after it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from worker.models import ModelSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Goal:
-    """A model that devices should hold, together where they are several; the leader's first."""
+    """A model for one or, together, several devices; the leader's device comes first."""
 
     spec: ModelSpec
     devices: tuple[int, ...]
@@ -25,14 +24,14 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let what runs finish; what is held then gives way."""
+    """Let running requests finish before the model is released."""
 
     member: WorkerProcessHandle
 
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """Let go of the model, or of the device only."""
+    """Unload the model, or put it to sleep."""
 
     member: WorkerProcessHandle
     sleeps: bool
@@ -40,7 +39,7 @@ class GiveWay:
 
 @dataclass(frozen=True, slots=True)
 class TakeUp:
-    """Load a model, or wake it where the first member sleeps with it; several form a group."""
+    """Load a model, or wake it if the first member sleeps with it; several form a group."""
 
     members: tuple[WorkerProcessHandle, ...]  # by rank
     goal: Goal
@@ -48,7 +47,7 @@ class TakeUp:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Start the process anew: models have left something behind in it, or it was told to."""
+    """Replace the process: it leaks, or an operator asked for it."""
 
     member: WorkerProcessHandle
 
@@ -58,7 +57,7 @@ Step = Release | GiveWay | TakeUp | Replace
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an operator has set."""
+    """Settings of the operator."""
 
     sleepers: int = 0
 
@@ -69,7 +68,7 @@ def next_steps(
     rules: Rules,
     suspended: Collection[int] = (),
 ) -> list[Step]:
-    """The next steps on all devices; those that are ``suspended`` are let go of for a while."""
+    """The next steps on all devices; those in ``suspended`` are released for a while."""
     host = _Host(members, goals, rules, suspended)
     steps: list[Step] = []
     for device in goals:
@@ -98,7 +97,7 @@ class _Host:
             self._on[member.device].append(member)
 
     def clear(self, device: int) -> Iterable[Step]:
-        """Release what the device holds and should not."""
+        """Release a model that the device should not hold."""
         goal = self._goals[device]
         for holder in self._holders(device):
             if goal and fits(holder, goal) and not self._must_go(holder):
@@ -112,7 +111,7 @@ class _Host:
         return holder.device in self._suspended or self._must_end(holder)
 
     def _must_end(self, holder: WorkerProcessHandle) -> bool:
-        """Whether it, or another one of its group, is to end."""
+        """Whether it, or another member of its group, must end."""
         everybody = (one for members in self._on.values() for one in members)
         doomed = [one for one in everybody if one.is_retiring]
         return any(one is holder or one.is_mate_of(holder) for one in doomed)
@@ -123,7 +122,7 @@ class _Host:
         return GiveWay(holder, sleeps=self._may_sleep(holder, goal))
 
     def take_up(self, goal: Goal) -> Iterable[Step]:
-        """Bring a goal about, once its devices are free."""
+        """Load or wake the model of a goal once its devices are free."""
         if any(self._holders(device) or device in self._suspended for device in goal.devices):
             return
         members = {device: self._choose(device, goal) for device in goal.devices}
@@ -135,20 +134,20 @@ class _Host:
                 yield from self._rouse(device)
 
     def _rouse(self, device: int) -> Iterable[Step]:
-        """Where all processes of a device sleep, the one that has slept longest makes room."""
+        """If all processes of a device sleep, unload the one that has slept longest."""
         members = self._on[device]
         if members and all(member.state is State.ASLEEP for member in members):
             yield GiveWay(min(members, key=lambda one: one.since), sleeps=False)
 
     def end_closed(self) -> Iterable[Step]:
-        """Processes that none is to follow, and that nobody needs."""
+        """End idle processes that none shall follow."""
         for members in self._on.values():
             for member in members:
                 if member.is_last and member.process is not None and not member.is_awake:
                     yield Replace(member)
 
     def replace_leaking(self) -> list[Step]:
-        """Processes with a leak that nobody needs at this moment."""
+        """Replace idle processes that leak."""
         return [
             Replace(member)
             for members in self._on.values()
@@ -160,7 +159,7 @@ class _Host:
         return [member for member in self._on[device] if member.is_awake]
 
     def _choose(self, device: int, goal: Goal) -> WorkerProcessHandle | None:
-        """The process of a device that is to hold the goal's model; none that a model clings to."""
+        """The process of a device for the goal's model; never one with a gross leak."""
         others = [member for member in self._on[device] if not member.is_retiring]
         for member in others:
             if member.state is State.ASLEEP and member.spec is goal.spec and _is_alone(goal):
@@ -171,7 +170,7 @@ class _Host:
         return usable[0] if usable else None
 
     def _may_sleep(self, holder: WorkerProcessHandle, goal: Goal | None) -> bool:
-        """Whether a model that gives way may sleep: there is room, and somebody to take over."""
+        """Whether a model may sleep: there is room, and another process to take over."""
         spec = holder.spec
         if holder.sleep_level:
             return True
@@ -191,7 +190,7 @@ class _Host:
 
 
 def fits(holder: WorkerProcessHandle, goal: Goal) -> bool:
-    """Whether it holds what its device should hold, or is about to."""
+    """Whether it holds the goal's model, or is about to."""
     devices = holder.group.devices if holder.group else (holder.device,)
     is_leaving = holder.state in (State.DRAINING, State.DRAINED, State.UNLOADING)
     return holder.spec is goal.spec and devices == goal.devices and not is_leaving

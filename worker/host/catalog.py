@@ -1,4 +1,4 @@
-"""What this host may load, and what became of it the last time: its entry in the yard."""
+"""The models that this host may load, and its entry in the yard."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def read_catalog(settings: WorkerSettings) -> dict[str, ModelSpec]:
 
 
 def _check_path(settings: WorkerSettings) -> None:
-    """A path that leads nowhere is told at once, and not when the processes are warm.
+    """Refuse a path that does not exist before the processes warm up.
 
-    Unless trying again is wanted: what is to be mounted there may come later.
+    With ``on_start_failure`` retry it may be mounted later.
     """
     is_path = settings.model.startswith(("/", "./", "../", "~"))
     if settings.engine != "vllm" or settings.on_start_failure == "retry" or not is_path:
@@ -54,9 +54,9 @@ class HostEntry:
     def __init__(self, settings: WorkerSettings, catalog: Mapping[str, ModelSpec]) -> None:
         self._settings = settings
         self._models = {name: _model_info(spec) for name, spec in catalog.items()}
-        self._faulty: dict[str, str] = {}  # the weights with which a model could not be loaded
-        self._came_s: dict[str, float] = {}  # what it took last to load a model, or to wake it
-        self._gone_s: dict[str, float] = {}  # to unload it, or to have it fall asleep
+        self._failed: dict[str, str] = {}  # weights with which a model failed to load
+        self._came_s: dict[str, float] = {}  # last time to load or wake, by model
+        self._gone_s: dict[str, float] = {}  # last time to unload or fall asleep
 
     @property
     def info(self) -> HostInfo:
@@ -69,8 +69,8 @@ class HostEntry:
         )
 
     def loaded(self, name: str, load_s: float) -> None:
-        """A model has been loaded, and how long it took."""
-        self._faulty.pop(name, None)
+        """A model was loaded in ``load_s``."""
+        self._failed.pop(name, None)
         model = self._models[name]
         self._models[name] = msgspec.structs.replace(
             model, load_s=load_s or model.load_s, fault="", faulted_ms=0, faults=0
@@ -79,22 +79,22 @@ class HostEntry:
             self.came(name, load_s)
 
     def forgive(self, weights_of: Callable[[str], str]) -> set[str]:
-        """Forget the faults of models that are to have other weights now; their names."""
-        found = {name for name, weights in self._faulty.items() if weights_of(name) != weights}
+        """Forget the failures of models that have other weights now; returns their names."""
+        found = {name for name, weights in self._failed.items() if weights_of(name) != weights}
         for name in found:
-            del self._faulty[name]
+            del self._failed[name]
             self._models[name] = msgspec.structs.replace(
                 self._models[name], fault="", faulted_ms=0, faults=0
             )
         return found
 
     def came(self, name: str, seconds: float) -> None:
-        """A model is there, loaded or woken, and how long that took."""
+        """A model was loaded or woken in so many seconds."""
         self._came_s[name] = seconds
         self._note_swap(name)
 
     def gone(self, name: str, seconds: float) -> None:
-        """A model has let go of its device, unloaded or asleep, and how long that took."""
+        """A model was unloaded or put to sleep in so many seconds."""
         self._gone_s[name] = seconds
         self._note_swap(name)
 
@@ -102,9 +102,9 @@ class HostEntry:
         swap_s = self._came_s.get(name, 0.0) + self._gone_s.get(name, 0.0)
         self._models[name] = msgspec.structs.replace(self._models[name], swap_s=swap_s)
 
-    def faulted(self, name: str, reason: str, weights: str = "") -> None:
-        """A model could not be loaded, with these weights in place of its own."""
-        self._faulty[name] = weights
+    def load_failed(self, name: str, reason: str, weights: str = "") -> None:
+        """A model could not be loaded, with these weights instead of its own."""
+        self._failed[name] = weights
         model = self._models[name]
         self._models[name] = msgspec.structs.replace(
             model, fault=reason, faulted_ms=int(time.time() * 1000), faults=model.faults + 1

@@ -19,14 +19,11 @@ COUNT = 100
 
 
 class CommandReader(StreamReader):
-    """Gives every command of the stream to ``take``, and every signal, with its entry id.
+    """Calls ``take`` with the entry id of every command and signal of the stream.
 
-    ``on_return`` is called when the server answers again after it did not: what it lost meanwhile
-    nobody will say.
-
-    Also the old ones, which are for workers that are no more: no two ever have the same name and
-    incarnation. To skip them would be to miss what is said to a worker that joins before the
-    first read.
+    It reads the stream from its start: old commands are for workers that are gone, since names with
+    incarnations never repeat, and skipping them could miss a command for a worker that joins before
+    the first read. ``on_return`` is called after an outage: the server may have lost writes.
     """
 
     count = COUNT
@@ -58,6 +55,6 @@ class CommandReader(StreamReader):
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
         said = parse_order(fields) if b"signal" in fields else parse_command(fields)
         if said is None:
-            log.error("entry %s of the control stream is no command and no signal", entry)
+            log.error("entry %s of the control stream is neither a command nor a signal", entry)
         else:
             self._give(entry, said)

@@ -1,4 +1,4 @@
-"""Commands from the yard: what each means for the pool, and when it has been obeyed."""
+"""Commands of the yard: what each does to the pool, and when it is done."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.control")
 
-#: By the state that a process comes into: what it has obeyed by that.
-_OBEYED: dict[State, Verb] = {State.WARM: "unload", State.ASLEEP: "sleep"}
-#: What a suspended device does not do.
+#: The command that a process completes by entering a state.
+_COMPLETES: dict[State, Verb] = {State.WARM: "unload", State.ASLEEP: "sleep"}
+#: Commands that a suspended device refuses.
 _OF_MODELS: frozenset[Verb] = frozenset({"load", "unload", "sleep", "wake"})
-#: What the end of a process obeys.
+#: Commands that the end of a process completes.
 _ENDS: frozenset[Verb] = frozenset({"drain", "stop"})
 
 
 class CommandError(Exception):
-    """A command that cannot be obeyed; the message says why."""
+    """A command that cannot be run; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCommand:
-    """A command that has been begun."""
+    """A command in progress."""
 
     entry: str
     worker: str
     verb: Verb
-    whom: Goal | str  # the goal that it set, or the name of the process that has to do it
+    target: Goal | str  # the goal that it set, or the process that runs it
 
 
 class CommandHandler:
-    """Obeys commands, and says of each what came of it, by ``acknowledge(entry, what)``."""
+    """Runs commands and reports the outcome of each by ``acknowledge(entry, outcome)``."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class CommandHandler:
         self._acknowledge = acknowledge
         self._pending: list[PendingCommand] = []
 
-    def obey(self, entry: str, command: Command) -> None:
-        """Begin what is commanded, if it is meant for a worker of this host.
+    def run(self, entry: str, command: Command) -> None:
+        """Begin a command, if it is for a worker of this host.
 
-        What ends a process means it under whatever incarnation: it may have become another since
-        the command was given.
+        Commands that end a process also match its earlier incarnations: it may have a new one
+        since the command was sent.
         """
         for member in self._pool.members:
             is_former = command.verb in _ENDS and command.worker in member.former
@@ -66,18 +66,18 @@ class CommandHandler:
 
     def _begin(self, entry: str, command: Command, member: WorkerProcessHandle) -> None:
         try:
-            whom = self._do(command, member)
+            target = self._do(command, member)
         except CommandError as error:
             log.warning("%s: %s: %s", command.worker, command.verb, error)
-            self._say(entry, command.worker, str(error))
+            self._report(entry, command.worker, str(error))
             return
-        if whom is None:
-            self._say(entry, command.worker, "")
+        if target is None:
+            self._report(entry, command.worker, "")
         else:
-            self._pending.append(PendingCommand(entry, command.worker, command.verb, whom))
+            self._pending.append(PendingCommand(entry, command.worker, command.verb, target))
 
     def _do(self, command: Command, member: WorkerProcessHandle) -> Goal | str | None:
-        """Whom the command now waits for; None where it has been obeyed already."""
+        """Begin a command; returns what it waits for, None if it is done."""
         if command.verb in _OF_MODELS and member.device in self._pool.suspended:
             raise CommandError("it is suspended; RESUME it first")
         match command.verb:
@@ -90,7 +90,7 @@ class CommandHandler:
             case "sleep":
                 return self._sleep(command, member)
             case "reset" | "profile":
-                return self._tell(command, member)
+                return self._forward(command, member)
             case "check":
                 raise CommandError("a check is answered elsewhere")
             case "drain" | "stop":
@@ -100,12 +100,12 @@ class CommandHandler:
     def _load(self, command: Command, member: WorkerProcessHandle) -> Goal | None:
         spec = self._catalog.get(command.model)
         if spec is None:
-            raise CommandError(f"{command.model!r} does not stand in the models file of this host")
+            raise CommandError(f"{command.model!r} is not in the models file of this host")
         devices = self._devices(spec, command, member)
         return self._aim(spec, devices)
 
     def _devices(self, spec: ModelSpec, command: Command, member: WorkerProcessHandle) -> list[int]:
-        """Those of the command, else the worker's and those with the next numbers."""
+        """The devices of the command, else the worker's and the ones after it."""
         count = len(self._pool.goals)
         following = [(member.device + rank) % count for rank in range(min(spec.ranks, count))]
         devices = command.devices or following
@@ -128,24 +128,24 @@ class CommandHandler:
         return goal
 
     def _forget_release(self, member: WorkerProcessHandle) -> None:
-        """What it was told before, to let go of its model in one way or another, is void."""
+        """Cancel earlier commands to release its model."""
         member.sleep_level = 0
         self._settle(
-            lambda one: one.whom == member.name and one.verb in ("unload", "sleep"),
+            lambda one: one.target == member.name and one.verb in ("unload", "sleep"),
             "another command came first",
         )
 
     def _forget_replaced(self) -> None:
-        """Goals that are no goals any more will not be reached."""
+        """Fail the commands whose goals were replaced."""
         goals = set(self._pool.goals.values())
         self._settle(
-            lambda one: isinstance(one.whom, Goal) and one.whom not in goals,
+            lambda one: isinstance(one.target, Goal) and one.target not in goals,
             "another command came first",
         )
 
     def _wake(self, member: WorkerProcessHandle) -> Goal | None:
         if member.spec is None or member.state not in (State.ASLEEP, State.READY):
-            raise CommandError(f"it does not sleep, it is {member.state.value}")
+            raise CommandError(f"it is not asleep, it is {member.state.value}")
         return self._aim(member.spec, [member.device])
 
     def _unload(self, member: WorkerProcessHandle) -> str | None:
@@ -168,52 +168,52 @@ class CommandHandler:
         self._forget_replaced()
         return member.name
 
-    def _tell(self, command: Command, member: WorkerProcessHandle) -> str:
+    def _forward(self, command: Command, member: WorkerProcessHandle) -> str:
         if member.state is not State.READY:
             raise CommandError(f"it is not ready, it is {member.state.value}")
         member.send(ResetPrefixCache() if command.verb == "reset" else Profile(command.start))
         return member.name
 
-    # What came of them
+    # Outcomes
 
     def reached(self, goal: Goal) -> None:
-        """Devices hold what they should."""
-        self._settle(lambda one: one.whom is goal)
+        """A goal is reached."""
+        self._settle(lambda one: one.target is goal)
 
     def missed(self, goal: Goal, reason: str) -> None:
-        """A model cannot be loaded."""
-        self._settle(lambda one: one.whom is goal, reason)
+        """The model of a goal cannot be loaded."""
+        self._settle(lambda one: one.target is goal, reason)
 
     def changed(self, member: WorkerProcessHandle) -> None:
-        """A process has come into another state."""
-        verb = _OBEYED.get(member.state)
-        self._settle(lambda one: one.whom == member.name and one.verb == verb)
+        """A process has changed its state."""
+        verb = _COMPLETES.get(member.state)
+        self._settle(lambda one: one.target == member.name and one.verb == verb)
 
     def done(self, member: WorkerProcessHandle) -> None:
-        """A process has done something that changes no state."""
+        """A process has run a command that changes no state."""
         self._settle_next(member, {"reset", "profile"})
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """A process cannot do something; one that cannot sleep is being unloaded."""
+        """A process has refused a command; one that cannot sleep is being unloaded."""
         sleeps = member.state is State.UNLOADING
         self._settle_next(member, {"sleep"} if sleeps else {"reset", "profile"}, reason)
 
     def died(self, member: WorkerProcessHandle, reason: str) -> None:
-        """A process has ended, which is what some were told to do."""
-        self._settle(lambda one: one.whom == member.name and one.verb in _ENDS)
-        self._settle(lambda one: one.whom == member.name, f"the process died: {reason}")
+        """A process has ended, which completes some commands and fails the others."""
+        self._settle(lambda one: one.target == member.name and one.verb in _ENDS)
+        self._settle(lambda one: one.target == member.name, f"the process died: {reason}")
 
     def _settle_next(self, member: WorkerProcessHandle, verbs: set[Verb], reason: str = "") -> None:
-        """A process answers in the order in which it was told."""
-        told = (one for one in self._pending if one.whom == member.name and one.verb in verbs)
-        oldest = next(told, None)
+        """Settle the oldest such command: a process answers in order."""
+        pending = (one for one in self._pending if one.target == member.name and one.verb in verbs)
+        oldest = next(pending, None)
         self._settle(lambda one: one is oldest, reason)
 
     def _settle(self, is_meant: Callable[[PendingCommand], bool], reason: str = "") -> None:
         settled = [one for one in self._pending if is_meant(one)]
         self._pending = [one for one in self._pending if one not in settled]
         for one in settled:
-            self._say(one.entry, one.worker, reason)
+            self._report(one.entry, one.worker, reason)
 
-    def _say(self, entry: str, worker: str, reason: str) -> None:
+    def _report(self, entry: str, worker: str, reason: str) -> None:
         self._acknowledge(entry, Acknowledgement(worker=worker, done=not reason, reason=reason))

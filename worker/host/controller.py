@@ -1,8 +1,8 @@
-"""The controller: the worker processes of one host, and their standing in the yard.
+"""The controller: connects the worker processes of one host to the yard.
 
-The pool keeps the processes and brings models onto devices. The controller gives each process its
-place in the yard, holds the leases from its own process, obeys commands, and gives a lane up at
-once when its process dies.
+The pool keeps the processes alive and brings models onto devices. The controller registers each
+process as a worker, renews the leases, runs commands, and releases a lane immediately when its
+process dies.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ log = logging.getLogger("tokenyard.worker.controller")
 
 
 class Controller:
-    """Keeps this host's pool, and its workers registered in the yard."""
+    """Runs this host's pool and keeps its workers registered in the yard."""
 
     def __init__(self, settings: WorkerSettings, manager: ServiceManager | None = None) -> None:
-        """``manager`` hears how it gets on, if there is one."""
+        """``manager`` is the service manager that is notified, if there is one."""
         self._manager = manager or ServiceManager()
-        self._catalog = read_catalog(settings)  # what is wrong there needs no look for a device
+        self._catalog = read_catalog(settings)  # its errors come before the search for a device
         self._settings = settings = with_device(settings)
         self._connection = open_connection(settings.redis_url, retries=0)
         self._keys = keys = Keys(settings.yard)
         self._scripts = Scripts(self._connection, keys)
         self._host = HostEntry(settings, self._catalog)
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[tuple[str, Command | Order] | None] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[str, Command | Order] | None] = queue.SimpleQueue()
         self._membership = Membership(self._scripts, settings.lease_ms, self._lose)
         timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
         listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
@@ -80,13 +80,13 @@ class Controller:
             listening, keys, self._take_in, lambda: self._put(None), settings.block_ms
         )
         self._pool = Pool(settings, self)
-        self._orders = CommandHandler(self._pool, self._catalog, self._acknowledge)
+        self._commands = CommandHandler(self._pool, self._catalog, self._acknowledge)
         self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
-        self._reconciler = StateReconciler(self._pool, self._read_postures, self._acknowledge)
-        Tracer("", "", settings.otlp_endpoint).check()  # here, not in each process
+        self._reconciler = StateReconciler(self._pool, self._read_desired, self._acknowledge)
+        Tracer("", "", settings.otlp_endpoint).check()  # once here, not in each process
         self._outage = Outage(log, "joining the yard")
-        self._swapped_ms: dict[int, int] = {}  # by device: when a model gave way to another
-        self._going: dict[str, str] = {}  # by process: the model that it lets go of
+        self._swapped_ms: dict[int, int] = {}  # by device: the last change of model
+        self._going: dict[str, str] = {}  # by process: the model that it releases
         names = [member.name for member in self._pool.members]
         self._metrics = HostMetrics(names, self._catalog.keys())
         self._health = Health(settings.liveness_timeout_s)
@@ -99,10 +99,10 @@ class Controller:
         self._start_failures = StartFailures(settings.max_start_failures)
 
     def run(self) -> int:
-        """Work until SIGTERM or SIGINT, or `stop`, or until all processes are closed for good.
+        """Run until SIGTERM, SIGINT or `stop`, or until all processes are closed for good.
 
-        The exit status is given. The first signal drains for at most ``grace_s``; the second stops
-        at once. Raises `StartFailed` where no process can start, unless it has to go on trying.
+        Returns the exit status. The first signal drains for at most ``grace_s``, the second stops
+        immediately. Raises `StartFailed` if no process can start, unless it shall retry forever.
         """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,7 +128,7 @@ class Controller:
         return 0
 
     def stop(self) -> None:
-        """Drain and end `run`; called again, stop at once."""
+        """Drain and end `run`; called again, stop immediately."""
         self._signals += 1
         self._pool.wakeup.set()
 
@@ -136,7 +136,7 @@ class Controller:
         if self._endpoint:
             self._endpoint.start()
         self._pool.start()
-        self._reconciler.look()
+        self._reconciler.refresh()
         self._membership.publish(self._host.info)
         self._membership.start()
         self._reader.start()
@@ -146,17 +146,17 @@ class Controller:
                 self._pool.aim(spec, [device])
 
     def run_once(self) -> None:
-        """One turn: obey, give places in the yard, and let the pool take its turn."""
-        self._obey_all()
+        """One turn: run commands, register workers, and let the pool take its turn."""
+        self._run_commands()
         self._join_all()
-        self._lead_all()
+        self._reconcile_all()
         self._pool.run_once()
         self._count_all()
 
     def _why_unready(self) -> str:
-        """Why no worker of this host could take a request; empty where one could.
+        """Why no worker of this host can take a request; empty if one can.
 
-        With a models file a process without a model is as good: what is asked for is loaded.
+        With a models file a warm process counts as well: it loads what is requested.
         """
         usable = {State.READY, State.WARM} if self._settings.models else {State.READY}
         members = self._pool.members
@@ -165,7 +165,7 @@ class Controller:
         return "no worker is ready: " + ", ".join(f"{m.name} is {m.state.value}" for m in members)
 
     def _judge_starts(self) -> str:
-        """Why this host is of no use and should end, or ""; what has failed often is logged."""
+        """Log what has failed often; returns why this host should end, or ""."""
         failed = self._start_failures
         starting = (State.WARMING, State.LOADING)
         pending = {one.name for one in self._pool.members if one.state in starting} - failed.failed
@@ -178,12 +178,12 @@ class Controller:
         log.error("%s", " ".join(line.strip() for line in told.splitlines()))
         return ""
 
-    # Places in the yard
+    # Registration in the yard
 
     def _join_all(self) -> None:
-        """Give every process without a place in the yard a place.
+        """Register every process that has no worker in the yard.
 
-        One that cannot stay alive has a place too, so that everybody sees that it has failed.
+        A process in a crash loop is registered too, so that everybody sees that it has failed.
         """
         while not self._lost.empty():
             self._leave_behind(self._lost.get())
@@ -194,16 +194,16 @@ class Controller:
             if not self._join(member, "it was paused"):
                 return
 
-    def _join(self, member: WorkerProcessHandle, why_anew: str) -> bool:
-        """Join the yard, as somebody else where it has a place; whether that could be done.
+    def _join(self, member: WorkerProcessHandle, why: str) -> bool:
+        """Register a process under a new incarnation; returns whether that succeeded.
 
-        The old place is left afterwards: a signal may wait for all workers, so none may be missing
-        for a moment. Whoever joins finds itself in the right desired state.
+        The old incarnation leaves afterwards: a signal may wait for all workers, so none may be
+        missing for a moment. The entry already shows the right run state.
         """
         before = member.worker
         try:
             self._reconciler.read()
-            self._reconciler.lead(member)
+            self._reconciler.advance(member)
             member.set_worker(self._membership.join(self._entry(member)))
         except redis.RedisError as error:
             self._outage.note(error)
@@ -211,14 +211,14 @@ class Controller:
         self._outage.over()
         member.has_released_lane = False
         if before:
-            self._leave_as(before, "left", why_anew)
+            self._leave_as(before, "left", why)
         return True
 
-    def _lead_all(self) -> None:
-        """Have every process do what operators want, and give those that may serve their lane."""
-        self._reconciler.look()
+    def _reconcile_all(self) -> None:
+        """Bring every process to its desired state, and give lanes to those that may serve."""
+        self._reconciler.refresh()
         for member in self._pool.members:
-            if self._reconciler.lead(member) and member.worker:
+            if self._reconciler.advance(member) and member.worker:
                 self._membership.show(member.worker, self._entry(member))
             is_new = member.worker != member.served
             if member.worker and is_new and self._reconciler.may_serve(member):
@@ -229,13 +229,13 @@ class Controller:
         self._forgive()
 
     def _count_all(self) -> None:
-        """Show how the workers get on."""
+        """Show the workers' statistics in the roster."""
         for one in self._pool.members:
             if one.worker:
                 self._membership.count(one.worker, one.tally, one.last_error, one.last_error_ms)
 
     def _leave_behind(self, worker: str) -> None:
-        """A worker is fenced: it drops what it has and comes back under a new incarnation."""
+        """A worker is fenced: its process drops its requests and gets a new incarnation."""
         for member in self._pool.members:
             if member.worker == worker:
                 log.warning("%s was fenced; joins anew", worker)
@@ -266,31 +266,31 @@ class Controller:
         try:
             self._membership.leave(worker, why, reason)
         except redis.RedisError as error:
-            log.warning("%s: its lease has to run out: %s", worker, error)
+            log.warning("%s: its lease must expire: %s", worker, error)
 
     # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
-        """It has come into another state."""
+        """See `PoolListener`."""
         if member.state is State.WARM:
             self._start_failures.worked("warming up")
         if member.worker:
             self._membership.show(member.worker, self._entry(member))
         self._note_end(member)
         self._metrics.changed(member)
-        self._orders.changed(member)
+        self._commands.changed(member)
 
     def serves(self, member: WorkerProcessHandle) -> None:
-        """Its engine is up; it gets its lane when it does what operators want."""
+        """See `PoolListener`; the process gets its lane once it is in its desired state."""
         self._start_failures.worked("loading the model")
         self._note_load(member)
         self.changed(member)
         goal = self._pool.goals[member.device]
         if goal and fits(member, goal):
-            self._orders.reached(goal)
+            self._commands.reached(goal)
 
     def _forgive(self) -> None:
-        """A model that could not be loaded may be with the weights that it has been given since."""
+        """Retry failed models that have other weights now."""
         if forgiven := self._host.forgive(self._reconciler.weights_of):
             self._membership.publish(self._host.info)
             self._pool.retry_now(forgiven)
@@ -303,12 +303,12 @@ class Controller:
             self._membership.publish(self._host.info)
 
     def _note_end(self, member: WorkerProcessHandle) -> None:
-        """How long a model took to go is told with the next that comes."""
+        """Note how long a model took to unload or fall asleep."""
         if member.state in (State.WARM, State.ASLEEP) and member.name in self._going:
             self._host.gone(self._going.pop(member.name), sum(member.phases_s.values()))
 
     def gives_way(self, member: WorkerProcessHandle) -> None:
-        """It leaves the yard as who it was: an incarnation serves one model at most."""
+        """See `PoolListener`; an incarnation serves at most one model, so it ends."""
         why = "its model gives way"
         if member.worker and not self._join(member, why):
             self._leave(member, "left", why)
@@ -320,32 +320,32 @@ class Controller:
             self._swapped_ms.update(dict.fromkeys(devices, int(time.time() * 1000)))
 
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
-        """Its lane is given up at once."""
+        """See `PoolListener`; its lane is released immediately."""
         self._leave(member, why, reason)
         self._going.pop(member.name, None)
         self._metrics.ended(member, why)
         member.note_error("" if why == "left" else reason)
-        self._orders.died(member, reason)
+        self._commands.died(member, reason)
 
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
-        """Models of a file are placed elsewhere, or refused: they do not end this host."""
+        """See `PoolListener`; models of a file are placed elsewhere and do not end this host."""
         if death.phase == "warming up" or not self._settings.models:
             self._start_failures.note(member.name, death)
 
     def failed(self, goal: Goal, reason: str) -> bool:
-        """A model could not be loaded; the only model of a host is tried again, with pauses."""
+        """See `PoolListener`; the only model of a host is tried again, with pauses."""
         name = goal.spec.name
-        self._host.faulted(name, reason, self._pool.weights.get(name, ""))
+        self._host.load_failed(name, reason, self._pool.weights.get(name, ""))
         self._membership.publish(self._host.info)
-        self._orders.missed(goal, reason)
+        self._commands.missed(goal, reason)
         return not self._settings.models
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """It cannot do what it was told."""
-        self._orders.refused(member, reason)
+        """See `PoolListener`."""
+        self._commands.refused(member, reason)
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
-        """News from a worker."""
+        """See `PoolListener`."""
         match message:
             case Heartbeat():
                 self._metrics.heard(member, message)
@@ -356,11 +356,11 @@ class Controller:
             case Paused(mode):
                 member.observed.rests(mode)
             case Done(errand) if not member.observed.has_done(errand):
-                self._orders.done(member)
+                self._commands.done(member)
             case CommandRefused(reason, errand):
                 log.error("%s: %s", member.name, reason)
                 if errand is None or not member.observed.cannot(errand, reason):
-                    self._orders.refused(member, reason)
+                    self._commands.refused(member, reason)
 
     # Commands and signals
 
@@ -368,24 +368,24 @@ class Controller:
         self._put((entry, said))
 
     def _put(self, said: tuple[str, Command | Order] | None) -> None:
-        self._said.put(said)
+        self._received.put(said)
         self._pool.wakeup.set()
 
-    def _obey_all(self) -> None:
-        while not self._said.empty():
-            match self._said.get():
+    def _run_commands(self) -> None:
+        while not self._received.empty():
+            match self._received.get():
                 case None:
                     self._reconciler.mark_stale()
                 case entry, Order() as order:
-                    self._reconciler.heed(entry, order)
+                    self._reconciler.handle(entry, order)
                 case entry, Command(verb="check") as command:
                     members = self._pool.members
                     if any(command.worker in (one.worker, *one.former) for one in members):
                         self._check.begin(entry, command)
                 case entry, Command() as command:
-                    self._orders.obey(entry, command)
+                    self._commands.run(entry, command)
 
-    def _read_postures(self) -> DesiredStates:
+    def _read_desired(self) -> DesiredStates:
         fields: Any = self._connection.hgetall(self._keys.desired)
         return decode_desired(fields)
 
@@ -393,4 +393,4 @@ class Controller:
         try:
             self._scripts.acknowledge(entry, what)
         except redis.RedisError as error:
-            log.warning("command %s stays without an answer: %s", entry, error)
+            log.warning("command %s could not be acknowledged: %s", entry, error)

@@ -1,8 +1,8 @@
-"""The fork-server of this program: it has imported the engine, and all worker processes are its.
+"""The fork-server of this program: it imports the engine once, and forks all worker processes.
 
-Python starts it as ``python -c``, which looks for modules in the current folder first: a user's own
-``worker.py`` there would be taken for our package. So it is started with a safe path, and of
-`PYTHONPATH` with what this program itself looks into.
+Python starts it as ``python -c``, which searches the current folder first: a user's own
+``worker.py`` there would hide our package. So it is started with a safe path, and with only those
+parts of `PYTHONPATH` that this program uses itself.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _SAFE_PATH: Final = "PYTHONSAFEPATH"
 _PATHS: Final = "PYTHONPATH"
 
 _context = multiprocessing.get_context("forkserver")
-#: Whether it has started a process since it was told what to import.
+#: Whether it has started a process since `preload`.
 _proven = [False]
 
 
 def preload(modules: Iterable[str]) -> None:
-    """What it imports before its first process; set the environment before."""
+    """Set what it imports before its first process; set the environment before."""
     _forget_inherited()
     _context.set_forkserver_preload(list(modules))
     _proven[0] = False
 
 
 def _forget_inherited() -> None:
-    """Forget a fork-server that a parent has started, and that this process was forked with.
+    """Forget a fork-server that this process has inherited from its parent.
 
-    It is no child of ours, so Python's own look at whether it runs fails for ever.
+    It is not our child, so Python's check whether it runs would always fail.
     """
     inherited: Any = forkserver._forkserver  # noqa: SLF001  # has no public name
     pid = inherited._forkserver_pid  # noqa: SLF001
@@ -51,14 +51,14 @@ def _forget_inherited() -> None:
         inherited.__init__()
 
 
-class Process(ForkServerProcess):
-    """A process that is forked from it."""
+class ForkedProcess(ForkServerProcess):
+    """A process of the fork-server."""
 
     def start(self) -> None:
-        """Start it, and the fork-server where none runs.
+        """Start it, and the fork-server if none runs.
 
-        Raises `OSError` or `EOFError` where that cannot be. A fork-server that died of what it
-        imported is told to import nothing: each process then does so itself, and can say why not.
+        Raises `OSError` or `EOFError`. If the fork-server died of an import, the next one imports
+        nothing: each process then imports itself and can report the error.
         """
         try:
             with _safe_paths():
@@ -73,15 +73,15 @@ class Process(ForkServerProcess):
 
 
 class ForkServer:
-    """What a pool needs of it."""
+    """The part of the context that a pool uses."""
 
     Pipe = staticmethod(_context.Pipe)
-    Process = Process
+    Process = ForkedProcess
 
 
 @contextlib.contextmanager
 def _safe_paths() -> Iterator[None]:
-    """For what is started meanwhile only: the program around us may start others of its own."""
+    """Change the environment for this start only: the program may start other processes."""
     kept = {name: os.environ.get(name) for name in (_SAFE_PATH, _PATHS)}
     os.environ[_SAFE_PATH] = "1"
     if paths := kept[_PATHS]:

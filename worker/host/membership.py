@@ -1,7 +1,7 @@
-"""The workers of one host in the yard: joining, keeping the leases, leaving.
+"""The workers of one host in the yard: registration, leases, departure.
 
 Leases are renewed by a thread of the controller with its own connection, so that neither a busy
-engine nor a slow start of another process can let one lapse.
+engine nor a slow start of another process lets one expire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenyard.scripts import Renewed, Scripts, Why
 
 log = logging.getLogger("tokenyard.worker.membership")
 
-#: So long the roster may lag behind in how much the workers have done.
+#: How far the roster's statistics may lag behind.
 COUNT_S: Final = 1.0
 
 
@@ -37,7 +37,7 @@ class Membership:
         self._entries: dict[str, WorkerInfo] = {}
         self._host: HostInfo | None = None
         self._lock = threading.Lock()
-        self._is_counted = False  # some entry has another tally than the roster
+        self._is_counted = False  # the roster's statistics are out of date
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
@@ -47,19 +47,19 @@ class Membership:
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more, and withdraw what this host may load; idempotent."""
+        """Stop renewing and withdraw the host's entry; idempotent."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
         host, self._host = self._host, None
         if host:
-            # What stays in the yard nobody will believe without a worker of this host.
+            # Without a worker of this host a leftover entry is ignored.
             with contextlib.suppress(redis.RedisError):
                 self._scripts.withdraw_host(host.name)
 
     def publish(self, host: HostInfo) -> None:
-        """Say what this host may load, now and with each renewal."""
+        """Publish what this host may load, now and with each renewal."""
         with self._lock:
             self._host = host
         self._wake.set()
@@ -73,14 +73,14 @@ class Membership:
         return worker
 
     def show(self, worker: str, entry: WorkerInfo) -> None:
-        """Change what the roster says of a worker, now."""
+        """Change a worker's roster entry, now."""
         with self._lock:
             if worker in self._entries:
                 self._entries[worker] = entry
         self._wake.set()
 
     def count(self, worker: str, tally: WorkerTotals, error: str = "", error_ms: int = 0) -> None:
-        """Change what the roster says of how a worker gets on, within a second."""
+        """Change a worker's statistics in the roster, within a second."""
         with self._lock:
             entry = self._entries.get(worker)
             if entry is None or (entry.tally, entry.last_error_ms) == (tally, error_ms):
@@ -91,14 +91,14 @@ class Membership:
             self._is_counted = True
 
     def forget(self, worker: str) -> None:
-        """Renew this lease no more."""
+        """Stop renewing this lease."""
         with self._lock:
             self._entries.pop(worker, None)
 
     def leave(self, worker: str, why: Why, reason: str = "") -> None:
-        """End a lease now, so that the lane is rescued at once. Raises `redis.RedisError`.
+        """End a lease so that the lane is rescued immediately. Raises `redis.RedisError`.
 
-        Where Redis cannot be reached the lease simply runs out.
+        If Redis is unreachable the lease simply expires.
         """
         self.forget(worker)
         rest = self._scripts.retire(worker, why, reason)
@@ -116,7 +116,7 @@ class Membership:
                 self.forget(worker)
                 self._on_lost(worker)
         if host:
-            # A server without memory refuses this; the leases come first.
+            # A server that is out of memory refuses this; the leases matter more.
             with contextlib.suppress(redis.exceptions.OutOfMemoryError):
                 self._scripts.publish_host(host)
 
@@ -139,7 +139,7 @@ class Membership:
             self._wait(pause)
 
     def _wait(self, seconds: float) -> None:
-        """Until something is to be shown at once, or counts are, or so many seconds are over."""
+        """Wait until an entry or the statistics change, at most so many seconds."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._wake.wait(min(left, COUNT_S)) or self._is_counted:

@@ -1,8 +1,8 @@
 """The controller's metrics as Prometheus reads them (docs/metrics.md).
 
-Each worker process counts from its start and tells its counts with every beat; what it had counted
-stays when it ends, so no sum ever goes backwards. What was published after the last beat of a
-process that is killed, in a second at most, is not counted.
+Each worker process counts from its start and reports its counts with every heartbeat. They are kept
+when it ends, so no sum ever decreases. What a killed process published after its last heartbeat, in
+a second at most, is not counted.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class HostMetrics:
-    """Gathers what the worker processes tell; see `tokenyard.telemetry.metrics.Collector`."""
+    """Sums the counts of the processes; see `tokenyard.telemetry.metrics.Collector`."""
 
     def __init__(self, workers: Collection[str], models: Collection[str]) -> None:
         self._lock = threading.Lock()  # scrapes come in threads of their own
@@ -105,7 +105,7 @@ class HostMetrics:
         self._engines = EngineMetrics()
 
     def heard(self, member: WorkerProcessHandle, beat: Heartbeat) -> None:
-        """A process has told its counts."""
+        """A process has sent a heartbeat."""
         model = member.spec.name if member.spec else ""
         with self._lock:
             self._inflight[member.name] = (model, beat.unfinished)
@@ -114,7 +114,7 @@ class HostMetrics:
             self._engines.hear(member.name, model, beat.stats)
 
     def changed(self, member: WorkerProcessHandle) -> None:
-        """A process has come into another state; the time that took is noted once."""
+        """A process has changed its state; the time that took is observed once."""
         phases = member.phases_s
         if phases is self._phases.get(member.name):
             return
@@ -125,7 +125,7 @@ class HostMetrics:
                 self._swaps[phase].observe(sum(phases.values()))
 
     def ended(self, member: WorkerProcessHandle, why: Why) -> None:
-        """A process is gone: what it has counted stays."""
+        """A process has ended; its counts are kept."""
         with self._lock:
             counts = self._running.pop(member.name, None)
             if counts:
@@ -159,7 +159,7 @@ class HostMetrics:
 
 
 def _phase(state: State, phases: Mapping[str, float]) -> str:
-    """What a process has just done with a model; "" for anything else."""
+    """What a process has just done with a model; "" if nothing."""
     if state is State.READY:
         return "wake" if "wake" in phases else "load"
     for phase in ("sleep", "unload"):
@@ -169,9 +169,9 @@ def _phase(state: State, phases: Mapping[str, float]) -> str:
 
 
 class EngineMetrics:
-    """The engines' own metrics, with the name of the worker added.
+    """The engines' own metrics, with the worker's name as a label.
 
-    An engine begins at 0, so what those before it have counted in the same place is added.
+    An engine counts from 0, so the counts of earlier engines of the same worker are added.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class EngineMetrics:
         self._metric_of: dict[str, str] = {}  # by the name of a value
 
     def hear(self, worker: str, model: str, stats: EngineStats | None) -> None:
-        """A process has told the metrics of its engine, or has none any more."""
+        """Take the metrics of a process's engine; None if it has none any more."""
         known = self._stats.get(worker)
         if known and (stats is None or stats.engine != known[1].engine):
             self._keep(worker, *self._stats.pop(worker))
@@ -215,7 +215,7 @@ class EngineMetrics:
 
 
 def _labels(worker: str, model: str, labels: _Labels) -> _Labels:
-    """With the worker, and with the name of the model that requests use: vLLM takes its path."""
+    """Add the worker, and replace vLLM's model name, a path, by the one that requests use."""
     named = dict(labels) | {"worker": worker}
     if "model_name" in named:
         named["model_name"] = model

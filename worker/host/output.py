@@ -1,7 +1,7 @@
-"""What a worker process writes to its standard error: passed on, and its end remembered.
+"""The standard error of a worker process: passed on, with the last lines kept.
 
-A process that is killed cannot say why. What C++ libraries wrote last, and where it was when a
-signal came, are in these lines.
+A killed process cannot report why. Its last lines have what C++ libraries wrote, and the stack at
+the time of a signal.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ log = logging.getLogger("tokenyard.worker.pool")
 _STDERR: Final = 2
 _REMEMBERED: Final = 100
 _READ_BYTES: Final = 65536
-#: Reads in a row; then others have their turn.
+#: Reads in a row before other processes have their turn.
 _MOST_READS: Final = 16
-#: With this line `faulthandler` begins; what follows is the last that a process writes.
+#: The first line of `faulthandler`; nothing but its stack follows.
 _CRASH: Final = b"Fatal Python error: "
 
 
@@ -39,7 +39,7 @@ class Output:
 
     @property
     def pipe(self) -> Connection | None:
-        """To wait for; None where nothing more can come."""
+        """The pipe to wait for; None at its end."""
         return self._pipe
 
     @property
@@ -49,12 +49,12 @@ class Output:
 
     @property
     def crash(self) -> Sequence[str]:
-        """Where the process was when a signal ended it."""
+        """The stack at the signal that ended the process."""
         return tuple(self._crash)
 
     def pass_on(self) -> None:
-        """Take what there is and write it to our own standard error, line by line."""
-        for _ in range(_MOST_READS):  # one that writes all the time must not keep the pool
+        """Read what is available and write its lines to our own standard error."""
+        for _ in range(_MOST_READS):  # a process that writes all the time must not block the pool
             if self._pipe is None:
                 return
             try:
@@ -67,12 +67,12 @@ class Output:
                 self.close()
                 return
             *whole, self._rest = (self._rest + found).split(b"\n")
-            if len(self._rest) > _READ_BYTES:  # no line, but what a progress bar writes
+            if len(self._rest) > _READ_BYTES:  # not a line, but a progress bar
                 whole, self._rest = [*whole, self._rest], b""
             self._take(whole)
 
     def close(self) -> None:
-        """Nothing more is wanted; idempotent."""
+        """Close the pipe; idempotent."""
         if self._rest:
             self._take([self._rest])
         self._rest = b""
@@ -93,7 +93,7 @@ class Output:
 
 
 def log_place() -> str:
-    """Where our own standard error goes, for whoever wants to read what was before."""
+    """Where our own standard error goes, for messages that refer to the log."""
     try:
         target = str(Path(f"/proc/self/fd/{_STDERR}").readlink())
     except OSError:  # no Linux

@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
-from worker.engines import Group
+from worker.engines import RankGroup
 from worker.engines.host import prepare_host
 from worker.host.allocation import (
     GiveWay,
@@ -212,8 +212,8 @@ class Pool:
             raise RuntimeError("the pool has not been started")
         address = str(Path(self._folder.name) / f"group-{next(self._groups)}")
         for rank, member in enumerate(followers, start=1):
-            member.attach(goal.spec, Group(address, rank, goal.devices))
-        group = Group(address, 0, goal.devices)
+            member.attach(goal.spec, RankGroup(address, rank, goal.devices))
+        group = RankGroup(address, 0, goal.devices)
         leader.load(goal.spec, group, self.weights.get(goal.spec.name, ""))
 
     # Processes

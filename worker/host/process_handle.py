@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Why
-from worker.engines import EngineInfo, Group
+from worker.engines import EngineInfo, RankGroup
 from worker.host.diagnosis import FailedStart, Phase
 from worker.host.fork_server import ForkServer
 from worker.host.leak import LeakRule, MemoryHistory, Verdict
@@ -64,7 +64,7 @@ class WorkerProcessHandle:
         self.has_released_lane = False  # that incarnation must leave the yard
         self.observed = ObservedState()
         self.spec: ModelSpec | None = None  # the model that it holds or is about to
-        self.group: Group | None = None
+        self.group: RankGroup | None = None
         self.engine: EngineInfo | None = None
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
@@ -130,13 +130,13 @@ class WorkerProcessHandle:
             theirs.close()
             their_output.close()
 
-    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> None:
+    def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> None:
         """Load a model, with these weights; as the leader of ``group`` if there is one."""
         self.spec, self.group = spec, group
         self.send(LoadModel(spec, group, weights))
         self._enter(State.LOADING)
 
-    def attach(self, spec: ModelSpec, group: Group) -> None:
+    def attach(self, spec: ModelSpec, group: RankGroup) -> None:
         """Lend the process to the leader of a group."""
         self.spec, self.group = spec, group
         self.send(Attach(group))

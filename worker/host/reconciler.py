@@ -1,7 +1,7 @@
-"""Brings the processes of a host to what operators want of them, and says who is in accord.
+"""Brings the processes of a host to their desired states, and acknowledges signals.
 
-What is wanted stands in the hash `desired_state`; signals only say that it has changed. So it does
-not matter which of them a controller has seen.
+The hash `desired` holds the desired states; signals only announce a change. So it does not matter
+which signals a controller has seen.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from worker.messages import Profile, ReloadWeights
 
 log = logging.getLogger("tokenyard.worker.control")
 
-#: Most signals of which one worker has yet to say what came of them.
+#: Most unacknowledged signals of one worker.
 MOST_UNANSWERED = 100
-#: The engine is up, and takes what it is told about its run state.
-_LED = frozenset({State.READY, State.DRAINING})
-#: What takes up a device leaves these states by itself, soon.
+#: The engine is up and takes commands about its run state.
+_CONTROLLABLE = frozenset({State.READY, State.DRAINING})
+#: A process leaves these states by itself, soon.
 _PASSING = frozenset({State.DRAINED, State.UNLOADING})
 _BY_PROFILING = frozenset({"START_PROFILE", "STOP_PROFILE"})
 _BY_WEIGHTS = frozenset({"RELOAD_WEIGHTS", "UNPAUSE"})
 
 
 class StateReconciler:
-    """Compares what is wanted with what each process does, and tells it the next step."""
+    """Compares desired and observed state of each process and sends it the next step."""
 
     def __init__(
         self,
@@ -52,23 +52,23 @@ class StateReconciler:
         read: Callable[[], DesiredStates],
         acknowledge: Callable[[str, Acknowledgement], None],
     ) -> None:
-        """``read`` gives what is wanted now; it raises `redis.RedisError`."""
+        """``read`` returns the desired states; it raises `redis.RedisError`."""
         self._pool = pool
         self._read = read
         self._acknowledge = acknowledge
-        self._postures: DesiredStates | None = None  # None: not known yet
-        self._since = (0, 0)  # what was wanted at first; older signals need no answer
-        self._outage = Outage(log, "reading what operators want")
+        self._desired: DesiredStates | None = None  # None: unknown yet
+        self._since = (0, 0)  # older signals need no acknowledgement
+        self._outage = Outage(log, "reading the desired states")
         self._is_stale = True
         self._unanswered: dict[str, deque[tuple[str, Order]]] = {
             member.name: deque(maxlen=MOST_UNANSWERED) for member in pool.members
         }
 
-    # What is wanted
+    # Desired state
 
-    def heed(self, entry: str, order: Order) -> None:
-        """A signal has been given."""
-        if self._postures is None or position(entry) <= self._since:
+    def handle(self, entry: str, order: Order) -> None:
+        """Handle a signal."""
+        if self._desired is None or position(entry) <= self._since:
             return
         log.info("signal %s: %s %s %s", entry, order.signal, order.scope, order.why)
         self.mark_stale()
@@ -78,11 +78,11 @@ class StateReconciler:
                 self._unanswered[member.name].append((entry, order))
 
     def mark_stale(self) -> None:
-        """What is wanted may have changed."""
+        """The desired states may have changed."""
         self._is_stale = True
 
-    def look(self) -> None:
-        """Read again what is wanted, where it may have changed."""
+    def refresh(self) -> None:
+        """Read the desired states if they may have changed."""
         if self._is_stale:
             try:
                 self.read()
@@ -92,37 +92,37 @@ class StateReconciler:
                 self._outage.over()
 
     def read(self) -> None:
-        """Read what is wanted. Raises `redis.RedisError`."""
+        """Read the desired states. Raises `redis.RedisError`."""
         desired_states = self._read()
-        if self._postures is None:
+        if self._desired is None:
             self._since = position(desired_states.changed)
-        self._postures, self._is_stale = desired_states, False
+        self._desired, self._is_stale = desired_states, False
 
     def wanted(self, member: WorkerProcessHandle) -> DesiredState:
-        """What is wanted of a process with the model that it has."""
-        return self._posture_of(member.name, member.spec.name if member.spec else "")
+        """The desired state of a process with its present model."""
+        return self._desired_of(member.name, member.spec.name if member.spec else "")
 
-    def _posture_of(self, name: str, model: str) -> DesiredState:
-        return self._postures.of(name, model) if self._postures else DesiredState()
+    def _desired_of(self, name: str, model: str) -> DesiredState:
+        return self._desired.of(name, model) if self._desired else DesiredState()
 
     def weights(self) -> dict[str, str]:
-        """By model: the path of a checkpoint that stands in for its own."""
+        """Paths of checkpoints that replace a model's own weights, by model."""
         goals = {goal for goal in self._pool.goals.values() if goal}
         return {goal.spec.name: self.weights_of(goal.spec.name) for goal in goals}
 
     def weights_of(self, model: str) -> str:
-        """The path of a checkpoint that stands in for a model's own; "" for none."""
-        return self._posture_of("", model).weights
+        """The path of the checkpoint that replaces a model's own weights; "" for none."""
+        return self._desired_of("", model).weights
 
-    # What is done about it
+    # Reconciliation
 
-    def lead(self, member: WorkerProcessHandle) -> bool:
-        """Tell a process its next step, and note what it does; whether the yard must be told."""
-        if self._postures is None:
+    def advance(self, member: WorkerProcessHandle) -> bool:
+        """Send a process its next step; returns whether its roster entry has changed."""
+        if self._desired is None:
             return False
         wanted, observed = self.wanted(member), member.observed
-        observed.judge_anew(self._postures.changed)
-        if member.state in _LED:
+        observed.reset_refusals(self._desired.changed)
+        if member.state in _CONTROLLABLE:
             step = next_step(wanted, observed)
             if step is not None:
                 log.info("%s: %s", member.name, step)
@@ -135,50 +135,50 @@ class StateReconciler:
         return is_news
 
     def may_serve(self, member: WorkerProcessHandle) -> bool:
-        """Whether a process may have its lane: nothing unwanted would happen there."""
+        """Whether a process may serve its lane."""
         is_there = (
             member.state is State.READY and not member.has_released_lane and not member.is_retiring
         )
-        return is_there and self._postures is not None and self._is_fit(member)
+        return is_there and self._desired is not None and self._is_fit(member)
 
     def _is_fit(self, member: WorkerProcessHandle) -> bool:
         return is_fit(self.wanted(member), member.observed)
 
     def suspended(self) -> frozenset[int]:
-        """Devices that are to be let go of, or that may not be taken up yet."""
+        """Devices that must be released, or may not be taken up yet."""
         goals = {goal for goal in self._pool.goals.values() if goal}
         held = [goal.devices for goal in goals if self._is_suspended(goal)]
         return frozenset(device for devices in held for device in devices)
 
     def _is_suspended(self, goal: Goal) -> bool:
-        """It is paused first, so that what runs there ends as the pause says."""
-        if self._postures is None:
+        """Whether its devices are suspended; a running engine is paused first, by its mode."""
+        if self._desired is None:
             return True
         here = [one for one in self._pool.members if one.device == goal.devices[0]]
         having = [one for one in here if one.spec is goal.spec]
         holder = next((one for one in having if one.is_awake), None)
-        if holder is not None and holder.state in _LED and holder.observed.paused is None:
+        if holder is not None and holder.state in _CONTROLLABLE and holder.observed.paused is None:
             return False
         whose = [holder] if holder else having or here
         return any(
-            self._posture_of(one.name, goal.spec.name).run_state == "SUSPENDED" for one in whose
+            self._desired_of(one.name, goal.spec.name).run_state == "SUSPENDED" for one in whose
         )
 
-    # What came of it
+    # Acknowledgement
 
     def _run_state(self, member: WorkerProcessHandle, wanted: DesiredState) -> RunState:
-        """What a process does; one without an engine does what is wanted."""
+        """The run state of a process; without an engine it is the desired one."""
         observed = member.observed
-        if member.state in _PASSING or (member.state in _LED and member.served):
+        if member.state in _PASSING or (member.state in _CONTROLLABLE and member.served):
             return "PAUSED" if observed.paused else "RUNNING"
-        if member.state in _LED:
+        if member.state in _CONTROLLABLE:
             return "RUNNING" if wanted.run_state == "RUNNING" and not observed.paused else "PAUSED"
         if observed.run_state == "SUSPENDED" and self._is_coming_back(member):
             return "SUSPENDED"
         return wanted.run_state
 
     def _is_coming_back(self, member: WorkerProcessHandle) -> bool:
-        """Whether a process that was suspended is waking, or is about to."""
+        """Whether a suspended process is waking, or about to."""
         goal = self._pool.goals[member.device]
         return member.state is State.LOADING or (
             member.state is State.ASLEEP and goal is not None and goal.spec is member.spec
@@ -186,7 +186,7 @@ class StateReconciler:
 
     def _is_in_accord(self, member: WorkerProcessHandle, wanted: DesiredState) -> bool:
         observed = member.observed
-        if member.state in _LED:
+        if member.state in _CONTROLLABLE:
             fits = wanted.run_state != "SUSPENDED" and not member.has_released_lane
             return fits and not observed.refused and self._is_fit(member)
         if member.state is State.LOADING:
@@ -195,13 +195,13 @@ class StateReconciler:
         return member.state not in _PASSING and observed.run_state == wanted.run_state
 
     def _conclude(self, member: WorkerProcessHandle, wanted: DesiredState) -> None:
-        """Say what came of the signals, where nothing more will come of them."""
-        if self._postures is None:
+        """Acknowledge the signals whose outcome is final."""
+        if self._desired is None:
             return
-        observed, changed = member.observed, self._postures.changed
+        observed, changed = member.observed, self._desired.changed
         if self._is_in_accord(member, wanted):
             observed.obeyed = changed
-        elif not (member.state in _LED and observed.refused and self._is_fit(member)):
+        elif not (member.state in _CONTROLLABLE and observed.refused and self._is_fit(member)):
             return
         if not member.worker:
             return
@@ -212,7 +212,7 @@ class StateReconciler:
             self._answer(member, wanted, *unanswered.popleft())
 
     def _complain(self, member: WorkerProcessHandle, wanted: DesiredState, changed: str) -> None:
-        """Also those may wait for it who gave the signal before this controller was there."""
+        """Report a refusal to senders whose signal came before this controller started."""
         if member.observed.complained != changed and position(changed) <= self._since:
             member.observed.complained = changed
             reason = why_not(wanted, member.observed)
@@ -231,7 +231,7 @@ class StateReconciler:
 
 
 def _is_about(order: Order, member: WorkerProcessHandle) -> bool:
-    """Whether what a process cannot do is what an order is about."""
+    """Whether a process refuses what an order is about."""
     refused = member.observed.refused
     return (order.signal in _BY_PROFILING and any(isinstance(one, Profile) for one in refused)) or (
         order.signal in _BY_WEIGHTS and any(isinstance(one, ReloadWeights) for one in refused)

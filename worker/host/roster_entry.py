@@ -1,4 +1,4 @@
-"""What the yard is told of a process of the pool."""
+"""The roster entry of a process."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SHOWN: dict[State, WorkerState] = {
 
 
 def lane_limit(slots: int) -> int:
-    """Most entries on a lane: what the engine runs and a quarter more, read ahead."""
+    """Most entries on a lane: the engine's slots and a quarter more, read ahead."""
     return slots + max(1, slots // 4)
 
 
 def roster_entry(
     member: WorkerProcessHandle, controller: str, group: list[str], swapped_ms: int
 ) -> WorkerInfo:
-    """A roster entry; what an engine would say is left out while there is none."""
+    """The roster entry; the engine's fields are empty while there is none."""
     engine = member.engine
     slots = engine.slots if engine else 1
     return WorkerInfo(

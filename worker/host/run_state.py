@@ -1,6 +1,6 @@
-"""What a worker process should be told next to come to what operators want of it: a pure decision.
+"""The next step of a worker process towards its desired state: a pure decision.
 
-It is asked again whenever something has changed, so no step needs to know of the one after it.
+It is taken again after every change, so no step needs to know the one after it.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ Ask = PauseEngine | EngineCommand
 
 @dataclass(slots=True)
 class ObservedState:
-    """What a process with an engine does of what operators want, as far as it has said so."""
+    """The state of a process with an engine, as far as it has reported it."""
 
-    paused: PauseMode | None = None  # None: it runs
+    paused: PauseMode | None = None  # None: running
     epoch: int | None = None
     profiling: bool = False
     weights: str = ""
-    asked: Ask | None = None  # what it has been told and has not answered yet
-    refused: dict[EngineCommand, str] = field(default_factory=dict)  # what it cannot do, and why
-    judged: str = ""  # id of the signal since which it has refused that
-    run_state: RunState = "RUNNING"  # that the yard is shown
-    obeyed: str = ""  # id of the newest signal that it is in accord with
-    complained: str = ""  # the signal of which was said that it cannot be obeyed
-    shown: tuple[object, ...] = ()  # what the yard has been told of all this
+    asked: Ask | None = None  # the command that it has not answered yet
+    refused: dict[EngineCommand, str] = field(default_factory=dict)  # refused commands, and why
+    judged: str = ""  # id of the signal since which they are refused
+    run_state: RunState = "RUNNING"  # as the roster shows it
+    obeyed: str = ""  # id of the newest signal that it has carried out
+    complained: str = ""  # the signal whose refusal was reported
+    shown: tuple[object, ...] = ()  # the roster's copy
 
     @property
     def as_shown(self) -> tuple[object, ...]:
-        """What the yard is told."""
+        """The part that the roster shows."""
         return self.run_state, self.obeyed, self.epoch, self.profiling, self.weights
 
     def rests(self, mode: PauseMode) -> None:
-        """It has said that nothing runs."""
+        """It reports that nothing runs."""
         if self.asked == PauseEngine(mode):
             self.asked, self.paused = None, mode
 
     def has_done(self, errand: EngineCommand) -> bool:
-        """It has said that it has done something; whether it was asked for that here."""
+        """It reports a command as done; returns whether that was the one asked here."""
         if self.asked != errand:
             return False
         self.asked = None
@@ -64,25 +64,25 @@ class ObservedState:
         return True
 
     def cannot(self, errand: EngineCommand, reason: str) -> bool:
-        """It has said that it cannot do something; whether it was asked for that here."""
+        """It refuses a command; returns whether that was the one asked here."""
         if self.asked != errand:
             return False
         self.asked = None
         self.refused[errand] = reason
         return True
 
-    def judge_anew(self, changed: str) -> None:
-        """With each signal it is asked again for what it could not do."""
+    def reset_refusals(self, changed: str) -> None:
+        """Ask again, after a new signal, for what it refused."""
         if self.judged != changed:
             self.judged = changed
             self.refused.clear()
 
 
 def next_step(wanted: DesiredState, observed: ObservedState) -> Ask | None:
-    """What to tell a process whose engine is up; None where it has to answer first, or is there.
+    """The command for a process whose engine is up; None if it must answer first or is done.
 
-    One that cannot have the weights that it should have rests until they are others: no request
-    is answered by a model that nobody meant.
+    A process that cannot load its desired weights stays paused until others are desired: no
+    request is answered with the wrong weights.
     """
     if isinstance(observed.asked, PauseEngine):  # may take as long as the longest request
         return _instead(observed.asked, _rest(wanted, observed))
@@ -93,12 +93,12 @@ def next_step(wanted: DesiredState, observed: ObservedState) -> Ask | None:
 
 
 def is_fit(wanted: DesiredState, observed: ObservedState) -> bool:
-    """Whether a process whose engine is up may have a lane: it would do nothing unwanted there."""
+    """Whether a process whose engine is up has reached its desired state and may serve."""
     return observed.asked is None and next_step(wanted, observed) is None
 
 
 def why_not(wanted: DesiredState, observed: ObservedState) -> str:
-    """Why a process does not do all that is wanted; "" where nothing hinders it."""
+    """Why a process cannot reach its desired state; "" if it can."""
     reasons = [reason for errand, reason in observed.refused.items() if _is_wanted(errand, wanted)]
     return "; ".join(reasons)
 
@@ -112,7 +112,7 @@ def _is_wanted(errand: EngineCommand, wanted: DesiredState) -> bool:
 
 
 def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
-    """How it has to rest now; None where it has to run."""
+    """How it must be paused; None if it must run."""
     if wanted.run_state != "RUNNING":
         return wanted.mode
     return "abort" if observed.weights != wanted.weights else None
@@ -125,7 +125,7 @@ def _instead(asked: PauseEngine, rest: PauseMode | None) -> Ask | None:
 
 
 def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[Ask]:
-    """All that has to change, in this order: results must tell their epoch and weights truly."""
+    """The changes to make, in order: results must carry the right epoch and weights."""
     rest = _rest(wanted, observed)
     if rest is not None and observed.paused != rest:
         yield PauseEngine(rest)

@@ -1,8 +1,8 @@
-"""Counts what keeps the processes of a host from their first start, and says when that is enough.
+"""Counts failed starts of a host's processes and decides when they are enough.
 
-Counted are deaths and refusals of one kind, over all processes of the host, until one of them has
-been warm (for what happens before) or has served (for what happens while a model is loaded). A host
-on which something works goes on: what fails there is tried again with growing pauses.
+Failures of one kind are counted over all processes of the host, until one of them has been warm
+(for failed warm-ups) or has served (for failed loads). A host on which something works continues:
+failures there are retried with growing pauses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worker.host.diagnosis import Diagnosis, FailedStart, Phase, diagnose, parag
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Something that has failed often enough to be told."""
+    """A failure that has happened often enough to be reported."""
 
     death: FailedStart
     diagnosis: Diagnosis
@@ -23,12 +23,12 @@ class StartFailure:
     is_hopeless: bool  # nothing on this host works, and nothing is still in its first try
 
     def paragraph(self, place: str) -> str:
-        """What to tell; ``place`` is where the log is."""
+        """The report; ``place`` is where the log is."""
         return paragraph(self.death, self.diagnosis, self.count, place)
 
 
 class StartFailures:
-    """Of one host."""
+    """The failed starts of one host."""
 
     def __init__(self, limit: int) -> None:
         """``limit`` failures of the same kind are enough; one where trying again cannot help."""
@@ -40,7 +40,7 @@ class StartFailures:
         self.failed: set[str] = set()  # processes that have had their first try
 
     def note(self, name: str, death: FailedStart) -> None:
-        """The process ``name`` has died, or has refused its model."""
+        """The process ``name`` has died or refused its model."""
         diagnosis = diagnose(death)
         kind = death.phase, diagnosis.cause
         self._counts[kind] += 1
@@ -48,13 +48,13 @@ class StartFailures:
         self.failed.add(name)
 
     def worked(self, phase: Phase) -> None:
-        """Some process has come through this phase."""
+        """Some process has completed this phase."""
         self._worked.add(phase)
 
     def enough(self, *, is_pending: bool) -> StartFailure | None:
-        """What should be told now, each kind once; None where nothing should.
+        """The failure to report now, each kind once; None if there is none.
 
-        ``is_pending`` says that a process is still in its first try, which is waited for.
+        While ``is_pending``, a process is still in its first try, which is waited for.
         """
         for kind, count in self._counts.items():
             death, diagnosis = self._last[kind]

@@ -1,4 +1,4 @@
-"""Answers whether this host could give a model other weights, before anybody tries."""
+"""Checks whether this host can load other weights for a model, before it tries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("tokenyard.worker.control")
 
 
 class WeightsCheck:
-    """Looks at checkpoints, each in a thread of its own: a file system may take its time."""
+    """Checks checkpoints, each in its own thread: a file system may be slow."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class WeightsCheck:
         self._acknowledge = acknowledge
 
     def begin(self, entry: str, command: Command) -> None:
-        """Look, and acknowledge the command when that is done."""
+        """Start a check; it acknowledges the command when it is done."""
         threading.Thread(
             target=self._answer, args=(entry, command), name="check", daemon=True
         ).start()
@@ -44,13 +44,13 @@ class WeightsCheck:
     def _why_not(self, command: Command) -> str:
         spec = self._catalog.get(command.model)
         if spec is None:
-            return f"{command.model!r} does not stand in the models file of this host"
+            return f"{command.model!r} is not in the models file of this host"
         try:
             check_weights(self._settings, spec, command.weights)
         except Unsupported as error:
             return str(error)
         except OSError as error:
             return f"{command.weights}: {error.strerror or error}"
-        except Exception as error:  # noqa: BLE001  # of a hostile file; somebody waits for a word
+        except Exception as error:  # noqa: BLE001  # of a hostile file; the sender waits for an answer
             return f"{command.weights}: {type(error).__name__}: {error}"
         return ""

@@ -1,6 +1,6 @@
-"""An engine that a program has asked for: its devices, and the requests that it has.
+"""An engine of a program: its devices and its unanswered requests.
 
-All of it belongs to the pool's thread; other threads only wait for the futures and read ``info``.
+It belongs to the pool's thread; other threads only wait for the futures and read ``info``.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A model with its ranks, and where they are."""
+    """A model and its devices."""
 
     spec: ModelSpec
     devices: tuple[int, ...]
 
 
 class Booking:
-    """A model on devices of the pool. Its spec is no other's, and known by its identity."""
+    """A model on devices of the pool; its spec is unique and compared by identity."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.devices: tuple[int, ...] = ()
-        self.before: Size | None = None  # what it was, while it is brought to another size
+        self.before: Size | None = None  # its size before, while it is resized
         self.info: EngineInfo | None = None  # of its last load
         self.fault = ""  # why it is not up
-        self.leader: WorkerProcessHandle | None = None  # the process that serves it, or did so last
+        self.leader: WorkerProcessHandle | None = None  # the process that serves or served it
         self.is_serving = False
         self.is_asleep = False  # or about to be
         self.is_closed = False
@@ -49,18 +49,18 @@ class Booking:
         self.asleep: Future[None] = Future()
         self.gone: Future[None] = Future()
         self.resized: Future[None] = Future()
-        self._finishing: set[str] = set()  # entries that the engine of the size before still has
-        self._asked: dict[str, RequestBatch] = {}  # by entry, what is unanswered
+        self._finishing: set[str] = set()  # entries in the engine before a resize
+        self._asked: dict[str, RequestBatch] = {}  # unanswered, by entry
 
     def book(self, devices: Sequence[int]) -> None:
-        """It is to come up on these devices."""
+        """It will be loaded on these devices."""
         self.devices = tuple(devices)
         self.is_asleep = False
         if self.up.done():
             self.up = Future()
 
     def serve(self, leader: WorkerProcessHandle) -> None:
-        """The engine is up: it gets what was asked in the meantime."""
+        """The engine is up: send it the waiting requests."""
         self.leader, self.info, self.fault, self.is_serving = leader, leader.engine, "", True
         leader.send(Serve(LOCAL))
         _give(leader, [call.assignments[entry] for entry, call in self._asked.items()])
@@ -71,14 +71,14 @@ class Booking:
             self.resized.set_result(None)
 
     def resize(self, spec: ModelSpec, devices: Sequence[int]) -> None:
-        """It is to come up in another size; what is asked meanwhile waits for that."""
+        """It will be loaded in another size; new requests wait for that."""
         self.before, self.resized = Size(self.spec, self.devices), Future()
         self._finishing, self.is_serving = set(self._asked), False
         self.spec = spec
         self.book(devices)
 
     def revert(self, reason: str) -> None:
-        """It cannot be had in that size: it is to be as it was."""
+        """It cannot be loaded in that size: return to the one before."""
         if self.before is None:
             raise RuntimeError("it is not being resized")
         before, self.before = self.before, None
@@ -87,7 +87,7 @@ class Booking:
         self.resized.set_exception(LoadFailed(reason))
 
     def cut_off(self, reason: str) -> None:
-        """The engine of the size before ends, with what it has not finished."""
+        """The engine before a resize ends: fail its unfinished requests."""
         calls = {id(call): call for entry in self._finishing if (call := self._asked.get(entry))}
         self._finishing.clear()
         for call in calls.values():
@@ -96,7 +96,7 @@ class Booking:
             call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def ask(self, call: RequestBatch) -> None:
-        """Take requests in; while the engine is loaded again they wait for it."""
+        """Accept requests; they wait while the engine is being loaded."""
         if self.is_closed or self.is_asleep:
             state = "was deleted" if self.is_closed else "sleeps; wake it first"
             call.fail(RuntimeError(f"the engine {self.spec.name} {state}"))
@@ -106,13 +106,13 @@ class Booking:
             _give(self.leader, list(call.assignments.values()))
 
     def forget(self, entries: Iterable[str]) -> None:
-        """Nobody waits for these any more."""
+        """Cancel requests that nobody waits for."""
         known = [entry for entry in entries if self._asked.pop(entry, None)]
         if known and self.leader and (self.is_serving or self._finishing):
             self.leader.send(AbortRequests(known))
 
     def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
-        """Hand replies to those who asked."""
+        """Pass replies on to their requests."""
         for entry, reply in replies:
             call = self._asked.get(entry)
             if call is None:
@@ -122,7 +122,7 @@ class Booking:
             call.take(entry, reply)
 
     def give_up_requests(self, reason: str) -> None:
-        """It can answer no more; who waits is told."""
+        """Fail all unanswered requests."""
         self.is_serving = False
         calls = {id(call): call for call in self._asked.values()}
         self._asked.clear()
@@ -130,14 +130,14 @@ class Booking:
             call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def lose(self, reason: str) -> None:
-        """Its process is dead; what was not given to it yet waits for the next."""
+        """Its process is dead; requests that it did not have yet wait for the next one."""
         self.fault = reason
         if self.is_serving:
             then = "" if self.is_closed or self.is_asleep else "; it is being loaded again"
             self.give_up_requests(f"its process died ({reason}){then}")
 
     def miss(self, reason: str) -> bool:
-        """It could not be loaded; whether that shall be tried again, as it was up before."""
+        """It could not be loaded; returns whether to try again: only if it was up before."""
         self.fault = reason
         if self.is_closed:
             return False
@@ -148,7 +148,7 @@ class Booking:
         return False
 
     def end(self, reason: str) -> None:
-        """It is gone for good."""
+        """It has ended for good."""
         self.is_closed = True
         self.give_up_requests(reason)
         if not self.up.done():

@@ -1,6 +1,6 @@
-"""All engines of a program's own pool: who gets which device, and what the pool says of them.
+"""The engines of a program's own pool: which devices each has, and its state.
 
-It is the pool's owner, and is only called in the pool's thread.
+It is the pool's listener and is called in the pool's thread only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("tokenyard.worker.local")
 
 
 class Bookings:
-    """Gives devices to engines; ``show`` is told whenever a process has changed."""
+    """Gives devices to engines; calls ``show`` whenever a process has changed."""
 
     def __init__(
         self, settings: WorkerSettings, show: Callable[[Sequence[ProcessStatus]], None]
@@ -50,7 +50,7 @@ class Bookings:
         return self._aim(booking, chosen)
 
     def release(self, booking: Booking) -> Future[None]:
-        """Let it finish what it has, and its processes be warm again."""
+        """Finish its requests and unload it."""
         booking.is_closed = True
         if self._has_devices(booking):
             self.pool.aim(None, booking.devices)
@@ -61,7 +61,7 @@ class Bookings:
         return booking.gone
 
     def put_to_sleep(self, booking: Booking, level: int) -> Future[None]:
-        """Let it give its device free, at this level."""
+        """Put it to sleep at this level."""
         if booking.is_closed or booking.is_asleep:
             return booking.asleep
         if len(booking.devices) > 1:
@@ -104,7 +104,7 @@ class Bookings:
         return booking.resized
 
     def _revert(self, booking: Booking, goal: Goal, reason: str) -> bool:
-        """Back to the size before; whether its devices are still free."""
+        """Return to the size before; returns whether its devices are still free."""
         booking.revert(reason)
         self.pool.aim(None, goal.devices)
         if any(self.pool.goals[device] for device in booking.devices):
@@ -120,7 +120,7 @@ class Bookings:
         self._show([process_status(one, self._deaths.get(one.name, "")) for one in members])
 
     def end(self) -> None:
-        """All are gone, and the pool is stopped."""
+        """End all engines and stop the pool."""
         for booking in self._all:
             booking.end("the controller has stopped")
         self.pool.stop()
@@ -143,7 +143,7 @@ class Bookings:
         )
 
     def _held(self) -> str:
-        """Who holds which device, in words."""
+        """Which model holds which device, in words."""
         goals = self.pool.goals.items()
         return ", ".join(
             f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
@@ -163,26 +163,26 @@ class Bookings:
     # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
-        """It has come into another state."""
+        """See `PoolListener`."""
         if member.state is State.WARM:
             self._deaths.pop(member.name, None)
         if member.is_in_crash_loop:
-            self._despair(member.device)
-        self.tell()  # before whoever waits for it may look
+            self._fail_crash_looping(member.device)
+        self.tell()  # before a waiting thread looks
         booking = self._of(member.spec)
         if booking and member.state is State.ASLEEP and _was(booking, member.spec):
-            self.pool.give_way(member)  # in that size it will not be woken
+            self.pool.give_way(member)  # it will not be woken in that size
         self._settle()
 
     def serves(self, member: WorkerProcessHandle) -> None:
-        """Its engine is up: it gets what was asked."""
+        """See `PoolListener`; the engine gets the waiting requests."""
         self.tell()
         booking = self._of(member.spec)
         if booking and not booking.is_closed and booking.spec is member.spec:
             booking.serve(member)
 
     def gives_way(self, member: WorkerProcessHandle) -> None:
-        """What it has not finished by now it never will."""
+        """See `PoolListener`; unfinished requests fail."""
         booking = self._of(member.spec)
         if booking and _was(booking, member.spec):
             booking.cut_off("it had to go before it was done")
@@ -190,7 +190,7 @@ class Bookings:
             booking.give_up_requests("it had to go before it was done")
 
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
-        """Its process is dead."""
+        """See `PoolListener`."""
         if why != "left":
             self._deaths[member.name] = reason
         booking = self._of(member.spec)
@@ -200,10 +200,10 @@ class Bookings:
             booking.lose(f"{member.name}: {reason}")
 
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
-        """Whoever waits is told when it is enough (`_despair`)."""
+        """Nothing: `_fail_crash_looping` reports repeated failures."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
-        """A model could not be loaded; whether the pool shall go on trying."""
+        """See `PoolListener`."""
         booking = self._of(goal.spec)
         if booking is None:
             return False
@@ -212,16 +212,16 @@ class Bookings:
         return booking.miss(reason)
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """Nothing is asked of a process that has nothing to do with a goal."""
+        """Never called: no such commands are sent."""
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
-        """Replies."""
+        """Pass replies on."""
         booking = self._of(member.spec)
         if booking and isinstance(message, Replies):
             booking.take(message.replies)
 
-    def _despair(self, device: int) -> None:
-        """All processes of a device die again and again: who waits for a first load is told."""
+    def _fail_crash_looping(self, device: int) -> None:
+        """Fail the first load on a device whose processes are all in a crash loop."""
         members = [member for member in self.pool.members if member.device == device]
         goal = self.pool.goals[device]
         if goal is None or not all(member.is_in_crash_loop for member in members):
@@ -231,7 +231,7 @@ class Bookings:
             self.pool.aim(None, goal.devices)
 
     def _settle(self) -> None:
-        """Say so where an engine that was to sleep or to go has done so."""
+        """Complete the sleeps and deletions that are done."""
         for booking in self._all:
             if booking.is_asleep and not booking.asleep.done() and not self._is_awake(booking):
                 booking.asleep.set_result(None)
@@ -244,5 +244,5 @@ class Bookings:
 
 
 def _was(booking: Booking, spec: ModelSpec | None) -> bool:
-    """Whether that is the engine of before, which is brought to another size."""
+    """Whether this is the engine before a resize in progress."""
     return booking.before is not None and booking.before.spec is spec

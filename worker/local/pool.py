@@ -1,7 +1,7 @@
-"""A pool with a thread of its own, for a program that wants engines and no yard.
+"""A pool with its own thread, for a program without Redis.
 
-Everything about the pool happens in that thread. Other threads give it orders and wait, with a
-bound.
+Everything about the pool happens in that thread. Other threads submit orders and wait, with a
+timeout.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Order = Callable[[], Future[None]]
 
 
 class LocalPool:
-    """Carries the orders of a program to the thread of its pool."""
+    """Runs the orders of a program in the thread of its pool."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._bookings = Bookings(settings, self._show)
         self._pool = self._bookings.pool
         self._orders: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._door = threading.Lock()  # held while an order is given, and while the door closes
+        self._gate = threading.Lock()  # held while an order is submitted and while the pool closes
         self._is_open = False
         self._stops = 0
         self._news = threading.Condition()
@@ -51,13 +51,13 @@ class LocalPool:
         self._thread.start()
 
     def stop(self, timeout_s: float, *, at_once: bool = False) -> None:
-        """Let running requests finish for the grace, and stop; called again, stop at once.
+        """Drain for the grace and stop; called again, stop immediately.
 
         Raises `WaitTimeout`.
         """
-        with self._door:
+        with self._gate:
             self._stops += 2 if at_once else 1
-            if self._is_open:  # later its bell may be gone
+            if self._is_open:  # later its wakeup pipe may be closed
                 self._pool.wakeup.set()
             self._is_open = False
         self._thread.join(timeout_s)
@@ -103,7 +103,7 @@ class LocalPool:
         self._carry_out(partial(self._bookings.release, booking), booking, "gone", timeout_s)
 
     def put_to_sleep(self, booking: Booking, level: int, timeout_s: float) -> None:
-        """Let an engine give its device free; raises `Unsupported`, `EngineLost`, `WaitTimeout`."""
+        """Put an engine to sleep; raises `Unsupported`, `EngineLost`, `WaitTimeout`."""
         order = partial(self._bookings.put_to_sleep, booking, level)
         self._carry_out(order, booking, "asleep", timeout_s)
 
@@ -118,7 +118,7 @@ class LocalPool:
         )
 
     def _carry_out(self, order: Order, booking: Booking, goal: str, timeout_s: float) -> None:
-        """Give an order and wait until it has been carried out."""
+        """Submit an order and wait until it is carried out."""
         until = time.monotonic() + timeout_s
         begun: Future[Future[None]] = Future()
 
@@ -139,24 +139,24 @@ class LocalPool:
     # Requests
 
     def ask(self, booking: Booking, call: RequestBatch) -> None:
-        """Give an engine requests; the replies go to the call."""
+        """Send requests to an engine; the replies go to ``call``."""
         self._give(partial(booking.ask, call))
 
     def forget(self, booking: Booking, call: RequestBatch) -> None:
-        """Nobody waits any more for what is unanswered."""
+        """Cancel the unanswered requests."""
         entries = list(call.unanswered)
         if entries:
             self._mention(partial(booking.forget, entries))
 
     def _give(self, order: Callable[[], object]) -> None:
-        with self._door:
+        with self._gate:
             if not self._is_open:
                 raise RuntimeError("the controller does not run; start it first")
             self._orders.put(order)
             self._pool.wakeup.set()
 
     def _mention(self, order: Callable[[], object]) -> None:
-        """Give an order that has no sense any more once the pool has stopped."""
+        """Submit an order that is moot once the pool has stopped."""
         with contextlib.suppress(RuntimeError):
             self._give(order)
 
@@ -169,7 +169,7 @@ class LocalPool:
                 self._pool.run_once()
             self._pool.drain(lambda: self._stops > 1)
         finally:
-            with self._door:
+            with self._gate:
                 self._is_open = False
             self._obey()
             self._bookings.end()

@@ -1,4 +1,4 @@
-"""Requests that were asked for together, and their answers as they come."""
+"""Requests that were made together, and their replies."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tokenyard.protocol.wire import Assignment, Request
 
 
 class RequestBatch:
-    """Some requests to one engine.
+    """Requests to one engine.
 
-    The pool's thread puts replies in, and one other thread takes them out.
+    The pool's thread adds replies, one other thread takes them out.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -30,7 +30,7 @@ class RequestBatch:
         self._replies.put((entry, reply))
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come."""
+        """Fail all requests."""
         self._replies.put(error)
 
     # The thread that asks
@@ -83,26 +83,26 @@ class RequestBatch:
 
 
 def _assignment(request: Request) -> Assignment:
-    """A request as an engine takes it; it has waited for nobody."""
+    """The assignment of a request that has not waited."""
     sid = f"local/{time.time_ns() // 1_000_000}-{request.id}"
     return Assignment(request=request, entry=f"{request.id}-0", sid=sid, attempt=1)
 
 
 class _StreamProgress:
-    """How much of a streamed answer has been shown, by choice."""
+    """How much of a streamed answer was yielded, by choice."""
 
     def __init__(self) -> None:
         self._tokens: Counter[int] = Counter()
         self._characters: Counter[int] = Counter()
 
     def note(self, delta: Delta) -> Delta:
-        """It is shown now."""
+        """Count a delta that is yielded."""
         self._tokens[delta.index] += len(delta.tokens)
         self._characters[delta.index] += len(delta.text or "")
         return delta
 
     def rest(self, result: Result) -> Iterator[Delta]:
-        """What came with the result only."""
+        """The tokens that came only with the result."""
         seq = self._tokens.total()
         whole = Choice(0, result.tokens, result.text, logprobs=result.logprobs)
         for choice in result.choices or [whole]:

@@ -12,7 +12,7 @@ from typing import Protocol
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment
-from worker.engines import Engine, RequestFailed
+from worker.engines import Engine, RequestError
 from worker.messages import (
     Done,
     Drain,
@@ -251,7 +251,7 @@ class EngineLoop:
                 raise InvalidRequest("request", assignment.fault)
             if assignment.request.model not in self._names:
                 reason = f"{assignment.request.model} is not served here"  # goes back to the yard
-                self._put([RequestFailed(assignment.entry, Code.INFERENCE_ERROR, reason)])
+                self._put([RequestError(assignment.entry, Code.INFERENCE_ERROR, reason)])
                 return
             known = self._results.find(assignment)
             if known is None:
@@ -260,7 +260,7 @@ class EngineLoop:
                 log.info("%s was answered here before", assignment.request.id)
                 self._put([Remembered(assignment.entry, known)])
         except InvalidRequest as refused:
-            self._put([RequestFailed(assignment.entry, Code.INVALID_REQUEST, str(refused))])
+            self._put([RequestError(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
     def _note_deadline(self, session: LaneSession, entry: str, deadline_ms: int) -> None:
         runs = session.runs

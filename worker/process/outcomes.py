@@ -20,7 +20,7 @@ from tokenyard.protocol.replies import (
     json_text,
 )
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from worker.engines import EngineEvent, EngineInfo, Finished, RequestFailed, TokenDelta
+from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, TokenDelta
 
 
 class Run(Struct, eq=False):
@@ -131,7 +131,7 @@ def epoch_to_store(run: Run, delta: Reply, epoch: int | None) -> int | None:
 
 def result_reply(
     run: Run,
-    end: Finished | RequestFailed | Expired | Remembered,
+    end: Finished | RequestError | Expired | Remembered,
     info: EngineInfo,
     worker: str,
     now: float,
@@ -142,7 +142,7 @@ def result_reply(
         return structs.replace(end.reply, seq=run.seq)
     provenance = _provenance(run, info, worker, epoch)
     timing = json_text(_timing(run, now))
-    if isinstance(end, RequestFailed):
+    if isinstance(end, RequestError):
         return Reply(
             id=run.assignment.request.id,
             event="result",

@@ -21,7 +21,7 @@ from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.telemetry.tracing import Tracer
-from worker.engines import EngineInfo, RequestFailed, TokenDelta
+from worker.engines import EngineInfo, RequestError, TokenDelta
 from worker.process.outcomes import (
     Outcome,
     Remembered,
@@ -126,7 +126,7 @@ class Publisher:
     def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
         events = merge(events)
         for event in events:
-            if isinstance(event, RequestFailed) and event.code is Code.INFERENCE_ERROR:
+            if isinstance(event, RequestError) and event.code is Code.INFERENCE_ERROR:
                 self._hand_back(event)
         deltas, results = self._publications(events, epoch)
         if deltas:
@@ -162,7 +162,7 @@ class Publisher:
                 results.append((run, event, Publication(run.assignment, reply)))
         return deltas, results
 
-    def _hand_back(self, failed: RequestFailed) -> None:
+    def _hand_back(self, failed: RequestError) -> None:
         """Return a request that another attempt may complete; the leader decides whether."""
         run = self.runs.pop(failed.key, None)
         if run is None:

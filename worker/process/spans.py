@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from tokenyard.telemetry.tracing import Attributes, Tracer, carrier_of
-from worker.engines import EngineInfo, Finished, RequestFailed
+from worker.engines import EngineInfo, Finished, RequestError
 from worker.process.outcomes import Expired, Remembered, Run
 
-End = Finished | RequestFailed | Expired | Remembered | None
+End = Finished | RequestError | Expired | Remembered | None
 
 
 class EngineSpans:
@@ -77,7 +77,7 @@ def _error(end: End) -> str:
     match end:
         case Finished() | Remembered():
             return ""
-        case RequestFailed(_, code, message):
+        case RequestError(_, code, message):
             return f"{code}: {message}"
         case Expired(_, _, where):
             return f"DEADLINE_EXCEEDED: the deadline passed while the request was {where}"

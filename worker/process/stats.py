@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from typing import Final
 
 from tokenyard.protocol.worker_info import WorkerTotals
-from worker.engines import Finished, RequestFailed, TokenDelta
+from worker.engines import Finished, RequestError, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
 from worker.published_counts import PublishedCounts
 
 #: The median time to first token covers this window and at most `MOST_KEPT` requests.
 WINDOW_S: Final = 60.0
 MOST_KEPT: Final = 1000
-End = Finished | RequestFailed | Expired | Remembered
+End = Finished | RequestError | Expired | Remembered
 _OUTCOMES: Final = {
     Finished: "completed",
-    RequestFailed: "failed",
+    RequestError: "failed",
     Expired: "expired",
     Remembered: "completed",
 }

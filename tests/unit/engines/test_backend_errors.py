@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from worker.engines import DeviceLost, Group
+from worker.engines import DeviceLost, RankGroup
 from worker.engines.vllm import backend as vllm_backend
 from worker.engines.vllm.backend import VllmBackend
 from worker.models import ModelSpec
@@ -84,7 +84,7 @@ def test_a_group_is_not_formed_twice(loads: Loads) -> None:
     groups = Mock(executor_for=lambda _: executor)
 
     with pytest.raises(AssertionError, match="memory profiling"):
-        VllmBackend(groups=groups).load(SPEC, Group("nowhere", 0, (0, 1)))
+        VllmBackend(groups=groups).load(SPEC, RankGroup("nowhere", 0, (0, 1)))
 
     assert done == ["make", "release", "let go"]
 

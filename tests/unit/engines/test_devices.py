@@ -15,7 +15,7 @@ from tokenyard.cli import main
 from tokenyard.cli.up.engine_options import count_workers
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import DeviceName, WorkerSettings
-from worker.engines import Group, devices
+from worker.engines import RankGroup, devices
 from worker.engines.devices import (
     Device,
     Host,
@@ -319,7 +319,7 @@ def test_a_process_sees_no_mig_instance_but_its_own(
     assert environment["CUDA_VISIBLE_DEVICES"] == "MIG-22"
     assert backend._device == 0
     with pytest.raises(ValueError, match="MIG instances cannot form a group"):
-        backend.load(ModelSpec("wide", "/nowhere"), Group("/nowhere", 0, (0, 1)))
+        backend.load(ModelSpec("wide", "/nowhere"), RankGroup("/nowhere", 0, (0, 1)))
 
 
 def test_a_process_sees_all_gpus_by_their_uuids(environment: dict[str, str]) -> None:

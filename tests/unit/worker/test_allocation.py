@@ -8,7 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from tokenyard.protocol.settings import WorkerSettings
-from worker.engines import Group, Memory
+from worker.engines import Memory, RankGroup
 from worker.host.allocation import (
     GiveWay,
     Goal,
@@ -204,7 +204,7 @@ class TestSleep:
         assert not self._sleeps(member(State.DRAINED, WAKEFUL), member(State.WARM))
 
     def test_a_group_does_not_sleep(self) -> None:
-        group = Group("address", 0, (0, 1))
+        group = RankGroup("address", 0, (0, 1))
 
         assert not self._sleeps(member(State.DRAINED, PAIR, group=group), member(State.WARM))
 
@@ -269,8 +269,8 @@ class TestGroups:
         ]
 
     def _group(self, state: State = State.READY) -> list[WorkerProcessHandle]:
-        leader = member(state, PAIR, group=Group("address", 0, (0, 1)))
-        follower = member(State.ATTACHED, PAIR, 1, group=Group("address", 1, (0, 1)))
+        leader = member(state, PAIR, group=RankGroup("address", 0, (0, 1)))
+        follower = member(State.ATTACHED, PAIR, 1, group=RankGroup("address", 1, (0, 1)))
         return [leader, follower]
 
     def test_a_group_that_is_there_stays(self) -> None:
@@ -352,9 +352,9 @@ class TestSuspension:
         assert steps([holder], goal, suspended={0}) == [GiveWay(holder, sleeps=True)]
 
     def test_a_group_cannot_sleep(self) -> None:
-        group = Group("/x", 0, (0, 1))
+        group = RankGroup("/x", 0, (0, 1))
         leader = member(State.DRAINED, PAIR, group=group)
-        follower = member(State.ATTACHED, PAIR, 1, group=Group("/x", 1, (0, 1)))
+        follower = member(State.ATTACHED, PAIR, 1, group=RankGroup("/x", 1, (0, 1)))
 
         found = steps([leader, follower], Goal(PAIR, (0, 1)), slots=2, suspended={0, 1})
 

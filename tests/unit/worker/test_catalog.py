@@ -112,8 +112,8 @@ class TestHostEntry:
         assert entry.info.models[0].load_s == 1.5
 
     def test_faults_with_other_weights_are_forgiven(self, entry: HostEntry) -> None:
-        entry.faulted("adder", "no such file", "/step-1")
-        entry.faulted("large", "out of memory")
+        entry.load_failed("adder", "no such file", "/step-1")
+        entry.load_failed("large", "out of memory")
         weights = {"adder": "/step-1", "large": ""}
 
         assert entry.forgive(weights.__getitem__) == set()
@@ -143,8 +143,8 @@ class TestHostEntry:
 
     def test_faults_are_counted_until_a_load_succeeds(self, entry: HostEntry) -> None:
         before_ms = time.time() * 1000
-        entry.faulted("adder", "no such file")
-        entry.faulted("adder", "out of memory")
+        entry.load_failed("adder", "no such file")
+        entry.load_failed("adder", "out of memory")
         adder, large = entry.info.models
         assert (adder.fault, adder.faults) == ("out of memory", 2)
         assert before_ms - 1 <= adder.faulted_ms <= time.time() * 1000

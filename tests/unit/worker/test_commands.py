@@ -62,7 +62,7 @@ class Commander:
         """Give a command and let the pool act on it; its entry."""
         self._given += 1
         entry = f"{self._given}-0"
-        self.orders.obey(entry, Command(verb=verb, worker=f"{name}.1", **fields))
+        self.orders.run(entry, Command(verb=verb, worker=f"{name}.1", **fields))
         self.played.turn()
         return entry
 
@@ -173,7 +173,7 @@ class TestLoad:
     def test_a_model_that_nobody_listed(self, host: Commander) -> None:
         entry = host.command("load", model="evil")
 
-        assert "'evil' does not stand in the models file" in host.reason(entry)
+        assert "'evil' is not in the models file" in host.reason(entry)
         assert host.told("w-0") == []
 
     def test_a_swap(self, host: Commander) -> None:
@@ -226,7 +226,7 @@ class TestLoad:
             Command(verb="load", worker="w-0.1", model="a"),
         ]
         for entry, command in zip(("s", "l"), commands, strict=True):
-            host.orders.obey(entry, command)
+            host.orders.run(entry, command)
         host.played.turn()
 
         assert host.reason("s") == SUPERSEDED

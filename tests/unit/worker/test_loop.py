@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from worker.engines import RequestFailed, TokenDelta
+from worker.engines import RequestError, TokenDelta
 from worker.messages import (
     Drain,
     Drained,
@@ -63,7 +63,7 @@ def test_refused_request_is_answered(rig: LoopRig) -> None:
 
     rig.turn()
 
-    fault = RequestFailed("1-0", Code.INVALID_REQUEST, "prompt: is too long")
+    fault = RequestError("1-0", Code.INVALID_REQUEST, "prompt: is too long")
     assert rig.sessions[0].given == [fault]
 
 
@@ -77,7 +77,7 @@ def test_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> None
     rig.turn()
 
     (fault,) = rig.sessions[0].given
-    assert isinstance(fault, RequestFailed)
+    assert isinstance(fault, RequestError)
     assert "params: x" in fault.message
     assert not rig.engine.has
 
@@ -248,7 +248,7 @@ def test_another_model_is_not_answered_for(rig: LoopRig) -> None:
     rig.turn()
 
     # It goes back to the yard, for a worker that has it.
-    fault = RequestFailed("1-0", Code.INFERENCE_ERROR, "other is not served here")
+    fault = RequestError("1-0", Code.INFERENCE_ERROR, "other is not served here")
     assert rig.sessions[0].given == [fault]
     assert not rig.engine.has
 

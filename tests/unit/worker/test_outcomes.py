@@ -13,7 +13,7 @@ from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice, Reply, to_delta, to_result
 from tokenyard.protocol.wire import Assignment, SamplingParams, pack_tokens
-from worker.engines import EngineInfo, Finished, RequestFailed, TokenDelta
+from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
 from worker.process.outcomes import (
     Expired,
     Outcome,
@@ -160,7 +160,7 @@ class TestReplies:
     def test_fault_keeps_what_was_published(self) -> None:
         running = run(published=(1, 2))
 
-        reply = result(running, RequestFailed("1500-0", Code.INFERENCE_ERROR, "no"))
+        reply = result(running, RequestError("1500-0", Code.INFERENCE_ERROR, "no"))
 
         ended = to_result(reply)
         assert (ended.status, ended.seq, ended.tokens) == ("failed", 2, [1, 2])
@@ -172,7 +172,7 @@ class TestReplies:
         running = run(published=(1, 2))
         delta_reply(running, delta("1500-0", 3, 4))
 
-        ended = to_result(result(running, RequestFailed("1500-0", Code.INFERENCE_ERROR, "no")))
+        ended = to_result(result(running, RequestError("1500-0", Code.INFERENCE_ERROR, "no")))
 
         # I expect a result that agrees with the deltas.
         assert (ended.seq, ended.tokens) == (4, [1, 2, 3, 4])

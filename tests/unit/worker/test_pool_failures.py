@@ -62,8 +62,8 @@ class TestFailedLoads:
             assert one.heard("w-0") == [LoadModel(A)]
             one.turn()
             assert one.heard("w-0") == [], "not at once"
-            pauses.append(one.pool._retry_at[0] - time.monotonic())
-            one.pool._retry_at[0] = 0.0
+            pauses.append(one.pool._retries._retry_at[0] - time.monotonic())
+            one.pool._retries._retry_at[0] = 0.0
             one.turn()
 
         assert pauses[0] > 4.0
@@ -76,14 +76,14 @@ class TestFailedLoads:
         one.turn()
         for _ in range(3):
             one.say("w-0", CommandRefused("no such file"))
-            one.pool._retry_at[0] = 0.0
+            one.pool._retries._retry_at[0] = 0.0
             one.turn()
         one.say("w-0", Ready(engine_info(A), MEMORY))
         one.process("w-0").end(1)
         one.turn()
         one.say("w-1", CommandRefused("no such file"))
 
-        assert one.pool._retry_at[0] - time.monotonic() < 2 * one.settings.backoff_s + 1
+        assert one.pool._retries._retry_at[0] - time.monotonic() < 2 * one.settings.backoff_s + 1
 
     def test_a_process_that_crashes_while_it_loads(self, one: Theatre) -> None:
         one.pool.aim(A, [0])
@@ -171,7 +171,7 @@ class TestDeath:
         one.say("w-0", Heartbeat(1, 2))
         for member in one.pool.members:
             member._moved -= 1000.0
-        one.pool._looked_at -= 1000.0
+        one.pool._watched_at -= 1000.0
 
         one.turn()
 
@@ -193,10 +193,10 @@ class TestReplacing:
         member.warm(Warm(Memory(host=1000 + 96 * MIB), {"unload": 0.1}))
 
         for _ in range(3):  # its end takes a while to be noticed
-            one.pool._take(Replace(member))
+            one.pool._carry_out(Replace(member))
 
-        assert [record.message for record in caplog.records if "keeps" in record.message] == [
-            "w-1 keeps 96 MiB of models that are gone: replaced"
+        assert [record.message for record in caplog.records if "leaks" in record.message] == [
+            "w-1 leaks: 96 MiB of unloaded models; replaced"
         ]
 
     def test_one_that_was_told_to_end_finishes_first(self, one: Theatre) -> None:

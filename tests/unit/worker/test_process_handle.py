@@ -11,7 +11,7 @@ import pytest
 
 import worker.host.process_handle
 from tokenyard.protocol.settings import WorkerSettings
-from worker.engines import EngineInfo, Group, Memory
+from worker.engines import EngineInfo, Memory, RankGroup
 from worker.host.leak import Verdict
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import AWAKE, State
@@ -107,7 +107,7 @@ class TestLife:
 
     def test_a_load_that_is_refused_leaves_it_warm(self) -> None:
         handle = make_warm()
-        handle.load(ADDER, Group("a", 0, (0, 1)))
+        handle.load(ADDER, RankGroup("a", 0, (0, 1)))
 
         handle.refused()
 
@@ -152,7 +152,7 @@ class TestLife:
 
     def test_what_a_group_lends_is_the_groups(self) -> None:
         handle = make_warm()
-        group = Group("a", 1, (0, 1))
+        group = RankGroup("a", 1, (0, 1))
 
         handle.attach(ADDER, group)
 

@@ -134,13 +134,13 @@ class TestWhatItCannotDo:
 
     def test_it_is_asked_again_with_the_next_signal_only(self) -> None:
         observed = ObservedState()
-        observed.judge_anew("1-0")
+        observed.reset_refusals("1-0")
         observed.asked = Profile(True)
         observed.cannot(Profile(True), "no profiler")
 
-        observed.judge_anew("1-0")
+        observed.reset_refusals("1-0")
         assert next_step(wanted(profiling=True), observed) is None
-        observed.judge_anew("2-0")
+        observed.reset_refusals("2-0")
         assert next_step(wanted(profiling=True), observed) == Profile(True)
 
 

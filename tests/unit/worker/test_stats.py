@@ -11,7 +11,7 @@ from tests.support.builders import make_assignment
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.worker_info import WorkerTotals
-from worker.engines import Finished, RequestFailed, TokenDelta
+from worker.engines import Finished, RequestError, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Run, delta_reply
 from worker.process.stats import MOST_KEPT, WINDOW_S, RunningStats
 
@@ -49,12 +49,12 @@ def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
 @pytest.mark.parametrize(
     ("end", "tokens"),
     [
-        (RequestFailed("1-0", Code.INVALID_REQUEST, "too long"), 0),
+        (RequestError("1-0", Code.INVALID_REQUEST, "too long"), 0),
         (Expired("1-0", None, "running"), 0),
         (Expired("1-0", finished(1, 2), "running"), 2),
     ],
 )
-def test_each_end_is_a_result(end: RequestFailed | Expired, tokens: int) -> None:
+def test_each_end_is_a_result(end: RequestError | Expired, tokens: int) -> None:
     tally = RunningStats()
 
     publish(tally, Run(make_assignment(), 0.0), end)

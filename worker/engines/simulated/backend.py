@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Final
 
-from worker.engines import Engine, EngineInfo, Group, Memory, Unsupported
+from worker.engines import Engine, EngineInfo, Memory, RankGroup, Unsupported
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.group import attend, gather
@@ -50,7 +50,7 @@ class SimulatedBackend:
         self._crash.passed("stall")
         return {"import": 0.0}
 
-    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
+    def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Pretend to load a model; a group is waited for."""
         stopwatch = Stopwatch()
         with stopwatch.phase("weights"):
@@ -66,7 +66,7 @@ class SimulatedBackend:
                 release = gather(group)
         return _Loaded(spec, self._speed, self._crash, stopwatch.phases_s, release, weights)
 
-    def attend(self, group: Group) -> None:
+    def attend(self, group: RankGroup) -> None:
         """Wait until the leader lets go; raises `ConnectionError` where it dies instead."""
         attend(group, lambda: self._crash.passed("attached"))
 

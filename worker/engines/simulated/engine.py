@@ -18,7 +18,7 @@ from worker.engines import (
     EngineEvent,
     EngineInfo,
     Finished,
-    RequestFailed,
+    RequestError,
     TokenDelta,
     Unsupported,
 )
@@ -226,7 +226,7 @@ class SimulatedEngine:
         start = generation.made
         if generation.is_faulty and (start > generation.resumed_at or not generation.streams):
             del self._running[generation.key]
-            events.append(RequestFailed(generation.key, Code.INFERENCE_ERROR, "told to fail"))
+            events.append(RequestError(generation.key, Code.INFERENCE_ERROR, "told to fail"))
             return
         end = generation.longest if at_once else start + self._speed.tokens_per_step
         generation.made = end

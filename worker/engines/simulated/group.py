@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from worker.engines import Group
+from worker.engines import RankGroup
 
 #: Longest wait of the members of a group for each other.
 GATHER_S: Final = 60.0
@@ -16,18 +16,18 @@ _PAUSE_S: Final = 0.01  # between two looks for the leader's socket
 _GOODBYE: Final = b"."
 
 
-def gather(group: Group) -> Callable[[], None]:
+def gather(group: RankGroup) -> Callable[[], None]:
     """Wait for the followers of this leader; the function that lets go of them, once.
 
     Raises `TimeoutError` where one does not come.
     """
     followers: list[socket.socket] = []
-    with socket.socket(socket.AF_UNIX) as door:
-        door.settimeout(GATHER_S)
-        door.bind(group.address)
-        door.listen()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(GATHER_S)
+        listener.bind(group.address)
+        listener.listen()
         try:
-            followers.extend(door.accept()[0] for _ in range(group.size - 1))
+            followers.extend(listener.accept()[0] for _ in range(group.size - 1))
         finally:
             Path(group.address).unlink()
 
@@ -39,7 +39,7 @@ def gather(group: Group) -> Callable[[], None]:
     return release
 
 
-def attend(group: Group, attached: Callable[[], None]) -> None:
+def attend(group: RankGroup, attached: Callable[[], None]) -> None:
     """Hold on to the leader until it lets go; ``attached`` is called once it has us.
 
     Raises `TimeoutError` where it does not come, `ConnectionError` where it dies.

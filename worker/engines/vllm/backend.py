@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.engines import DeviceLost, DeviceUnusable, Engine, Group, Memory
+from worker.engines import DeviceLost, DeviceUnusable, Engine, Memory, RankGroup
 from worker.engines.cpu_features import check_cpu, request_amx
 from worker.engines.device_errors import is_device_lost, is_out_of_memory, was_disturbed
 from worker.engines.device_lock import DeviceLock
@@ -37,10 +37,10 @@ log = logging.getLogger("tokenyard.worker.engines")
 class Groups(Protocol):
     """How processes form a group: `worker.executor`, which this package does not import."""
 
-    def executor_for(self, group: Group) -> Any:
+    def executor_for(self, group: RankGroup) -> Any:
         """The executor class with which the leader makes its engine, and its ``release()``."""
 
-    def attend(self, group: Group) -> None:
+    def attend(self, group: RankGroup) -> None:
         """Be a rank of ``group`` until its leader lets go."""
 
 
@@ -94,11 +94,11 @@ class VllmBackend:
             give_back()
         return stopwatch.phases_s
 
-    def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> Engine:
+    def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Make an engine; see `worker.engines.Backend.load`."""
         return self._load(spec, group, weights, log_stats=self._log_stats)
 
-    def attend(self, group: Group) -> None:
+    def attend(self, group: RankGroup) -> None:
         """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
         with held_back(has_kernels=self._has_kernels):
             self._require_groups().attend(group)
@@ -118,7 +118,7 @@ class VllmBackend:
     def _load(
         self,
         spec: ModelSpec,
-        group: Group | None = None,
+        group: RankGroup | None = None,
         weights: str = "",
         *,
         log_stats: bool = False,
@@ -145,7 +145,7 @@ class VllmBackend:
     def _make(
         self,
         spec: ModelSpec,
-        group: Group | None,
+        group: RankGroup | None,
         weights: str,
         lock: DeviceLock,
         *,

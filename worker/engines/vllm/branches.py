@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace as changed
 
 from tokenyard.protocol.replies import Choice
-from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
+from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.vllm.collectors import Continued, EngineRequest
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Branch:
                     events.append(changed(event, index=self.index))
                 case Finished():
                     events += self.end(event)
-                case RequestFailed():
+                case RequestError():
                     self.branches.has_failed = True
                     events.append(event)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
-from worker.engines import EngineEvent, Finished, RequestFailed, TokenDelta
+from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
 
 if TYPE_CHECKING:
@@ -349,5 +349,5 @@ def _unknown_logprob(token: int) -> dict[str, Any]:
     return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
 
 
-def _fault(key: str, reason: str) -> RequestFailed:
-    return RequestFailed(key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}")
+def _fault(key: str, reason: str) -> RequestError:
+    return RequestError(key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}")

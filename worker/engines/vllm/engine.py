@@ -17,7 +17,7 @@ from vllm import LLMEngine
 
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment, SamplingParams, unpack_tokens
-from worker.engines import EngineEvent, EngineInfo, Finished, RequestFailed, Unsupported
+from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
 from worker.engines.device_lock import DeviceLock
@@ -415,7 +415,7 @@ class VllmEngine:
         text_is_lost = self._reads_text(asked) and not self._can_continue_text(asked.params)
         if asked.params.structured_outputs is not None or text_is_lost:
             self._ready.append(
-                RequestFailed(
+                RequestError(
                     asked.key,
                     Code.INFERENCE_ERROR,
                     f"cannot be taken up after a crash: {fault}",

@@ -13,7 +13,7 @@ from typing import Final
 
 _OMP_THREADS: Final = "OMP_NUM_THREADS"
 #: Where the operator's own number of threads is kept while ours stands in its place.
-_WISHED_THREADS: Final = "TOKENYARD_OMP_NUM_THREADS"
+_REQUESTED_THREADS: Final = "TOKENYARD_OMP_NUM_THREADS"
 
 
 def engine_modules(*, cpu: bool) -> list[str]:
@@ -48,14 +48,14 @@ def engine_environment(*, cpu: bool) -> dict[str, str]:
 
 def set_environment(environment: Mapping[str, str]) -> None:
     """Put variables in place; what the operator has set himself stays, or is remembered."""
-    os.environ.setdefault(_WISHED_THREADS, os.environ.get(_OMP_THREADS, ""))
+    os.environ.setdefault(_REQUESTED_THREADS, os.environ.get(_OMP_THREADS, ""))
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     if _OMP_THREADS in environment:
         os.environ[_OMP_THREADS] = environment[_OMP_THREADS]
 
 
-def wished_threads() -> int:
+def requested_threads() -> int:
     """What the operator has set for OpenMP, 0 where nothing."""
-    wished = os.environ.get(_WISHED_THREADS, "")
-    return int(wished) if wished.isdecimal() else 0
+    requested = os.environ.get(_REQUESTED_THREADS, "")
+    return int(requested) if requested.isdecimal() else 0
