@@ -23,7 +23,7 @@ from typing import Final
 import gpu_pieces
 import gpu_wheels
 from gpu_install import NotInstalled, install
-from gpu_parts import PARTS, Result, run_part
+from gpu_parts import PARTS, TESTS, Result, run_part
 from gpu_report import report
 from gpu_wheels import ROOT, DoesNotFit, Target
 
@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace) -> bool:
                 options.gpu,
                 timeout_s=options.part_timeout,
                 quick=options.quick,
-                more=options.pytest if part == "tests" else [],
+                more=options.pytest if part in TESTS else [],
             )
         )
         _tell(results[-1])
@@ -169,7 +169,11 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="the benchmarks' short form; the report says so"
     )
     quick.add_argument(
-        "--pytest", action="append", default=[], metavar="OPTION", help="for the part `tests`"
+        "--pytest",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="for pytest",
     )
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument("--wheels", type=Path, required=True, metavar="FOLDER")

@@ -25,9 +25,18 @@ _POLL_S: Final = 0.2
 _LAST_LINES: Final = 40
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
+_PYTEST: Final = ["-m", "pytest", "-q", "-p", "gpu_pytest", "-n", "0", "-m", "gpu"]
+#: The tests marked `gpu`: all of them together take longer than a part may.
+TESTS: Final[dict[str, list[str]]] = {
+    "tests": ["local_contexts", "local_arithmetic", "local_life"],
+    "tests_killed": ["inside", "yard_killed", "groups"],
+}
 #: Name -> what follows `python`.
 PARTS: Final[dict[str, list[str]]] = {
-    "tests": ["-m", "pytest", "-q", "-p", "gpu_pytest", "-n", "0", "-m", "gpu", "tests/gpu"],
+    **{
+        part: [*_PYTEST, *(f"tests/gpu/test_{name}.py" for name in names)]
+        for part, names in TESTS.items()
+    },
     "cold_start": ["-m", "benchmarks.cold_start", "--json"],
     "serving_1b": ["-m", "benchmarks.serving", "--shape", "1b", "--json"],
     "serving_8b": ["-m", "benchmarks.serving", "--shape", "8b", "--json"],
@@ -70,8 +79,9 @@ def run_part(
     figures = state / "figures" / f"{part}.json"
     figures.parent.mkdir(parents=True, exist_ok=True)
     figures.unlink(missing_ok=True)
-    variables = environment(state, gpu) | {"TOKENYARD_BENCH_OUT": str(figures)}
-    if part == "tests":
+    out = "TOKENYARD_GPU_OUT" if part in TESTS else "TOKENYARD_BENCH_OUT"
+    variables = environment(state, gpu) | {out: str(figures)}
+    if part in TESTS:
         variables["PYTHONPATH"] = str(Path(__file__).parent)  # of gpu_pytest
     result = bounded(part, command, state, variables, timeout_s=timeout_s)
     result.quick = "--quick" in command
@@ -84,7 +94,7 @@ def run_part(
 def arguments(part: str, gpu: str, *, quick: bool) -> list[str]:
     """What follows `python`; the tests have no short form."""
     found = list(PARTS[part])
-    if quick and part != "tests":
+    if quick and part not in TESTS:
         found.append("--quick")
         if gpu == "cpu" and "--shape" in found:
             # The weights alone would take a small machine's memory.
@@ -106,7 +116,6 @@ def environment(state: Path, gpu: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENYARD_TEST_DEVICE": gpu,
-        "TOKENYARD_GPU_OUT": str(state / "figures"),
         "TOKENYARD_BENCH_MODELS": str(state / "models"),
         "XDG_CACHE_HOME": str(state / "cache"),
     }

@@ -1,4 +1,4 @@
-"""A pytest plugin for the part `tests`: each outcome at once, since the part may be ended."""
+"""A pytest plugin for the kit: each outcome at once, since a part may be ended."""
 
 from __future__ import annotations
 

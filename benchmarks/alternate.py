@@ -34,7 +34,7 @@ from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, re
 from coordinator.placement.turns import LEAST_S, cost_s, turn_s
 from tokenyard import Client
 from tokenyard.admin.snapshot import read_yard
-from tokenyard.client.build import FullPrompt
+from tokenyard.client.options import FullPrompt
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
@@ -167,6 +167,7 @@ def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
         asker = Asker(yard, client, plan.max_model_wait_s)
         for model in (ADDER, SUBTRACTOR):
             asker.hold(model)  # each has been there once before anything is timed
+        tell(f"{sleepers} sleepers: both models have been there, {time.monotonic() - began:.0f} s")
         rounds = list(_rounds(asker, plan, began))
         pairs = itertools.pairwise(swaps_s(read_commands(yard)))
         gaps_s = [later - sooner for sooner, later in pairs]

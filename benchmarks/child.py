@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.yard import last_lines
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 
 TIMEOUT_S: Final = 300.0
 _STOP_S: Final = 10.0
@@ -34,11 +34,11 @@ def run_child(
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
         log, report = Path(folder) / "log", Path(folder) / "report.json"
         command = [sys.executable, "-m", module, *arguments, str(report)]
-        process = start_tethered(command, log, env={**os.environ, **(environment or {})})
+        process = start_child(command, log, env={**os.environ, **(environment or {})})
         try:
             status = process.wait(timeout_s)
         finally:
-            stop_tethered(process, _STOP_S)
+            stop_child(process, _STOP_S)
         if status:
             words = last_lines(log.read_text(errors="replace"))
             raise ChildProcessError(f"{module} ended with status {status}:\n{words}")

@@ -32,7 +32,7 @@ from benchmarks.machine import machine_facts
 from benchmarks.measure import paced, print_table
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard
 from tokenyard import Client
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
 PROGRAMS: Final = Path(__file__).parent / "peer_programs"
@@ -120,8 +120,8 @@ def serving(peer: Peer, url: str) -> Iterator[dict[str, str]]:
         for number, role in enumerate(roles):
             command = [interpreter(peer), str(peer.program), role, url]
             log = folder / f"{number}-{role}.log"
-            process = start_tethered(command, log, env=environment)
-            stack.callback(stop_tethered, process, _STOP_S)
+            process = start_child(command, log, env=environment)
+            stack.callback(stop_child, process, _STOP_S)
         yield environment
 
 

@@ -19,7 +19,7 @@ import psutil
 import redis
 
 from tokenyard.admin.snapshot import YardView, read_yard
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.commands import Command, parse_command
 from tokenyard.protocol.keys import Keys
@@ -165,8 +165,8 @@ def _yard(
         processes = {}
         for program, options in programs.items():
             command = [sys.executable, "-m", program, *shared, *options]
-            process = start_tethered(command, folder / f"{program}.log")
-            stack.callback(stop_tethered, process, STOP_S)
+            process = start_child(command, folder / f"{program}.log")
+            stack.callback(stop_child, process, STOP_S)
             processes[program] = process
         watch = Watch(processes, folder)
         wait_until(broker.url, name, lambda view: watch.is_well() and is_up(view), START_TIMEOUT_S)

@@ -1,8 +1,6 @@
-"""The coordinator: assigns waiting requests to workers. CPU only; imports no torch, no vllm.
+"""The coordinator: assigns waiting requests to workers. CPU only; imports neither torch nor vllm.
 
-    from coordinator import entrypoint
-
-is the target of a process of one's own program (docs/operations.md).
+`entrypoint` is the target of a process of your own program (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ def entrypoint(
     *,
     die_with_parent: bool = True,
 ) -> NoReturn:
-    """Run a coordinator in a process of its own, as the target of a `multiprocessing.Process`.
+    """Run a coordinator as the target of a `multiprocessing.Process`.
 
-    ``ready_event`` is set once it leads or stands by. Then ``pipe`` has its
-    `tokenyard.process.embedding.Address`; where it cannot start, a `StartFault`, and the event is
-    never set: `tokenyard.process.embedding.wait_started` waits for either. SIGTERM
-    (``process.terminate()``), SIGINT and, with ``die_with_parent``, the end of the parent stop it
-    in order.
+    ``ready_event`` is set once it leads or stands by; then ``pipe`` has its
+    `tokenyard.process.embedding.ServiceAddress`. Where it cannot start, ``pipe`` has a
+    `StartupError` and the event stays clear; `tokenyard.process.embedding.wait_started` waits for
+    either. SIGTERM (``process.terminate()``), SIGINT and, with ``die_with_parent``, the end of the
+    parent stop it cleanly.
     """
     from coordinator.coordinator import Coordinator
     from tokenyard.process.embedding import run_embedded

@@ -1,33 +1,41 @@
-"""Who leads the yard: one coordinator by a lease with an epoch; the others stand by."""
+"""Which coordinator leads the yard: one, by a lease with an epoch; the others stand by."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
+import redis
+
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.leadership")
+
+
+class LostLeadership(Exception):
+    """Another coordinator leads."""
 
 
 class Leadership:
     """Takes and keeps the lead.
 
     `token` is "<epoch>:<name>" while this coordinator leads and "" while it does not; every
-    script that moves a request compares it, so a leader that is deposed without knowing it
+    script that moves a request compares it, so a leader that has lost the lead without knowing it
     moves nothing.
     """
 
-    def __init__(self, scripts: Scripts, name: str, lease_ms: int, read: Callable[[], str]) -> None:
-        """``read`` gives the token of whoever leads, "" where nobody does."""
+    def __init__(
+        self, connection: redis.Redis, scripts: Scripts, keys: Keys, name: str, lease_ms: int
+    ) -> None:
         self.token = ""
+        self._connection = connection
         self._scripts = scripts
+        self._keys = keys
         self._name = name
         self._lease_ms = lease_ms
-        self._read = read
         self._due = 0.0
-        self._leader = ""  # who leads while this one stands by, as far as it was told
+        self._leader = ""  # the known leader while this one stands by
 
     def keep(self) -> bool:
         """Renew the lease, or try to take it, when that is due; whether this one leads."""
@@ -36,24 +44,24 @@ class Leadership:
         before = self.token
         self.token = self._scripts.lead(self._name, self._lease_ms, before)
         self._due = time.monotonic() + self._lease_ms / (3000 if self.token else 10_000)
-        self._tell(before)
+        self._log_change(before)
         return bool(self.token)
 
-    def _tell(self, before: str) -> None:
-        """Log what is new: that this one leads, or stands by, and who leads then."""
+    def _log_change(self, before: str) -> None:
         if self.token:
             if self.token != before:
                 log.info("leads as %s", self.token)
                 self._leader = ""
             return
-        _epoch, _, leader = self._read().partition(":")
+        token = self._connection.get(self._keys.leader)
+        _epoch, _, leader = (token.decode() if isinstance(token, bytes) else "").partition(":")
         if leader and leader != self._leader:
             was = f" (was {before})" if before else ""
             log.info("stands by%s: %s leads", was, leader)
             self._leader = leader
 
     def lose(self) -> None:
-        """Another leads: a script has just said so."""
+        """Another leads: a script has just reported it."""
         log.warning("deposed, was %s", self.token)
         self.token = ""
 

@@ -1,7 +1,7 @@
-"""The workers alive now, how full their lanes are, what their hosts may load, and who is paused.
+"""The living workers, the loads of their lanes, what their hosts may load, and who is paused.
 
-Nothing here is the truth: that is in Redis. The loads are a cache, kept by counting what was
-dispatched and freed and set right once a second; `dispatch` has the last word on a full lane.
+The truth is in Redis. The loads are a cache: what was dispatched and freed is counted, and they are
+read again once a second; `dispatch` decides whether a lane is full.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, decode_host, de
 T = TypeVar("T")
 
 REFRESH_S = 1.0
-#: Of a lane onto which suspects have come since it was read.
+#: The mark of a lane that got suspects since it was read.
 TO_BE_READ = QuarantineMark("?")
-#: The entry of a host is deleted when no worker has named it for so long.
+#: The entry of a host is deleted when no worker has named that host for so long.
 HOST_GONE_S = 60.0
 
 
@@ -38,16 +38,16 @@ class RosterMember:
     info: WorkerInfo
     lease_ms: float  # expiry by the server's clock; 0 lost, -1 left, -2 crashed
     load: int = 0
-    #: Tokens of what is on its lane, and the last event that they take into account.
+    #: Tokens on its lane, and the last event that they include.
     work: int = 0
     weighed: tuple[int, int] = (0, 0)
     mark: QuarantineMark = UNMARKED  # what is on trial on its lane
     run_state: RunState = "RUNNING"  # see `_run_state`
-    worked_ms: float = 0.0  # when it was last seen at work, by the server's clock; 0: never
+    worked_ms: float = 0.0  # when it last had work, by the server's clock; 0: never
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether its lane takes nothing because of what is on trial there."""
+        """Whether its lane is closed because suspects are on trial there."""
         return not self.mark.is_open
 
     @property
@@ -57,7 +57,7 @@ class RosterMember:
 
     @property
     def serves(self) -> bool:
-        """Whether it has a model that requests could run on, though perhaps not now."""
+        """Whether it is ready with a model, though perhaps paused."""
         return self.has_lease and self.info.state == "ready" and bool(self.info.model)
 
     @property
@@ -73,22 +73,22 @@ class Roster:
         self.members: dict[str, RosterMember] = {}
         self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
-        self.servable: set[str] = set()  # base models that living workers hold or may load
+        self.servable: set[str] = set()  # base models that workers hold or may load
         self.lanes: dict[str, Lanes] = {}  # those that may be given requests, by model
-        self.desired_states = DesiredStates()  # what operators have told the workers
-        self._unnamed: dict[bytes, float] = {}  # hosts that no worker names, monotonic since when
+        self.desired_states = DesiredStates()  # set by operators
+        self._unnamed: dict[bytes, float] = {}  # hosts without workers, since when (monotonic)
         self._connection = connection
         self._keys = keys
         self._due = 0.0
         self._clock = time.time() * 1000 - time.monotonic() * 1000
-        self._counted = (0, 0)  # id of the last event that the loads take into account
+        self._counted = (0, 0)  # id of the last event that the loads include
 
     def server_ms(self) -> float:
-        """The server's time in ms since the epoch, about."""
+        """The server's time in unix ms, about."""
         return self._clock + time.monotonic() * 1000
 
     def mark_stale(self) -> None:
-        """Something changed: read again at the next occasion."""
+        """Something changed: read again in the next turn."""
         self._due = 0.0
 
     @property
@@ -107,12 +107,12 @@ class Roster:
         pipeline.hgetall(self._keys.hosts)
         pipeline.hgetall(self._keys.desired)
         pipeline.time()
-        entries, leases, marks, hosts, told, (seconds, micros) = pipeline.execute()
+        entries, leases, marks, hosts, desired, (seconds, micros) = pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
         self._clock = now_ms - time.monotonic() * 1000
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]
-        self.desired_states = decode_desired(told)
+        self.desired_states = decode_desired(desired)
         before = self.members
         self.members = {
             worker: RosterMember(
@@ -133,7 +133,7 @@ class Roster:
         return True
 
     def _take_hosts(self, entries: Mapping[bytes, bytes]) -> None:
-        """Keep the hosts that a living worker names, and note since when others are not named."""
+        """Keep the hosts that living workers name, and note since when others are not named."""
         named = {m.info.controller for m in self.members.values() if m.has_lease}
         self.hosts = {name: host for name, host in _decode(entries, decode_host) if name in named}
         held = {m.info.model for m in self.members.values() if m.has_lease and m.info.model}
@@ -152,7 +152,7 @@ class Roster:
 
     def _read_loads(self) -> None:
         # No transaction: a server without memory refuses them. So the last event comes first: what
-        # leaves a lane in between is counted twice, not never, and `dispatch` knows of a full lane.
+        # leaves a lane in between is counted twice, not missed, and `dispatch` checks the limit.
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.xrevrange(self._keys.capacity, count=1)
         for worker in self.members:
@@ -174,7 +174,7 @@ class Roster:
         self.lanes = {model: Lanes(lanes) for model, lanes in found.items()}
 
     def _changed(self, worker: str, member: RosterMember) -> None:
-        """What lies on its lane has changed."""
+        """The content of its lane has changed."""
         member.worked_ms = self.server_ms()
         self._show(worker, member)
 
@@ -183,19 +183,21 @@ class Roster:
             self.lanes[member.info.model].put(_lane(worker, member))
 
     def weigh(self, worker: str, work: int, event: str) -> None:
-        """Set what lies on a lane, as it was when that event was the last."""
+        """Set the tokens on a lane, as of that event."""
         member = self.members.get(worker)
         if member:
             member.work, member.weighed = work, position(event)
             self._show(worker, member)
 
-    def add_load(self, worker: str, count: int = 1, *, work: int = 0, tried: bool = False) -> None:
-        """Count entries that came onto a lane; with ``tried`` they are on trial there."""
+    def add_load(
+        self, worker: str, count: int = 1, *, work: int = 0, has_trials: bool = False
+    ) -> None:
+        """Count entries that came onto a lane; ``has_trials``: suspects on trial among them."""
         member = self.members.get(worker)
         if member:
             member.load += count
             member.work += work
-            if tried:  # `quarantine` has the entries by now
+            if has_trials:  # `quarantine` has the entries by now
                 member.mark = TO_BE_READ
                 self.mark_stale()
             self._changed(worker, member)
@@ -203,7 +205,7 @@ class Roster:
     def free(self, worker: str, count: int, event: str, *, work: int | None = None) -> None:
         """Count entries that left a lane, unless they had left it when the loads were read.
 
-        Where their work is not told it is taken for as much as that of the others there.
+        Without ``work`` each counts as much as the average of that lane.
         """
         member, at = self.members.get(worker), position(event)
         if member is None:
@@ -218,28 +220,28 @@ class Roster:
             self.mark_stale()
 
     def worker_order(self) -> Sequence[Lane]:
-        """The lanes that could be given requests if nobody were paused, in the order of names."""
+        """The lanes of all workers with a model, also paused ones, in the order of names."""
         found = ((w, m) for w, m in self.members.items() if m.serves or _is_suspended(m))
         return sorted((_lane(worker, member) for worker, member in found), key=in_turn)
 
     def joined(self) -> set[str]:
-        """Names of the workers that are as far as they come without a request.
+        """Names of the workers that have started as far as they can without a request.
 
-        Where hosts may load several models, that is without any; where they are paused, too.
+        Where hosts may load several models, that is without a model; also where they are paused.
         """
         everybody = self.members.values()
         return {m.info.name for m in everybody if m.serves or (m.has_lease and self._idles(m))}
 
     def _idles(self, member: RosterMember) -> bool:
-        """Whether it is to get no further without a request, or until it may."""
+        """Whether it stays as it is until a request, or an operator, needs it."""
         if len(self.servable) > 1 or member.run_state != "RUNNING":
             return member.info.state in ("warm", "asleep", "attached")
         return member.info.state == "attached"
 
     def bases(self) -> dict[str, str]:
-        """The base model of each name, a model's or an adapter's, that workers and hosts give.
+        """The base model of each name, a model's or an adapter's, that workers and hosts report.
 
-        The name of a model is never that of an adapter, whatever anybody says.
+        A name that is both a model's and an adapter's is the model's.
         """
         held = [m.info for m in self.members.values() if m.info.model]
         offered = [model for host in self.hosts.values() for model in host.models]
@@ -268,9 +270,9 @@ def _is_suspended(member: RosterMember) -> bool:
 
 
 def _run_state(info: WorkerInfo, desired_states: DesiredStates) -> RunState:
-    """The stricter of what a worker was told and what it does.
+    """The stricter of the desired and the actual state of a worker.
 
-    It has yet to obey a new signal; and it is not running again before its engine is.
+    It has yet to obey a new signal, and it is not running again before its engine is.
     """
     return max(
         desired_states.of(info.name, info.model).run_state, info.run_state, key=RUN_STATES.index
@@ -280,7 +282,7 @@ def _run_state(info: WorkerInfo, desired_states: DesiredStates) -> RunState:
 def _decode(
     entries: Mapping[bytes, bytes], decode: Callable[[bytes], T]
 ) -> Iterator[tuple[str, T]]:
-    """Entries of a hash by name; one that cannot be read belongs to nobody we can use."""
+    """Entries of a hash by name, without unreadable ones: they belong to no usable worker."""
     for name, packed in entries.items():
         try:
             yield name.decode(), decode(packed)

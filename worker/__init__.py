@@ -48,8 +48,9 @@ def entrypoint(
     """Run a host's controller in a process of its own, the target of a `multiprocessing.Process`.
 
     ``ready_event`` is set once each device has its worker in the yard: with the model, or warm
-    where there is a models file. Then ``pipe`` has its `tokenyard.process.embedding.Address`; where
-    it cannot start, a `StartFault`, and the event is never set:
+    where there is a models file. Then ``pipe`` has its
+    `tokenyard.process.embedding.ServiceAddress`; where it cannot start, a `StartupError`, and the
+    event is never set:
     `tokenyard.process.embedding.wait_started` waits for either. SIGTERM (``process.terminate()``),
     SIGINT and, with ``die_with_parent``, the end of the parent stop it in order: running requests
     may finish for ``grace_s``. The process must not be a daemonic one, since it has children.

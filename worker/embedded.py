@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import threading
 
-from tokenyard.process.embedding import Address, started_address
+from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import WorkerSettings
 from worker.host.controller import Controller
-from worker.host.process_handle import State
+from worker.host.process_state import State
 
 #: With one model its workers are up when they hold it.
 _HOLDING = frozenset({State.READY, State.ATTACHED})
@@ -40,7 +40,7 @@ class EmbeddedController(Controller):
         """Wait until every device has a worker that is up and in the yard."""
         return self._ready.wait(timeout_s)
 
-    def address(self) -> Address:
+    def address(self) -> ServiceAddress:
         """Where it is."""
         workers = tuple(member.worker for member in self._pool.members if member.worker)
         return started_address("worker", self._settings, os.getpid(), workers=workers)

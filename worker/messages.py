@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from worker.engines import EngineInfo, Group, Memory
 from worker.models import ModelSpec
 from worker.published_counts import PublishedCounts
@@ -197,7 +197,7 @@ class Heartbeat:
 
     progress: int
     unfinished: int
-    tally: Tally = field(default_factory=Tally)
+    tally: WorkerTotals = field(default_factory=WorkerTotals)
     error: str = ""  # what the engine could not do the last time
     counts: PublishedCounts | None = None  # where somebody reads metrics
     stats: EngineStats | None = None  # likewise, while an engine has any

@@ -45,7 +45,7 @@ from benchmarks.chaos.recovery import recoveries
 from benchmarks.chaos.verdict import shortcomings
 from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
-from benchmarks.progress import save
+from benchmarks.progress import save, tell
 from benchmarks.yard import ServerName
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
@@ -126,9 +126,12 @@ def perform(run: Run) -> Outcome:
     """Carry a run out and judge it."""
     yard = f"chaos-{secrets.token_hex(4)}"
     plant = Plant(run.server, run.engine, yard, run.folder, run.timing)
+    began = time.monotonic()
     try:
         plant.start()
+        tell(f"the yard serves after {time.monotonic() - began:.0f} s")
         play(run, plant)
+        tell(f"all is over after {time.monotonic() - began:.0f} s")
         left_over = plant.left_over()
     finally:
         plant.stop()

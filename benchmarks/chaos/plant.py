@@ -24,7 +24,7 @@ from benchmarks.chaos.targets import NOBODY, WorkerProcess, find_workers
 from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.errors import TransientError
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
@@ -154,7 +154,7 @@ class Program:
         """Start it where it is down."""
         if self.is_running:
             return
-        self._process = start_tethered(self._command, self._log)
+        self._process = start_child(self._command, self._log)
         if self._cores:
             os.sched_setaffinity(self._process.pid, self._cores)
         self._groups.append(self._process)
@@ -188,7 +188,7 @@ class Program:
         for process in self._groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGCONT)
-            stop_tethered(process, _TERM_TIMEOUT_S)
+            stop_child(process, _TERM_TIMEOUT_S)
 
 
 def _cores(host: int) -> Collection[int]:

@@ -20,7 +20,7 @@ from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.serving.case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from worker.models import ModelSpec
 
 HOST: Final = "127.0.0.1"
@@ -101,11 +101,11 @@ def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Ite
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
     paths = [*_named_vllm(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    process = start_tethered(command, log, env=environment)
+    process = start_child(command, log, env=environment)
     try:
         yield Server(process, log, port)
     finally:
-        stop_tethered(process, _STOP_S)
+        stop_child(process, _STOP_S)
 
 
 def _options(model: ModelSpec) -> list[str]:

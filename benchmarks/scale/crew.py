@@ -33,7 +33,13 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Provenance, Reply, Usage, json_text
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo, encode_worker
+from tokenyard.protocol.worker_info import (
+    HostInfo,
+    ModelInfo,
+    WorkerInfo,
+    WorkerTotals,
+    encode_worker,
+)
 from tokenyard.scripts import Publication, Published, Renewed, Scripts
 from worker.host.roster_entry import lane_limit
 from worker.process.stream_reader import StreamReader
@@ -126,7 +132,7 @@ class PlayedWorker:
 
     def entry(self) -> bytes:
         """What the roster should say of it now."""
-        tally = Tally(finished=self.finished, tokens=ANSWER_TOKENS * self.finished)
+        tally = WorkerTotals(finished=self.finished, tokens=ANSWER_TOKENS * self.finished)
         return encode_worker(msgspec.structs.replace(self._info, tally=tally))
 
 

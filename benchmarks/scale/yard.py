@@ -18,7 +18,7 @@ from typing import Final
 from benchmarks.scale.crew import answer
 from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch, wait_until
 from tokenyard import Client
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
@@ -76,8 +76,8 @@ def scale_yards(broker: EmbeddedBroker, crew: Crew, count: int = 1) -> Iterator[
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
         processes = {}
         for name, command in programs.items():
-            process = start_tethered([sys.executable, "-m", *command], folder / f"{name}.log")
-            stack.callback(stop_tethered, process, STOP_S)
+            process = start_child([sys.executable, "-m", *command], folder / f"{name}.log")
+            stack.callback(stop_child, process, STOP_S)
             processes[name] = process
         watch = Watch(processes, folder)
         for name in names:

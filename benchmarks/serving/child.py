@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks.serving.case import TIMEOUT_S, Load, Outcome, Workload
 from benchmarks.yard import end_in_order, last_lines
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 
 Kind = Literal["program", "async"]
 Way = Literal["generate", "stepped", "streamed", "clear"]
@@ -94,7 +94,7 @@ def engine_child(kind: Kind, workload: Workload) -> Iterator[Child]:
         told = msgspec.json.encode(workload).decode()
         command = [sys.executable, "-m", "benchmarks.serving.child", kind, told]
         with theirs:
-            process = start_tethered(
+            process = start_child(
                 [*command, str(theirs.fileno())],
                 log,
                 env={**os.environ, **_ENVIRONMENT[kind], "VLLM_NO_USAGE_STATS": "1"},
@@ -103,7 +103,7 @@ def engine_child(kind: Kind, workload: Workload) -> Iterator[Child]:
         try:
             yield Child(kind, process, log, ours)
         finally:
-            stop_tethered(process, _STOP_S)
+            stop_child(process, _STOP_S)
 
 
 def main() -> None:

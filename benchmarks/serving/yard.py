@@ -24,7 +24,7 @@ from benchmarks.serving.load import Pieces, put_load
 from benchmarks.yard import Yard, embedded_broker, serving_yard
 from tokenyard import AsyncClient, Client
 from tokenyard.client.aio import AsyncHandle
-from tokenyard.client.build import SharedOptions
+from tokenyard.client.options import SharedOptions
 from tokenyard.protocol.replies import Result
 from worker.models import ModelSpec
 

@@ -1,1 +1,1 @@
-"""From the intake onto the lanes: validation, the backlog, its order, the turn."""
+"""From the intake onto the lanes: admission, the backlog and its order, the plan."""

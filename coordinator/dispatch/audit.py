@@ -1,8 +1,8 @@
-"""Which of the entries held wait no more: cancelled, or answered by another.
+"""Finds requests of the backlog that do not wait any more: cancelled, or answered by another.
 
-Nobody tells the coordinator of a cancelled request, and what is held for a model without a lane
-may wait for long: it must not count as demand. So when less is pending than is held, the two are
-compared, page by page, since there may be very many.
+The coordinator is not notified of a cancelled request, and a request for a model without a worker
+may wait for long: it must not count as demand. So when fewer requests are pending than are in the
+backlog, the two are compared, page by page, since there may be very many.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from tokenyard.protocol.streams import position
 
 PAGE = 1000
-#: After an audit there is none for so many times the time that it took.
+#: After an audit there is no other for so many times its duration.
 REST = 9
 
 
 class PendingReconciler:
     """Compares the entries of one class with what is pending, a page in a turn."""
 
-    def __init__(self, held: Sequence[str]) -> None:
-        self.after = "-"  # where the next page begins, as XPENDING understands it
-        self._left = iter(held)
+    def __init__(self, entries: Sequence[str]) -> None:
+        self.after = "-"  # start of the next page, as XPENDING understands it
+        self._left = iter(entries)
         self._next = next(self._left, None)
         self._began = time.monotonic()
 
@@ -34,11 +34,11 @@ class PendingReconciler:
 
     @property
     def is_over(self) -> bool:
-        """Whether all entries have been looked at."""
+        """Whether all entries were compared."""
         return self._next is None
 
     def compare(self, pending: Sequence[str]) -> list[str]:
-        """Entries held and not pending, up to the end of a page of `PAGE` pending ones.
+        """Entries of the backlog that are not pending, up to the end of a page of `PAGE`.
 
         A page that is not full is the last one.
         """

@@ -1,34 +1,73 @@
-"""What was read from the intake and waits for a lane, by the model that serves it.
+"""Requests that were read from the intake and wait for a lane, by the model that serves them.
 
-However much is held, a turn costs what it places: nothing here walks over all of it but what
-compares it with Redis (`coordinator.dispatch.audit`).
+However many there are, a turn costs what it places: only the comparison with Redis
+(`coordinator.dispatch.audit`) walks over all of them.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, KeysView
 from itertools import chain, islice
+from typing import Generic, TypeVar
 
-from coordinator.dispatch.delay_queue import DelayQueue
-from coordinator.dispatch.demand import Demand
 from coordinator.dispatch.shares import ClassQueue, Shares, TurnOf, by_client
+from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass
 
+K = TypeVar("K", bound=tuple[str, str])
 _Key = tuple[IntakeClass, str]
+
+#: Discarded keys stay in the heap until their time, or until they outnumber the rest by so many.
+MOST_STALE = 64
+
+
+class DelayQueue(Generic[K]):
+    """A heap of keys and the times at which they are due; to discard a key takes constant time."""
+
+    def __init__(self) -> None:
+        self._times: dict[K, float] = {}
+        self._heap: list[tuple[float, K]] = []
+
+    def set(self, key: K, at_ms: float) -> None:
+        """Make ``key`` due at that time (unix time)."""
+        self._times[key] = at_ms
+        heapq.heappush(self._heap, (at_ms, key))
+
+    def discard(self, key: K) -> None:
+        """Take a key out, if it is there."""
+        self._times.pop(key, None)
+        if len(self._heap) > 2 * len(self._times) + MOST_STALE:
+            self._heap = [(at_ms, key) for key, at_ms in self._times.items()]
+            heapq.heapify(self._heap)
+
+    def take_due(self, now_ms: float) -> Iterator[K]:
+        """Take out what is due, the earliest first."""
+        while (next_ms := self.next_ms) is not None and next_ms <= now_ms:
+            key = heapq.heappop(self._heap)[1]
+            del self._times[key]
+            yield key
+
+    @property
+    def next_ms(self) -> float | None:
+        """The earliest time; None where it is empty."""
+        while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
 
 
 class ModelQueue:
     """The requests for one model that could run now."""
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
-        """``turn_of`` says whose turn a request of a class is."""
+        """``turn_of`` names the client that has a turn with a request."""
         self._suspects: OrderedDict[str, QueuedRequest] = OrderedDict()
         self._retries: OrderedDict[str, QueuedRequest] = OrderedDict()
-        self._lines = {name: ClassQueue(turn_of) for name in PRIORITY_CLASSES}
+        self._by_class = {name: ClassQueue(turn_of) for name in PRIORITY_CLASSES}
         self._shares = Shares()
-        self._classes = 0  # in which something waits
+        self._classes = 0  # with requests
         self._count = 0
         self.tokens = 0
 
@@ -36,74 +75,74 @@ class ModelQueue:
         return self._count
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """All of it, suspects first."""
+        """All requests, suspects first."""
         yield from self._suspects.values()
         yield from self.others
 
     def add(self, queued: QueuedRequest) -> None:
         """Put a request behind those of its class and client."""
         if queued.intake == "retry":
-            self._again(queued)[queued.entry] = queued
+            self._retries_like(queued)[queued.entry] = queued
         else:
-            line = self._lines[queued.intake]
-            if not line:
+            queue = self._by_class[queued.intake]
+            if not queue:
                 self._shares.join(queued.intake)
                 self._classes += 1
-            line.add(queued)
+            queue.add(queued)
         self._count += 1
         self.tokens += queued.tokens
 
     def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> None:
-        """Take a request out, if it is here; served, it was the turn of its class and client."""
+        """Take a request out, if it is here; ``is_served`` uses its class's and client's turn."""
         if queued.intake == "retry":
-            was_here = self._again(queued).pop(queued.entry, None) is not None
+            was_here = self._retries_like(queued).pop(queued.entry, None) is not None
         else:
-            line = self._lines[queued.intake]
-            was_here = line.discard(queued, is_served=is_served)
+            queue = self._by_class[queued.intake]
+            was_here = queue.discard(queued, is_served=is_served)
             if is_served and self._classes > 1:
                 self._shares.note_served(queued.intake)
-            if was_here and not line:
+            if was_here and not queue:
                 self._classes -= 1
         if was_here:
             self._count -= 1
             self.tokens -= queued.tokens
 
-    def _again(self, queued: QueuedRequest) -> OrderedDict[str, QueuedRequest]:
+    def _retries_like(self, queued: QueuedRequest) -> OrderedDict[str, QueuedRequest]:
         return self._suspects if queued.is_suspect else self._retries
 
     @property
     def suspects(self) -> Iterator[QueuedRequest]:
-        """Those that must run alone, in order."""
+        """Requests that may have killed a worker, in order."""
         yield from self._suspects.values()
 
     @property
     def others(self) -> Iterator[QueuedRequest]:
-        """The rest in the order in which it should be placed: first what was on a worker before."""
+        """The rest in the order in which it should be placed, retries first."""
         yield from self._retries.values()
-        yield from self._shares.order(self._lines)
+        yield from self._shares.order(self._by_class)
 
     @property
     def clients(self) -> int:
         """How many clients compete, at most: those of the class that has most."""
-        return max(line.clients for line in self._lines.values())
+        return max(queue.clients for queue in self._by_class.values())
 
     @property
     def since_ms(self) -> float:
         """When the oldest came in, about."""
-        again = (next(iter(box.values())) for box in (self._suspects, self._retries) if box)
-        lines = (line.since_ms for line in self._lines.values() if line)
-        return min(chain((one.since_ms for one in again), lines))
+        retries = (next(iter(box.values())) for box in (self._suspects, self._retries) if box)
+        oldest = (queue.since_ms for queue in self._by_class.values() if queue)
+        return min(chain((one.since_ms for one in retries), oldest))
 
 
 class Backlog:
-    """All requests that are held: in a queue, pausing, or late."""
+    """All requests that wait: in a queue, in back-off, or past their deadline."""
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
         """``turn_of`` is for the queues; see `ModelQueue`."""
         self._turn_of = turn_of
         self._entries: dict[IntakeClass, dict[str, QueuedRequest]] = {n: {} for n in INTAKE_CLASSES}
         self._queues: dict[str, ModelQueue] = {}  # none is empty
-        self._pauses: DelayQueue[_Key] = DelayQueue()
+        self._backoffs: DelayQueue[_Key] = DelayQueue()
         self._deadlines: DelayQueue[_Key] = DelayQueue()
         self._late: dict[_Key, QueuedRequest] = {}
 
@@ -111,62 +150,62 @@ class Backlog:
         return sum(len(entries) for entries in self._entries.values())
 
     def count(self, name: IntakeClass) -> int:
-        """How many requests of a class are held."""
+        """How many requests of a class there are."""
         return len(self._entries[name])
 
     def ids(self, name: IntakeClass) -> list[str]:
-        """The entries of a class that are held, in their order in the intake."""
+        """The entries of a class, in their order in the intake."""
         return list(self._entries[name])
 
     def get(self, name: IntakeClass, entry: str) -> QueuedRequest | None:
-        """The request of that entry, if it is held."""
+        """The request of that entry, if it is here."""
         return self._entries[name].get(entry)
 
     @property
     def models(self) -> KeysView[str]:
-        """Models that requests wait for which could run now."""
+        """Models with requests that could run now."""
         return self._queues.keys()
 
     @property
     def clients(self) -> int:
-        """How many clients compete for the same place, at most."""
+        """How many clients compete for the same lanes, at most."""
         return max((queue.clients for queue in self._queues.values()), default=0)
 
     def queue(self, model: str) -> ModelQueue | None:
-        """What waits for that model and could run now."""
+        """The requests for that model that could run now."""
         return self._queues.get(model)
 
     def add(self, queued: QueuedRequest) -> None:
-        """Hold a request until it is placed or answered."""
+        """Keep a request until it is placed or answered."""
         entries = self._entries[queued.intake]
         before = entries.get(queued.entry)
-        if before is not None:  # read twice: somebody has made the group anew
+        if before is not None:  # read twice, because the consumer group was created again
             self.remove(before)
         entries[queued.entry] = queued
         if queued.deadline_ms is not None:
             self._deadlines.set((queued.intake, queued.entry), queued.deadline_ms)
-        if queued.history.not_before_ms:
-            self._pauses.set((queued.intake, queued.entry), queued.history.not_before_ms)
+        if queued.not_before_ms:
+            self._backoffs.set((queued.intake, queued.entry), queued.not_before_ms)
         else:
             self._enqueue(queued)
 
     def remove(self, queued: QueuedRequest, *, is_served: bool = False) -> None:
-        """Hold a request no more; nothing happens if it is not held. Served, it has its place."""
+        """Forget a request, if it is here; ``is_served``: because it was dispatched."""
         self._entries[queued.intake].pop(queued.entry, None)
         self._dequeue(queued, is_served=is_served)
-        if queued.deadline_ms is not None or queued.history.not_before_ms:
+        if queued.deadline_ms is not None or queued.not_before_ms:
             key = (queued.intake, queued.entry)
             self._deadlines.discard(key)
-            self._pauses.discard(key)
+            self._backoffs.discard(key)
             self._late.pop(key, None)
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Forget all requests."""
         for entries in self._entries.values():
             entries.clear()
         self._queues.clear()
         self._late.clear()
-        self._pauses, self._deadlines = DelayQueue(), DelayQueue()
+        self._backoffs, self._deadlines = DelayQueue(), DelayQueue()
 
     def _enqueue(self, queued: QueuedRequest) -> None:
         queue = self._queues.get(queued.model)
@@ -182,27 +221,27 @@ class Backlog:
                 del self._queues[queued.model]
 
     def advance(self, now_ms: float) -> None:
-        """Move what has become late out of the queues, and into them what has paused enough."""
+        """Take requests past their deadline out of the queues; put those after back-off in."""
         for key in self._deadlines.take_due(now_ms):
             queued = self._entries[key[0]][key[1]]
-            self._pauses.discard(key)
+            self._backoffs.discard(key)
             self._dequeue(queued)
             self._late[key] = queued
-        for key in self._pauses.take_due(now_ms):
+        for key in self._backoffs.take_due(now_ms):
             self._enqueue(self._entries[key[0]][key[1]])
 
     def late(self, most: int) -> list[QueuedRequest]:
-        """Requests whose deadlines have passed, the earliest first."""
+        """Requests past their deadline, the earliest first."""
         return list(islice(self._late.values(), most))
 
     @property
     def next_ms(self) -> float | None:
-        """When a pause or a deadline ends next; None where there is none."""
-        times = [at for at in (self._pauses.next_ms, self._deadlines.next_ms) if at is not None]
+        """When the next back-off or deadline ends; None where there is none."""
+        times = [at for at in (self._backoffs.next_ms, self._deadlines.next_ms) if at is not None]
         return min(times, default=None)
 
     def demands(self, now_ms: float) -> list[Demand]:
-        """What could run now if it had a lane, by model; of models that the yard knows."""
+        """What could run now if it had a lane, for each model that the yard knows."""
         self.advance(now_ms)
         return [
             Demand(

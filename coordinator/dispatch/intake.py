@@ -1,8 +1,8 @@
 """Reading the intake.
 
-Entries are read through the consumer group, so that what was read and not yet handed over stays
-pending there and a successor reads it again. What cannot be placed yet is held in memory,
-bounded (`coordinator.dispatch.backlog`); it stays in the intake until `dispatch` moves it.
+Entries are read through the consumer group, so that what was read and not yet dispatched stays
+pending there and a successor reads it again. What cannot be placed yet is kept in memory, bounded
+(`coordinator.dispatch.backlog`); it stays in the intake until `dispatch` moves it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from coordinator.dispatch.audit import PAGE, PendingReconciler
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.shares import TurnOf, by_client
 from coordinator.routing.queued_request import QueuedRequest
+from tokenyard.protocol.digest import entry_digest
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
-#: Requests of each class that are read where more wait than may be held and no lane has room, so
-#: that the first of every class is known when a place becomes free.
+#: Requests of each class that are read while the backlog is full and no lane has room, so that
+#: the first of every class is known when a lane gets room.
 LOOK_AHEAD = 16
 
-_Fields = Mapping[bytes, bytes]
+Fields = Mapping[bytes, bytes]
 
 
 class Entry(Struct, frozen=True):
@@ -32,18 +33,33 @@ class Entry(Struct, frozen=True):
 
     intake: IntakeClass
     id: str
-    fields: _Fields
+    fields: Fields
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it was on a worker before; only the system writes such entries."""
+        return self.intake == "retry"
+
+    @property
+    def digest(self) -> str:
+        """Distinguishes requests of the same id; a retry needs none, it is in the ledger."""
+        return "" if self.intake == "retry" else entry_digest(self.fields)
+
+    @property
+    def published(self) -> bytes:
+        """Tokens that the readers of a retry have seen, packed."""
+        return self.fields.get(b"published", b"") if self.intake == "retry" else b""
 
 
 class WakeupEvent(Struct, frozen=True):
-    """A wake-up as it was read."""
+    """An event of the streams that wake the leader, as it was read."""
 
     id: str
-    fields: _Fields
+    fields: Fields
 
 
 class Intake:
-    """Reads entries, and sees that what is held is what is pending."""
+    """Reads entries, and keeps the backlog equal to what is pending."""
 
     def __init__(
         self,
@@ -54,7 +70,7 @@ class Intake:
         max_held: int,
         turn_of: TurnOf = by_client,
     ) -> None:
-        """Hold about ``max_held`` requests at most; ``turn_of`` as in `backlog`."""
+        """The backlog has about ``max_held`` requests at most; ``turn_of`` as there."""
         self.backlog = Backlog(turn_of)
         self._connection = connection
         self._keys = keys
@@ -63,32 +79,32 @@ class Intake:
         self._names: dict[bytes, IntakeClass] = {
             keys.intake(name).encode(): name for name in INTAKE_CLASSES
         }
-        # Classes of which not all is read that was pending when we began, and behind which entry
-        # to go on.
+        # Classes of which not everything is read that was pending at the start of the term, and
+        # the last entry that was.
         self._behind: dict[IntakeClass, str] = {}
         self._audits: dict[IntakeClass, PendingReconciler] = {}
         self._next_audit = 0.0  # not before (monotonic)
-        self._is_wished = False
-        self._heard: dict[str, list[bytes]] = {}  # events to acknowledge, by stream
-        # Streams of events of which some may be pending that a leader before has read.
-        self._missed: set[str] = set()
+        self._is_cancelling = False
+        self._unacknowledged: dict[str, list[bytes]] = {}  # events by stream
+        # Streams of events of which an earlier leader may have left some pending.
+        self._pending_streams: set[str] = set()
 
     def read(
-        self, room: int, block_ms: int, *, places: bool = True
+        self, room: int, block_ms: int, *, with_capacity: bool = True
     ) -> tuple[list[Entry], list[WakeupEvent]]:
         """Entries of each class and events; waits for either.
 
-        A batch of each class, turn by turn, until all that waits is held: only so can models,
-        classes and clients have their turns. Beyond the bound about ``room`` of each class. What
-        was pending when a term began is read before anything new of its class. With ``places`` it
-        also hears of those that became free on lanes. Events are acknowledged with the next read,
-        which spares a round trip in each turn; they and cancels only wake, and whoever takes over
-        reads the yard anew.
+        While the backlog is not full it reads a batch of each class: only what is in the backlog
+        can have its turn by model, class and client. Beyond the bound it reads about ``room`` of
+        each class. What was pending when the term began is read before new entries of its class.
+        ``with_capacity`` also reads the events of lanes that have room again. Events are
+        acknowledged with the next read, which saves a round trip in each turn; they and cancels
+        only wake, and a new leader reads the whole yard anyway.
         """
         count, wanted = self._wants(room)
         streams = {self._keys.intake(name): self._behind.get(name, ">") for name in wanted}
-        for stream in (self._keys.events, *([self._keys.capacity] if places else ())):
-            streams[stream] = "0" if stream in self._missed else ">"
+        for stream in (self._keys.events, *([self._keys.capacity] if with_capacity else ())):
+            streams[stream] = "0" if stream in self._pending_streams else ">"
         streams[self._keys.cancelling] = ">"
         answer = self._ask(
             "XREADGROUP",
@@ -99,16 +115,16 @@ class Intake:
         return self._sort(answer or [], count)
 
     def _ask(self, *command: str | int) -> Any:
-        """Give a command, and acknowledge the events before it."""
+        """Run a command, and acknowledge earlier events in the same round trip."""
         run: Any = self._connection  # redis-py gives no types for commands by name
-        if not self._heard:
+        if not self._unacknowledged:
             return run.execute_command(*command)
         with run.pipeline(transaction=False) as pipeline:
-            for stream, events in self._heard.items():
+            for stream, events in self._unacknowledged.items():
                 pipeline.execute_command("XACK", stream, GROUP, *events)
             pipeline.execute_command(*command)
             answer = pipeline.execute()[-1]
-        self._heard.clear()
+        self._unacknowledged.clear()
         return answer
 
     def _wants(self, room: int) -> tuple[int, list[IntakeClass]]:
@@ -119,7 +135,7 @@ class Intake:
         return count, [name for name in INTAKE_CLASSES if self.backlog.count(name) < count]
 
     def _sort(
-        self, answer: Sequence[tuple[bytes, Sequence[tuple[bytes, _Fields]]]], count: int
+        self, answer: Sequence[tuple[bytes, Sequence[tuple[bytes, Fields]]]], count: int
     ) -> tuple[list[Entry], list[WakeupEvent]]:
         entries: list[Entry] = []
         events: list[WakeupEvent] = []
@@ -127,10 +143,10 @@ class Intake:
             name = self._names.get(stream)
             if stream == self._keys.cancelling.encode():
                 self._connection.xack(self._keys.cancelling, GROUP, *(item[0] for item in items))
-                self._is_wished = True
+                self._is_cancelling = True
                 continue
             if name is None:
-                self._hear(stream.decode(), [item for item, _ in items], count)
+                self._note_events(stream.decode(), [item for item, _ in items], count)
                 events += [WakeupEvent(item.decode(), fields or {}) for item, fields in items]
                 continue
             entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
@@ -140,36 +156,36 @@ class Intake:
                 self._behind[name] = entries[-1].id
         return entries, events
 
-    def _hear(self, stream: str, events: list[bytes], count: int) -> None:
-        """Note what is to be acknowledged, and whether all is read that a leader before had."""
+    def _note_events(self, stream: str, events: list[bytes], count: int) -> None:
+        """Note events to acknowledge, and whether all that an earlier leader had are read."""
         if events:
-            self._heard.setdefault(stream, []).extend(events)
+            self._unacknowledged.setdefault(stream, []).extend(events)
         if len(events) < count:
-            self._missed.discard(stream)
+            self._pending_streams.discard(stream)
 
-    def take_wished(self) -> bool:
-        """Whether clients have wished for a cancel since this was asked; see `CancelRequests`."""
-        is_wished, self._is_wished = self._is_wished, False
-        return is_wished
+    def take_cancelling(self) -> bool:
+        """Whether clients have requested cancels since the last call; see `CancelRequests`."""
+        is_cancelling, self._is_cancelling = self._is_cancelling, False
+        return is_cancelling
 
     def read_again(self) -> None:
-        """Drop what is held: it is pending, and read from there."""
+        """Clear the backlog: all of it is pending, and is read from there."""
         self.backlog.clear()
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
-        self._missed = {self._keys.events, self._keys.capacity}
+        self._pending_streams = {self._keys.events, self._keys.capacity}
 
     @property
     def is_auditing(self) -> bool:
-        """Whether what is held is being compared with what is pending."""
+        """Whether the backlog is being compared with what is pending."""
         return bool(self._audits)
 
     def compare(self) -> None:
-        """Count what is pending, and set right what differs from what is held.
+        """Count what is pending, and correct the backlog where it differs.
 
-        A leader that is deposed while it reads takes entries that it may not move any more.
-        They are pending like those held here, and nobody would be given them again. On the other
-        hand, what is cancelled is pending no more.
+        A leader that loses the lead while it reads takes entries that it may not move any more.
+        They are pending like those of the backlog, and no read would return them again. On the
+        other hand, a cancelled request is no longer pending.
         """
         may_audit = time.monotonic() >= self._next_audit
         names = [name for name in INTAKE_CLASSES if name not in self._behind]
@@ -177,15 +193,15 @@ class Intake:
         for name in names:
             pipeline.xpending(self._keys.intake(name), GROUP)
         for name, summary in zip(names, pipeline.execute(), strict=True):
-            pending, backlog = summary["pending"], self.backlog.count(name)
-            if pending > backlog:
+            pending, count = summary["pending"], self.backlog.count(name)
+            if pending > count:
                 self.read_again()
                 return
-            if pending < backlog and name not in self._audits and may_audit:
+            if pending < count and name not in self._audits and may_audit:
                 self._audits[name] = PendingReconciler(self.backlog.ids(name))
 
     def gone(self) -> list[QueuedRequest]:
-        """Requests found to wait no more, though they are held: a page of each audit."""
+        """Requests of the backlog that are not pending any more: a page of each audit."""
         found: list[QueuedRequest | None] = []
         for name, audit in list(self._audits.items()):
             page: Any = self._connection.xpending_range(

@@ -1,7 +1,7 @@
-"""What lies on the lanes, read from there: how much work, and which prompts.
+"""Reads the entries on the lanes: how many tokens of work, and which prompts.
 
-After a takeover of all lanes, a few in a turn; then of one lane each time that the roster is read,
-so that what was counted wrong does not stay so. Only policies that ask for it cost this.
+After a takeover it reads all lanes, a few in a turn; then one lane each time that the roster is
+read, so that errors of counting do not last. Only policies that need it pay for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_AT_ONCE: Final = 32
 
 
 class LaneScanner:
-    """Tells the roster and the selection what an earlier leader knew."""
+    """Gives the roster and the selection what an earlier leader knew."""
 
     def __init__(
         self, connection: redis.Redis, keys: Keys, roster: Roster, selection: Selection
@@ -30,14 +30,14 @@ class LaneScanner:
         self._keys = keys
         self._roster = roster
         self._selection = selection
-        self._known: dict[str, None] = {}  # workers, the one that was read longest ago first
+        self._known: dict[str, None] = {}  # workers, the longest ago read first
 
     def begin(self) -> None:
-        """Another term: what was known is not true any more."""
+        """A new term: forget what was known in an earlier one."""
         self._known.clear()
 
     def run_once(self) -> None:
-        """Read lanes that are not known yet, or else the one that was read longest ago."""
+        """Read unknown lanes, or else the one that was read longest ago."""
         if not self._selection.is_weighing and not self._selection.is_affine:
             return
         serving = [worker for worker, member in self._roster.members.items() if member.serves]
@@ -51,8 +51,8 @@ class LaneScanner:
             self._roster.mark_stale()
 
     def _read(self, worker: str, *, is_new: bool) -> None:
-        # The last event first, as where the loads are read: what leaves in between is counted
-        # twice, not never.
+        # The last event first, as for the loads: what leaves in between is counted twice, not
+        # missed.
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.xrevrange(self._keys.capacity, count=1)
         pipeline.xrange(self._keys.lane(worker))
@@ -62,9 +62,9 @@ class LaneScanner:
 
     def _weigh(self, worker: str, fields: Any, *, is_new: bool) -> int:
         request = parse_request(fields)
-        if not isinstance(request, Request):  # that it was cancelled, for example
+        if not isinstance(request, Request):  # a cancellation, for example
             return 0
-        features = self._selection.features(request, fields)
+        features = self._selection.features_of(request, fields)
         if is_new:
             self._selection.note(worker, features)
         return features.work

@@ -1,9 +1,9 @@
-"""Who goes where in this turn: a pure decision over what waits for a model and its lanes.
+"""Which requests go to which lanes in this turn: a pure decision for one model.
 
 Models do not compete for lanes, so each has a plan of its own. Suspects
 (`coordinator.routing.suspicion`) are tried in groups, or alone, on lanes that take nothing else
-meanwhile: empty ones, and those where a group before has survived. Where there is none, the
-emptiest is kept free until it has run dry.
+meanwhile: empty ones, and those where an earlier group has survived. Where there is none, the
+emptiest gets no other requests until it is empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.wording import counted
 
-#: Chooses among the lanes of a request's model; None: it has to wait.
+#: Chooses among the lanes of a request's model; None: the request has to wait.
 Choose = Callable[[QueuedRequest, Lanes], Pick | None]
 
 ALONE = "a suspect, alone on an empty lane"
@@ -29,8 +29,8 @@ class PlannedDispatch(Struct, frozen=True):
     """A request and the lane chosen for it."""
 
     queued: QueuedRequest
-    lane: Lane  # as it was found
-    why: str  # there, in words
+    lane: Lane  # before this plan
+    why: str  # this lane, in words
     alone: bool = False
     match: float | None = None  # see `Pick.match`
     on_trial: bool = False  # with the others of this plan on its lane
@@ -47,27 +47,26 @@ def make_plan(
 ) -> list[PlannedDispatch]:
     """Choose lanes for requests, given in the order in which they should be served.
 
-    ``lanes`` are those of their model, of which ``trial_share`` at most, and at least one, are for
-    suspects at once. Of the others no more are looked at than are placed, and one: the first that
-    has to wait holds back those behind it.
+    ``lanes`` are those of their model; at most ``trial_share`` of them, and at least one, are used
+    for suspects. The first of the others that has to wait holds back those behind it.
     """
-    queued = list(suspects)
-    tried, left = _place_suspects(queued, lanes, trial_share)
-    if queued and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
-        # The only lane is to run dry for a suspect: who came before its crash goes first.
-        since_ms = min(one.since_ms for one in queued)
+    queue = list(suspects)
+    tried, left = _place_suspects(queue, lanes, trial_share)
+    if queue and not tried and len(lanes) == 1 and not lanes[0].is_quarantined:
+        # The only lane must become empty for a suspect: requests from before its crash go first.
+        since_ms = min(one.since_ms for one in queue)
         left, others = lanes.copy(), takewhile(lambda one: one.since_ms < since_ms, others)
     return tried + _place_others(others, left, choose, most - len(tried))
 
 
 def _place_suspects(
-    queued: Sequence[QueuedRequest], lanes: Lanes, share: float
+    suspects: Sequence[QueuedRequest], lanes: Lanes, share: float
 ) -> tuple[list[PlannedDispatch], Lanes]:
-    """What goes on trial now, and the lanes that are left for others."""
-    if not queued:  # nearly always, and then nobody looks at a thousand lanes
+    """The trials that begin now, and the lanes that are left for others."""
+    if not suspects:  # nearly always, so that a thousand lanes need not be read
         return [], lanes.copy()
-    in_groups = [one for one in queued if one.trial]
-    alone = [one for one in queued if not one.trial]
+    in_groups = [one for one in suspects if one.trial]
+    alone = [one for one in suspects if not one.trial]
     placed: list[PlannedDispatch] = []
     left = [lane for lane in lanes if not lane.is_quarantined]
     kept = len(lanes) - len(left)
@@ -91,21 +90,21 @@ def _place_suspects(
     return placed, Lanes(left)
 
 
-def take_group(queued: list[QueuedRequest], room: int) -> list[QueuedRequest]:
-    """Take the next group out of suspects in their order: no more than each of it may be with."""
+def take_group(suspects: list[QueuedRequest], room: int) -> list[QueuedRequest]:
+    """Take out the next group of suspects, no larger than the trial of any member allows."""
     count, limit = 0, room
-    for one in queued:
+    for one in suspects:
         limit = min(limit, one.trial or 0)
         if count >= limit:
             break
         count += 1
-    group = queued[:count]
-    del queued[:count]
+    group = suspects[:count]
+    del suspects[:count]
     return group
 
 
 def _for_group(lanes: Sequence[Lane]) -> Lane | None:
-    """The lane with the most idle places where nothing runs but what has survived a trial."""
+    """The lane with the most idle slots among those that are empty or have survived a trial."""
     fit = [lane for lane in lanes if lane.load == 0 or lane.is_kept]
     return max(fit, key=lambda lane: lane.idle, default=None)
 

@@ -1,15 +1,15 @@
-"""How fast the yard serves, for telling clients how long they will wait."""
+"""How fast the yard serves, from which clients get an estimate of their wait."""
 
 from __future__ import annotations
 
 #: Weight of the newest measurement.
 NEWEST = 0.3
-#: Shortest time (s) over which one is made.
+#: Shortest time (s) of a measurement.
 LEAST_S = 0.5
 
 
 class ServiceRate:
-    """Requests per second, measured while requests had to wait: else it is the demand's rate."""
+    """Requests per second while requests had to wait: otherwise it would be their arrival rate."""
 
     def __init__(self) -> None:
         self.per_s = 0.0
@@ -18,11 +18,11 @@ class ServiceRate:
         self._always_busy = True
 
     def count(self, requests: int) -> None:
-        """So many were handed over."""
+        """So many were dispatched."""
         self._count += requests
 
     def note(self, *, busy: bool) -> None:
-        """Whether requests wait at this moment."""
+        """Whether requests wait now."""
         self._always_busy = self._always_busy and busy
 
     def measure(self, now: float) -> bool:

@@ -1,9 +1,9 @@
-"""In which order waiting requests are served: classes by their shares, the clients of one in turn.
+"""The order in which requests are served: classes by their shares, clients in turn.
 
 Shares are kept by self-clocked fair queueing (Golestani, 1994): the next request of a class is due
-``1 / weight`` after the one before it, or after what was served last where none of its class
-waited, and the one that is due first is served first. So a class that nobody uses costs the others
-nothing, and saves up nothing.
+``1 / weight`` after the one before it, or after the request that was served last if none of its
+class waited; the request that is due first is served first. So a class that nobody uses costs the
+others nothing, and saves up nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from tokenyard.protocol.receipts import owns
 #: How often each class is served while all of them wait.
 WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
 
-
-#: The name of whoever has a turn with this request.
+#: The name that has a turn with this request.
 TurnOf = Callable[[QueuedRequest], str]
 
 
@@ -49,22 +48,22 @@ def by_client_and_guest(guests: Sequence[str]) -> TurnOf:
 
 
 class ClassQueue:
-    """The requests of one class: clients take turns, and each has its own in their order.
+    """The requests of one class: clients take turns, and each client's requests keep their order.
 
-    The client that was served last comes last, and so does one that has just come.
+    A client goes to the end when it was served, and starts there.
     """
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
-        """``turn_of`` says whose turn a request is; where all are the same, there are none."""
+        """``turn_of`` names who has a turn with a request."""
         self._turn_of = turn_of
-        # Ordered ones find their first as fast when thousands before it have left.
+        # An OrderedDict finds its first item quickly also after thousands before it have left.
         self._clients: OrderedDict[str, OrderedDict[str, QueuedRequest]] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._clients)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """All of it, in the order in which it should be served."""
+        """All requests, in the order in which they should be served."""
         if len(self._clients) > 1:
             return self._in_turn()
         return chain.from_iterable(requests.values() for requests in self._clients.values())
@@ -88,7 +87,7 @@ class ClassQueue:
         requests[queued.entry] = queued
 
     def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> bool:
-        """Take a request out; whether it was here. Served, it was the turn of its client."""
+        """Take a request out; whether it was here. ``is_served`` uses the turn of its client."""
         client = self._turn_of(queued)
         requests = self._clients.get(client)
         if requests is None or requests.pop(queued.entry, None) is None:
@@ -106,23 +105,23 @@ class ClassQueue:
 
     @property
     def since_ms(self) -> float:
-        """When the oldest came in, about: of the client whose turn it is."""
+        """When the oldest came in, about: the first of the client whose turn it is."""
         return next(iter(next(iter(self._clients.values())).values())).since_ms
 
 
 class Shares:
-    """Which class is next, of those in which something waits: each has `WEIGHTS` of the places."""
+    """Which class is next, of those with requests: each gets its part of `WEIGHTS`."""
 
     def __init__(self) -> None:
         self._served = dict.fromkeys(WEIGHTS, 0.0)  # when the last request of each class was due
         self._now = 0.0  # when the last request of all was
 
-    def order(self, lines: Mapping[PriorityClass, ClassQueue]) -> Iterator[QueuedRequest]:
-        """What waits in these classes, in the order in which it should be served.
+    def order(self, queues: Mapping[PriorityClass, ClassQueue]) -> Iterator[QueuedRequest]:
+        """The requests of these classes, in the order in which they should be served.
 
         Nothing changes until `note_served`.
         """
-        requests = {name: iter(line) for name, line in lines.items() if line}
+        requests = {name: iter(queue) for name, queue in queues.items() if queue}
         if len(requests) == 1:
             yield from next(iter(requests.values()))
             return
@@ -137,10 +136,10 @@ class Shares:
             due[name] += 1 / WEIGHTS[name]
 
     def join(self, name: PriorityClass) -> None:
-        """A request has come into a class in which none waited."""
+        """A request has come into a class that had none."""
         self._served[name] = max(self._served[name], self._now)
 
     def note_served(self, name: PriorityClass) -> None:
-        """A request of this class was served while some of others waited."""
+        """A request of this class was served while other classes had requests."""
         self._served[name] += 1 / WEIGHTS[name]
         self._now = self._served[name]

@@ -1,8 +1,8 @@
-"""Cancels requests for clients that have no right to do so themselves.
+"""Cancels requests for clients without the permission to do so themselves.
 
-The stream `cancelling` wakes and names clients; what a client wants cancelled stands in a set of
-its own, which nobody else may write, so nobody can ask for another. An entry of the stream stays
-until all cancel requests of its client are granted, so a successor finds what a leader has left.
+The stream `cancelling` wakes the leader and names clients; the ids to cancel are in a set of each
+client, which no other client may write, so a client can cancel only its own requests. An entry of
+the stream stays until all ids of its client are cancelled, so a successor continues after a leader.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import position
 from tokenyard.scripts import Cancelled, Scripts
 
-log = logging.getLogger("tokenyard.coordinator.cancelling")
+log = logging.getLogger("tokenyard.coordinator.cancels")
 
-#: Looked for without being woken, for what an earlier leader has left.
+#: The stream is read so often without an event, for what an earlier leader has left.
 EVERY_S = 1.0
-#: Clients looked at, and requests cancelled, in one turn.
+#: Clients served, and requests cancelled, in one turn.
 MOST_CLIENTS = 100
 MOST_CANCELLED = 100
 #: The year 2286.
@@ -31,7 +31,7 @@ FAR_FUTURE_MS = 10**13
 
 
 class CancelRequests:
-    """Grants the cancel requests of clients, a bounded number in a turn."""
+    """Carries out cancels, a bounded number in a turn."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CancelRequests:
         keys: Keys,
         found_bad: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``found_bad`` hears of values that were removed, by where they were."""
+        """``found_bad`` is called with the place of each unreadable value that was removed."""
         self._found_bad = found_bad
         self._connection = connection
         self._scripts = scripts
@@ -54,7 +54,7 @@ class CancelRequests:
         return not self._due
 
     def run_once(self, *, is_woken: bool = False) -> None:
-        """Grant what is wished, when somebody says so or it is time to look."""
+        """Cancel requested ids, when an event arrived or it is time to check."""
         if not is_woken and time.monotonic() < self._due:
             return
         self._left = MOST_CANCELLED
@@ -80,11 +80,11 @@ class CancelRequests:
         self._due = 0.0 if has_more else time.monotonic() + EVERY_S
 
     def _heal(self) -> None:
-        """Make the stream anew behind an id of the far future, which lets no other follow."""
+        """Create the stream again after an id of the far future, which permits no more entries."""
         cancels = self._keys.cancelling
         try:
             last: Any = self._connection.xinfo_stream(cancels)["last-generated-id"]
-        except redis.ResponseError:  # there is none: the next leader makes it
+        except redis.ResponseError:  # it does not exist: the next leader creates it
             return
         if position(last.decode())[0] < FAR_FUTURE_MS or self._connection.xlen(cancels):
             return
@@ -93,19 +93,19 @@ class CancelRequests:
         pipeline.xgroup_create(cancels, GROUP, id="0", mkstream=True)
         pipeline.execute()
         self._found_bad("cancels")
-        log.warning("made the stream of cancels anew: its last entry was %s", last.decode())
+        log.warning("created the stream of cancels again: its last entry was %s", last.decode())
 
     def _serve(self, client: str) -> bool:
-        """Cancel what a client asks for; whether nothing of it is left."""
+        """Cancel the ids of a client; whether none is left."""
         cancels = self._keys.cancels(client)
         ids: Any = self._connection.srandmember(cancels, self._left) if self._left else ()
         has_room = len(ids) < self._left
         self._left -= len(ids)
-        granted = [self._grant(client, request_id) for request_id in ids]
-        return all(granted) and has_room
+        done = [self._cancel(client, request_id) for request_id in ids]
+        return all(done) and has_room
 
-    def _grant(self, client: str, request_id: bytes) -> bool:
-        """Cancel one request, if its id is one; not where it moves faster than one can look."""
+    def _cancel(self, client: str, request_id: bytes) -> bool:
+        """Cancel one request, if its id is valid; False where it moves too fast."""
         name, code = parse_id(request_id), Cancelled.OVER
         if name is None:
             self._found_bad("cancels")
@@ -113,7 +113,7 @@ class CancelRequests:
             code = self._scripts.cancel(client, name, "cancelled by the client")
         if code is Cancelled.MOVED:
             return False
-        # Not before: should we die in between, our successor tries again.
+        # Only now, so that a successor tries again after a crash in between.
         self._connection.srem(self._keys.cancels(client), request_id)
-        log.info("cancelled %s/%s, as its client wished: %s", client, name, code.name)
+        log.info("cancelled %s/%s as its client requested: %s", client, name, code.name)
         return True

@@ -1,4 +1,4 @@
-"""What an entry of a guest's inbox asks for. Pure; the entry is hostile until it is read here."""
+"""The commands in a guest's inbox. Pure; an entry is hostile until it is parsed here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tokenyard.protocol.wire import (
     Unanswerable,
 )
 
-#: The priority classes of guests: `high` would make others wait.
+#: The priority classes of guests; `high` would make others wait.
 GuestClass = Literal["normal", "low"]
 CLASSES: Final[tuple[GuestClass, ...]] = ("normal", "low")
 
@@ -35,16 +35,16 @@ _KEPT: Final = {name.encode() for name in COMMON_FIELDS | OWN_FIELDS}
 
 
 class ReplyAddress(Struct, frozen=True):
-    """Who hears what became of an entry, and by which word."""
+    """Where to send a receipt or a refusal."""
 
     client: str
     kind: ReplyKind = "flat"
     request_id: str = ""
-    receipt: str = ""  # empty: only refusals are told, as results
+    receipt: str = ""  # empty: only refusals are sent, as results
 
 
 class Submission(Struct, frozen=True):
-    """A request, as it will stand in the intake."""
+    """A request, as `submit` writes it into the intake."""
 
     address: ReplyAddress
     request: Request
@@ -55,14 +55,14 @@ class Submission(Struct, frozen=True):
 
 
 class CancelCommand(Struct, frozen=True):
-    """A request of the guest's that is to be cancelled."""
+    """Cancels a request of the guest."""
 
     client: str
     request_id: str
 
 
 class LeaseRenewal(Struct, frozen=True):
-    """A client that says that it is there, or that it leaves."""
+    """A client renews its lease, or leaves."""
 
     client: str
     leaves: bool
@@ -70,7 +70,7 @@ class LeaseRenewal(Struct, frozen=True):
 
 
 class Unreadable(Struct, frozen=True):
-    """What is none of these; with an address it is answered."""
+    """Anything else; it is answered where it has an address."""
 
     reason: str
     address: ReplyAddress | None = None
@@ -79,10 +79,10 @@ class Unreadable(Struct, frozen=True):
 GuestCommand = Submission | CancelCommand | LeaseRenewal | Unreadable
 
 
-def parse_command(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> GuestCommand:
-    """Read an entry of the inbox of ``guest``; never raises.
+def parse_guest_command(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> GuestCommand:
+    """Parse an entry of the inbox of ``guest``; never raises.
 
-    A request's time to live is brought into the bounds for guests.
+    The time to live of a result is limited to the bounds for guests.
     """
     try:
         fields = unfold(fields)
@@ -93,9 +93,9 @@ def parse_command(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) ->
         case b"submit":
             return _submission(client, fields, most_ttl_s)
         case b"cancel":
-            return _cancelling(client, fields)
+            return _cancel_command(client, fields)
         case b"attend":
-            return _attending(client, fields)
+            return _lease_renewal(client, fields)
     return Unreadable("do: use submit, cancel or attend")
 
 
@@ -140,11 +140,11 @@ def _submission(client: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> 
     return Unreadable(f"class: use {' or '.join(CLASSES)}", address)
 
 
-def _ttl(given: bytes, most_ttl_s: int) -> bytes:
-    """Within the bounds; what is no number stays for `parse_request` to refuse."""
-    if given and not (given.isdigit() and len(given) < 10):
-        return given
-    asked = int(given) if given else DEFAULT_RESULT_TTL_S
+def _ttl(raw: bytes, most_ttl_s: int) -> bytes:
+    """Within the bounds; a value that is not a number is left for `parse_request` to refuse."""
+    if raw and not (raw.isdigit() and len(raw) < 10):
+        return raw
+    asked = int(raw) if raw else DEFAULT_RESULT_TTL_S
     return b"%d" % min(max(asked, LEAST_GUEST_TTL_S), most_ttl_s)
 
 
@@ -164,7 +164,7 @@ def _template(
 ) -> RequestTemplate:
     """What `submit` writes beside id and prompt: the fields as the guest gave them.
 
-    A default that was said stays said, which a model's own would else take the place of.
+    A default that the guest gave is kept, since the model's own default would replace it.
     """
     texts = {
         name.decode(): value.decode()
@@ -172,12 +172,12 @@ def _template(
         if name.decode() in COMMON_FIELDS
     }
     [field] = {name.decode() for name in own} & (OWN_FIELDS - {"id"})
-    shared = msgspec.json.encode(texts).decode()
+    common = msgspec.json.encode(texts).decode()
     deadline_ms = (request.deadline_ms or 0) if is_late_refused else 0
-    return RequestTemplate(request.client, field, shared, len(shared), deadline_ms)
+    return RequestTemplate(request.client, field, common, len(common), deadline_ms)
 
 
-def _cancelling(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
+def _cancel_command(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
     raw = fields.get(b"id", b"")
     try:
         name = raw.decode()
@@ -188,7 +188,7 @@ def _cancelling(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
     return CancelCommand(client, name)
 
 
-def _attending(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
+def _lease_renewal(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
     try:
         ended = _ids_decoder.decode(fields.get(b"ended", b"[]"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Hears that guests have written, and wakes the leader, whose own read must not hear it.
+"""Notices that guests have written, and wakes the leader.
 
-A blocking read of an inbox would bring whatever was written there, however large. So a thread looks
-at the lengths of the inboxes, over a connection of its own, and wakes the leader by an event.
+A blocking read of an inbox would return everything in it, however large. So a thread polls the
+lengths of the inboxes, over a connection of its own, and wakes the leader by an event.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import redis
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import Keys
 
-log = logging.getLogger("tokenyard.coordinator.knocks")
+log = logging.getLogger("tokenyard.coordinator.inbox_watcher")
 
-#: Time between two looks while guests are at work, and while they are not.
+#: Time between two polls while guests write, and while they do not.
 BUSY_S: Final = 0.002
 IDLE_S: Final = 0.02
 STAYS_BUSY_S: Final = 2.0
-#: After a fault, and for one that does not lead any more.
+#: After an error, and while the coordinator does not lead.
 AWAY_S: Final = 0.5
 _TIMEOUT_S: Final = 5.0
 
 
 class InboxWatcher:
-    """The thread `knocks`, which looks while its coordinator leads."""
+    """The thread `inbox-watcher`, which polls while its coordinator leads."""
 
     def __init__(self, redis_url: str, keys: Keys, guests: Sequence[str]) -> None:
         self._url = redis_url
@@ -38,15 +38,15 @@ class InboxWatcher:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._written: tuple[str, ...] = ()  # that the leader has not taken yet
-        self._attended_until = 0.0
+        self._taken_until = 0.0
         self._rests_until = 0.0
         self._busy_until = 0.0
 
     def take(self) -> tuple[str, ...]:
-        """The guests that have written something; for the leader, which must go on asking."""
-        self._attended_until = time.monotonic() + STAYS_BUSY_S
+        """The guests that have written something; the leader must call it regularly."""
+        self._taken_until = time.monotonic() + STAYS_BUSY_S
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="knocks", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="inbox-watcher", daemon=True)
             self._thread.start()
         written, self._written = self._written, ()
         return written
@@ -66,15 +66,15 @@ class InboxWatcher:
             pause_s = IDLE_S
             while not self._stopped.wait(pause_s):
                 try:
-                    pause_s = self._look(connection)
+                    pause_s = self._poll(connection)
                 except redis.RedisError as error:
-                    log.debug("inboxes cannot be looked at: %s", error)
+                    log.debug("cannot poll the inboxes: %s", error)
                     pause_s = AWAY_S
 
-    def _look(self, connection: redis.Redis) -> float:
-        """One look; how long to wait for the next."""
+    def _poll(self, connection: redis.Redis) -> float:
+        """Poll once; how long to wait for the next time."""
         now = time.monotonic()
-        if now > self._attended_until + _TIMEOUT_S:
+        if now > self._taken_until + _TIMEOUT_S:
             return AWAY_S
         if self._written or now < self._rests_until:
             return BUSY_S

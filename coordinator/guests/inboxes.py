@@ -1,8 +1,8 @@
-"""Reads what guests have written, and does what they ask for as a trusted client would.
+"""Reads the inboxes of guests, and carries out their commands as a trusted client would.
 
-A guest is a user of the server that may write one stream. What it writes is not read as it stands:
-`collect` hands out a bounded part of it. A guest that oversteps is cut off: its inbox is deleted
-without a look until that is over.
+A guest is a user of the server that may write one stream. That stream is not read directly:
+`collect` returns a bounded part of it. A guest that exceeds a limit is cut off: for some time its
+inbox is deleted unread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import redis
 
-from coordinator.counts import CoordinatorCounts
 from coordinator.guests.commands import (
     CancelCommand,
     GuestCommand,
@@ -23,9 +22,10 @@ from coordinator.guests.commands import (
     ReplyAddress,
     Submission,
     Unreadable,
-    parse_command,
+    parse_guest_command,
 )
 from coordinator.guests.inbox_watcher import InboxWatcher
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.parse import parse_id
@@ -46,12 +46,12 @@ from tokenyard.scripts import (
 
 log = logging.getLogger("tokenyard.coordinator.inboxes")
 
-#: Entries of one inbox that one look takes.
+#: Entries of one inbox that one turn takes.
 MOST_ENTRIES: Final = 256
-#: After a look it rests for so many times as long, so that a flood leaves most of the leader's time
-#: to others.
+#: After a turn the inboxes rest for so many times as long, so that a flood leaves most of the
+#: leader's time to others.
 RESTS: Final = 3
-#: What a guest is told that finds the guests' part of the queue full.
+#: The answer where the guests' share of the queue is full.
 RETRY_AFTER_MS: Final = 1_000
 
 _CODES: Final[dict[Submitted, ReceiptCode]] = {
@@ -80,40 +80,40 @@ class Inboxes:
         self._scripts = scripts
         self._keys = keys
         self._guests = tuple(dict.fromkeys(settings.guests))
-        self._knocks = InboxWatcher(settings.redis_url, keys, self._guests)
+        self._watcher = InboxWatcher(settings.redis_url, keys, self._guests)
         self._settings = settings
         self._counts = counts
         self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
         self._turn = 0
-        self._cut_off: dict[str, float] = {}  # guest to when it is heard again (monotonic)
-        self._rests: dict[str, float] = {}  # guest to when its inbox is tried again
+        self._cut_off: dict[str, float] = {}  # guest to the end of its cut-off (monotonic)
+        self._rests: dict[str, float] = {}  # guest to when its inbox is tried again (monotonic)
 
     def run_once(self) -> None:
-        """Look into the inboxes that something was written into."""
+        """Read the inboxes that were written."""
         if not self._guests:
             return
         now = time.monotonic()
-        written = self._knocks.take()
+        written = self._watcher.take()
         if not written:
             return
         room = self._room()
         for left, guest in zip(range(len(written), 0, -1), self._in_turn(written), strict=True):
-            # Nobody who floods takes all of what is left.
-            room -= self._look(guest, max(0, math.ceil(room / left)), now)
-        self._knocks.rest((time.monotonic() - now) * RESTS)
+            # A guest that floods must not take all of the room.
+            room -= self._read(guest, max(0, math.ceil(room / left)), now)
+        self._watcher.rest((time.monotonic() - now) * RESTS)
 
     def _in_turn(self, written: Sequence[str]) -> Sequence[str]:
-        """Each time another of them is the first."""
+        """The same guests, each time with another one first."""
         self._turn += 1
         first = self._turn % len(written)
         return (*written[first:], *written[:first])
 
     def stop(self) -> None:
-        """Hear no more; idempotent."""
-        self._knocks.stop()
+        """Stop watching; idempotent."""
+        self._watcher.stop()
 
-    def _look(self, guest: str, room: int, now: float) -> int:
-        """See to one inbox; how many requests were handed on. No guest stops the others."""
+    def _read(self, guest: str, room: int, now: float) -> int:
+        """Read one inbox; the number of submitted requests. An error stops no other guest."""
         if now < self._cut_off.get(guest, 0.0):
             self._connection.unlink(self._keys.inbox(guest))
             return 0
@@ -134,7 +134,7 @@ class Inboxes:
             most_bytes=self._settings.max_request_bytes,
             most_entries=MOST_ENTRIES,
         )
-        self._judge(guest, haul)
+        self._enforce_limits(guest, haul)
         return self._serve(guest, haul, room) if haul.entries else 0
 
     def _room(self) -> int:
@@ -145,7 +145,7 @@ class Inboxes:
         waiting: int = sum(pipeline.execute())
         return self._most_waiting - waiting
 
-    def _judge(self, guest: str, haul: Haul) -> None:
+    def _enforce_limits(self, guest: str, haul: Haul) -> None:
         """Cut a guest off whose inbox, or an entry in it, was too large."""
         if haul.overrun:
             self._cut(guest, f"its inbox took {haul.overrun} bytes")
@@ -159,32 +159,32 @@ class Inboxes:
         log.warning("guest %s is cut off for %g s: %s", guest, self._settings.guest_cut_off_s, why)
 
     def _serve(self, guest: str, haul: Haul, room: int) -> int:
-        """Do what a guest asks for; how many requests were handed on."""
-        asks = [
-            parse_command(guest, fields, self._settings.guest_result_ttl_s)
+        """Carry out the commands of a guest; the number of submitted requests."""
+        commands = [
+            parse_guest_command(guest, fields, self._settings.guest_result_ttl_s)
             for _, fields in haul.entries
         ]
-        notices = list(self._refusals(guest, asks))
-        submissions = [ask for ask in asks if isinstance(ask, Submission)]
+        notices = list(self._refusals(guest, commands))
+        submissions = [one for one in commands if isinstance(one, Submission)]
         for submission, acceptance in self._submit(submissions[:room]):
-            notices += _told(submission.address, acceptance)
+            notices += _notices(submission.address, acceptance)
         for submission in submissions[room:]:
-            notices += _told(submission.address, _FULL)
-        self._cancel(ask for ask in asks if isinstance(ask, CancelCommand))
-        self._attend(ask for ask in asks if isinstance(ask, LeaseRenewal))
+            notices += _notices(submission.address, _FULL)
+        self._cancel(one for one in commands if isinstance(one, CancelCommand))
+        self._renew_leases(one for one in commands if isinstance(one, LeaseRenewal))
         self._scripts.settle(guest, [entry for entry, _ in haul.entries], notices)
         return min(room, len(submissions))
 
-    def _refusals(self, guest: str, asks: Iterable[GuestCommand]) -> Iterable[Notice]:
-        for ask in asks:
-            if isinstance(ask, Unreadable):
+    def _refusals(self, guest: str, commands: Iterable[GuestCommand]) -> Iterable[Notice]:
+        for command in commands:
+            if isinstance(command, Unreadable):
                 self._counts.found_bad("inbox")
-                log.debug("an entry of guest %s is refused: %s", guest, ask.reason)
-                if ask.address is not None:
-                    yield from _invalid(ask.address, ask.reason)
+                log.debug("an entry of guest %s is refused: %s", guest, command.reason)
+                if command.address is not None:
+                    yield from _invalid(command.address, command.reason)
 
     def _submit(self, submissions: Iterable[Submission]) -> Iterable[tuple[Submission, Acceptance]]:
-        """Hand requests on, those of one class and one watched client in one call."""
+        """Submit requests, those of one class and one watched client in one call."""
         groups: dict[tuple[str, str], list[Submission]] = {}
         for one in submissions:
             groups.setdefault((one.priority_class, one.watched), []).append(one)
@@ -195,7 +195,7 @@ class Inboxes:
                     group[0].priority_class,
                     [one.request for one in group],
                     watched=group[0].watched,
-                    refuse_late=True,  # those whose template has a deadline
+                    refuse_late=True,  # where the template has a deadline
                     templates=[one.template for one in group],
                     digests=[one.digest for one in group],
                 )
@@ -205,9 +205,9 @@ class Inboxes:
             yield from zip(group, answers, strict=True)
 
     def _forget_ended(self, client: str, most: int) -> None:
-        """Detach requests that are over, though the guest has not said so.
+        """Detach requests that are over, though the guest has not reported it.
 
-        Of twice as many as have come, so no more than half of what is attached is over in the end.
+        A sample of twice as many as were submitted, so at most half of the set is over in the end.
         """
         attached = self._keys.attached(client)
         sample: Any = self._connection.srandmember(attached, most)
@@ -219,25 +219,25 @@ class Inboxes:
         if over:
             self._connection.srem(attached, *over)
 
-    def _cancel(self, asks: Iterable[CancelCommand]) -> None:
-        for ask in asks:
+    def _cancel(self, commands: Iterable[CancelCommand]) -> None:
+        for command in commands:
             code = self._scripts.cancel(
-                ask.client,
-                ask.request_id,
+                command.client,
+                command.request_id,
                 "cancelled by the client",
-                unknown_ttl_s=LEAST_GUEST_TTL_S,  # whoever makes up ids fills nothing for long
+                unknown_ttl_s=LEAST_GUEST_TTL_S,  # made-up ids take memory only for a short time
             )
             if code is Cancelled.MOVED:
-                log.info("%s/%s moves too fast to be cancelled", ask.client, ask.request_id)
+                log.info("%s/%s moves too fast to be cancelled", command.client, command.request_id)
 
-    def _attend(self, asks: Iterable[LeaseRenewal]) -> None:
-        for ask in asks:
-            lease_ms = 0 if ask.leaves else CLIENT_LEASE_MS
-            self._scripts.call(attend(self._keys, ask.client, ask.ended, lease_ms=lease_ms))
+    def _renew_leases(self, commands: Iterable[LeaseRenewal]) -> None:
+        for command in commands:
+            lease_ms = 0 if command.leaves else CLIENT_LEASE_MS
+            self._scripts.call(attend(self._keys, command.client, command.ended, lease_ms=lease_ms))
 
 
-def _told(address: ReplyAddress, acceptance: Acceptance) -> list[Notice]:
-    """What a guest hears of a request that was handed on: a receipt, or a refusal as a result."""
+def _notices(address: ReplyAddress, acceptance: Acceptance) -> list[Notice]:
+    """The answer to a submitted request: a receipt, or a refusal as a result."""
     if address.receipt:
         receipt = Receipt(
             address.receipt,

@@ -3,22 +3,112 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from coordinator.placement.devices import DeviceId, ModelHolder, PlacementDevice
-from coordinator.placement.needs import Need, Reach
-from coordinator.placement.state import PlacementState
+from coordinator.placement.devices import DeviceId, DeviceMap, ModelHolder, PlacementDevice
+from coordinator.placement.needs import Catalog, Demand, Need, Reach, Supply
+
+#: A model gives way once it had no requests for this part of the time that its load takes.
+REST: Final = 0.5
+
+
+class PlacementState:
+    """The devices, models and demands of one decision, and what it has given away so far."""
+
+    def __init__(
+        self, device_map: DeviceMap, demands: Iterable[Demand], catalog: Catalog, now_ms: float
+    ) -> None:
+        self.devices = {device.id: device for device in device_map.devices}
+        self.holders = device_map.holders
+        self.demands = {one.model: one for one in demands if one.requests > 0}
+        self.catalog = catalog
+        self.now_ms = now_ms
+        #: Devices that were given to a model, now or by a load that is pending.
+        self.taken: set[DeviceId] = set()
+        #: By model: workers that serve it, are about to, or were commanded to load it.
+        self.serving = Counter(holder.model for holder in self.holders if holder.serves)
+
+    def give(self, model: str, devices: Iterable[DeviceId]) -> None:
+        """Count devices as the model's, and the models that they held as gone."""
+        given = set(devices)
+        for holder in self.holders:
+            if holder.serves and holder.devices & given:
+                self.serving[holder.model] -= 1
+        self.taken |= given
+        self.serving[model] += 1
+
+    def supplies(self) -> Mapping[str, Supply]:
+        """The workers that hold each model."""
+        limits: Counter[str] = Counter()
+        for holder in self.holders:
+            if holder.is_ready:
+                limit = holder.leader.info.lane_limit
+                limits[holder.model] = max(limit, limits[holder.model])
+        return {model: Supply(count, limits[model]) for model, count in self.serving.items()}
+
+    def kept(self) -> Mapping[str, int]:
+        """The number of devices of each controller that pinned models keep."""
+        pinned = (one for one in self.holders if one.serves and self.is_pinned(one))
+        return Counter(controller for holder in pinned for controller, _ in holder.devices)
+
+    def is_paused(self, model: str) -> bool:
+        """Whether a worker holds it that does not serve it only because it is paused."""
+        workers = (one for device in self.devices.values() for one in device.workers)
+        return any(one.info.model == model and not one.is_running for one in workers)
+
+    def wants(self, model: str) -> int:
+        """The number of requests that wait for a model."""
+        demand = self.demands.get(model)
+        return demand.requests if demand else 0
+
+    def is_idle(self, holder: ModelHolder) -> bool:
+        """Whether it has no requests now, running or waiting."""
+        return not holder.leader.load and not self.wants(holder.model)
+
+    def has_rested(self, holder: ModelHolder) -> bool:
+        """Whether it had no requests for half as long as it takes to load it again.
+
+        Between two bursts of requests it has none for a moment.
+        """
+        return self.is_idle(holder) and self._passed(holder, holder.leader.used_ms, REST)
+
+    def is_pinned(self, holder: ModelHolder) -> bool:
+        """Whether its model is pinned and would have too few workers without it."""
+        pin = self.catalog.pin(holder.model)
+        return pin > 0 and self.serving[holder.model] <= pin
+
+    def has_swapped(self, holder: ModelHolder, model: str) -> bool:
+        """Whether its devices have changed their model so recently that ``model`` has to wait."""
+        info = holder.leader.info
+        spent_s = sum(info.phases_s.values())
+        hold_s = self.catalog.turns.hold_s(holder.model, info.controller, model, spent_s)
+        return self.now_ms - holder.swapped_ms < 1000 * hold_s
+
+    def has_paid(self, holder: ModelHolder) -> bool:
+        """Whether it has been ready for at least as long as its load took.
+
+        The host may not have reported the very first load yet; the worker's own entry has it.
+        """
+        return self._passed(holder, holder.leader.info.since_ms)
+
+    def _passed(self, holder: ModelHolder, since_ms: float, loads: float = 1.0) -> bool:
+        """Whether as much time has passed as so many loads of its model take."""
+        info = holder.leader.info
+        load_s = self.catalog.load_s(holder.model, info.controller)
+        load_s = load_s or sum(info.phases_s.values())
+        return self.now_ms - since_ms >= 1000 * load_s * loads
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOption:
     """Devices that can be had together.
 
-    The cost says, in this order, whether something has to give way (1) and even something that is
-    wanted (2); how many workers its model has (the more the better) and how much it is wanted;
-    whether the model must be loaded from its files; how many devices are given up; and when there
-    last was work.
+    The cost is, in this order: whether a model has to give way (1), even one with requests (2); how
+    many workers that model has (the more the better) and how many requests; whether the new model
+    must be loaded from its files; how many devices are given up; and when they were last used.
     """
 
     devices: Sequence[PlacementDevice]
@@ -26,7 +116,7 @@ class DeviceOption:
 
 
 class DeviceChoice:
-    """Chooses devices."""
+    """Chooses devices for one need at a time."""
 
     def __init__(self, state: PlacementState) -> None:
         self._state = state
@@ -40,8 +130,8 @@ class DeviceChoice:
     def gather(self, need: Need) -> Sequence[DeviceId]:
         """Devices to keep for a group that could not be given all that it needs.
 
-        Those of the host where all may be had first. Given away one by one, to models that need
-        only one, they would never be free to change at the same time.
+        Those of the host that can free all of them first. Given away one by one, to models that
+        need only one, they would never be free at the same time.
         """
         sets = []
         for controller, ranks in self._hosts(need):
@@ -51,7 +141,7 @@ class DeviceChoice:
         return min(sets, default=(0.0, []))[1]
 
     def _first_to_change(self, controller: str, model: str) -> list[tuple[float, DeviceId]]:
-        """The devices of a host, those first that have kept their models longest."""
+        """The devices of a host with the time of their last swap, the longest ago first."""
         times = []
         for device in self._state.devices.values():
             holder = device.holder
@@ -63,19 +153,19 @@ class DeviceChoice:
         return sorted(times)
 
     def _hosts(self, need: Need) -> Iterator[tuple[str, int]]:
-        """The controllers that may load a model now, and how many devices it takes there."""
+        """The controllers that may load a model now, and the number of devices it needs there."""
         catalog = self._state.catalog
         for controller, info in catalog.fitting(need.model).items():
             if not catalog.pauses(info):
                 yield controller, info.ranks
 
     def _together(self, controller: str, ranks: int, need: Need) -> DeviceOption | None:
-        """So many devices of one host, the cheapest first."""
+        """The cheapest ``ranks`` devices of one host."""
         chosen: list[DeviceOption] = []
         for option in sorted(self._options(controller, need), key=lambda one: one.cost):
             chosen.append(option)
             if _count(chosen) >= ranks:
-                return _joined(_without_needless(chosen, ranks), ranks)
+                return _joined(_without_surplus(chosen, ranks), ranks)
         return None
 
     def _options(self, controller: str, need: Need) -> Iterator[DeviceOption]:
@@ -95,11 +185,11 @@ class DeviceChoice:
     def _swap(self, holder: ModelHolder, model: str) -> DeviceOption:
         devices = [self._state.devices[device] for device in sorted(holder.devices)]
         must_load = not any(device.sleeper(model) for device in devices)
-        what = (must_load, len(devices), holder.leader.used_ms)
+        rest = (must_load, len(devices), holder.leader.used_ms)
         if self._state.is_idle(holder):
-            return DeviceOption(devices, (1, 0, 0, *what))
+            return DeviceOption(devices, (1, 0, 0, *rest))
         wanted = self._state.wants(holder.model) + holder.leader.load
-        return DeviceOption(devices, (2, -self._state.serving[holder.model], wanted, *what))
+        return DeviceOption(devices, (2, -self._state.serving[holder.model], wanted, *rest))
 
     def _gives_way(self, holder: ModelHolder, need: Need) -> bool:
         """Whether a holder's devices may be given to another model now."""
@@ -123,8 +213,8 @@ def _count(options: Sequence[DeviceOption]) -> int:
     return sum(len(option.devices) for option in options)
 
 
-def _without_needless(options: Sequence[DeviceOption], ranks: int) -> list[DeviceOption]:
-    """Leave out what is not needed any more since a whole group gives way."""
+def _without_surplus(options: Sequence[DeviceOption], ranks: int) -> list[DeviceOption]:
+    """Leave out options that became superfluous because a whole group gives way."""
     kept = list(options)
     for option in options:
         if _count(kept) - len(option.devices) >= ranks:
@@ -133,6 +223,6 @@ def _without_needless(options: Sequence[DeviceOption], ranks: int) -> list[Devic
 
 
 def _joined(options: Sequence[DeviceOption], ranks: int) -> DeviceOption:
-    """Several as one, which costs as much as the dearest of them."""
+    """Several options as one, which costs as much as the most expensive of them."""
     devices = [device for option in options for device in option.devices]
     return DeviceOption(devices[:ranks], max(option.cost for option in options))

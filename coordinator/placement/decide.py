@@ -1,6 +1,6 @@
 """Which worker should hold which model: a pure decision over what waits and what there is.
 
-docs/placement.md tells the rules, with examples.
+docs/placement.md explains the rules, with examples.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from coordinator.dispatch.demand import Demand
-from coordinator.placement.choice import DeviceChoice, DeviceOption
+from coordinator.placement.choice import DeviceChoice, DeviceOption, PlacementState
 from coordinator.placement.devices import (
     LEAVING,
     SERVING,
@@ -20,34 +19,33 @@ from coordinator.placement.devices import (
     Worker,
     map_devices,
 )
-from coordinator.placement.needs import Catalog, Need, hopeless, needs
-from coordinator.placement.state import PlacementState
+from coordinator.placement.needs import Catalog, Demand, Need, hopeless, needs
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo
 
-#: A command is given up when the roster shows nothing of it for so long, and thrice the time
-#: that loading took last.
+#: A command counts as failed when the roster shows no effect for so long, plus three times the
+#: duration of the last load.
 PATIENCE_S: Final = 60.0
-#: The same where the worker that it names is gone, as it is between two incarnations.
+#: The same where its worker is gone, as it is between two incarnations.
 PATIENCE_GONE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class PendingLoad:
-    """A command that was given, until the roster shows what came of it."""
+    """A load command that was sent, until the roster shows its effect."""
 
     command: Command
     devices: Sequence[DeviceId]  # the worker's first
-    given_ms: float
-    faulted_ms: float = 0.0  # when that host had last failed to load the model, as known then
+    sent_ms: float
+    faulted_ms: float = 0.0  # when that host had last failed to load the model, as of then
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that the decision depends on.
+    """All inputs of the decision.
 
-    Times are unix ms by the server's clock, and by the hosts' own in what they say: they should
-    agree to a second or so.
+    Times are unix ms by the server's clock, or by the host's in what a host reports: they should
+    agree to about a second.
     """
 
     demands: Sequence[Demand]  # of models that are not paused
@@ -55,18 +53,18 @@ class Situation:
     hosts: Mapping[str, HostInfo]  # by controller
     now_ms: float
     max_model_wait_s: float  # where a model has none of its own; 0: by what swaps cost
-    orders: Sequence[PendingLoad] = ()  # given before, as far as the caller remembers
+    pending: Sequence[PendingLoad] = ()  # of earlier decisions
     paused: Collection[str] = ()  # models that operators have told to pause
     max_swap_share: float = 0.1  # of a device's time, where the cost of swaps decides
 
 
 @dataclass(slots=True)
 class Placement:
-    """What to do, and what to remember of it."""
+    """What to do, and what to remember for the next decision."""
 
     commands: list[Command] = field(default_factory=list)
-    orders: list[PendingLoad] = field(default_factory=list)  # under way, the new ones included
-    hopeless: dict[str, str] = field(default_factory=dict)  # models that nobody can load, and why
+    pending: list[PendingLoad] = field(default_factory=list)  # the new ones included
+    hopeless: dict[str, str] = field(default_factory=dict)  # models that no host can load, and why
 
 
 def place(situation: Situation) -> Placement:
@@ -90,9 +88,9 @@ class _Decision:
         self._paused = situation.paused
         self._workers = {one.worker for one in situation.workers}
         self._placement = Placement()
-        for order in situation.orders:
-            if self._is_under_way(order):
-                self._note(order)
+        for pending in situation.pending:
+            if self._is_pending(pending):
+                self._note(pending)
 
     def make(self) -> Placement:
         """Give each model that needs it one more worker, as far as there are devices."""
@@ -109,45 +107,45 @@ class _Decision:
         self._placement.hopeless = dict(self._hopeless())
         return self._placement
 
-    def _note(self, order: PendingLoad) -> None:
-        self._placement.orders.append(order)
-        self._state.give(order.command.model, order.devices)
+    def _note(self, pending: PendingLoad) -> None:
+        self._placement.pending.append(pending)
+        self._state.give(pending.command.model, pending.devices)
 
     def _hopeless(self) -> Iterator[tuple[str, str]]:
-        """Models that requests wait for in vain; none while no host is there at all."""
+        """Models with requests that no host can load; none while there is no host at all."""
         kept = self._state.kept()
         for model, demand in self._state.demands.items():
-            is_had = self._state.serving[model] or self._state.is_paused(model)
-            if self._catalog.hosts and not is_had:
+            is_held = self._state.serving[model] or self._state.is_paused(model)
+            if self._catalog.hosts and not is_held:
                 reason = hopeless(demand, self._catalog, kept)
                 if reason:
                     yield model, reason
 
-    # What was ordered before
+    # Loads of earlier decisions
 
-    def _is_under_way(self, order: PendingLoad) -> bool:
-        """Whether the roster may still come to show what was commanded."""
-        controller, _ = order.devices[0]
-        info = self._catalog.offers(order.command.model).get(controller)
-        if info is None or info.faulted_ms > order.faulted_ms or self._has_arrived(order):
+    def _is_pending(self, pending: PendingLoad) -> bool:
+        """Whether the roster may still come to show the effect of a command."""
+        controller, _ = pending.devices[0]
+        info = self._catalog.offers(pending.command.model).get(controller)
+        if info is None or info.faulted_ms > pending.faulted_ms or self._has_arrived(pending):
             return False
-        if self._gives_way(order):
+        if self._gives_way(pending):
             return True
         patience_s = 3 * info.load_s + PATIENCE_S
-        if order.command.worker not in self._workers:
+        if pending.command.worker not in self._workers:
             patience_s = PATIENCE_GONE_S
-        return self._state.now_ms - order.given_ms < 1000 * patience_s
+        return self._state.now_ms - pending.sent_ms < 1000 * patience_s
 
-    def _has_arrived(self, order: PendingLoad) -> bool:
-        device = self._state.devices.get(order.devices[0])
+    def _has_arrived(self, pending: PendingLoad) -> bool:
+        device = self._state.devices.get(pending.devices[0])
         holder = device.holder if device else None
-        if holder is None or holder.model != order.command.model:
+        if holder is None or holder.model != pending.command.model:
             return False
         return holder.leader.info.state in SERVING  # paused or not
 
-    def _gives_way(self, order: PendingLoad) -> bool:
-        """Whether what was there is on its way out, which takes what its requests take."""
-        devices = [self._state.devices.get(device) for device in order.devices]
+    def _gives_way(self, pending: PendingLoad) -> bool:
+        """Whether the previous model is still leaving, which takes as long as its requests."""
+        devices = [self._state.devices.get(device) for device in pending.devices]
         workers = (one for device in devices if device for one in device.workers)
         return any(one.info.state in LEAVING for one in workers)
 
@@ -164,23 +162,23 @@ class _Decision:
             worker=worker.worker,
             model=need.model,
             devices=[index for _, index in ids] if len(ids) > 1 else [],
-            why=f"{need.why}; {self._words(option, need.model)}",
+            why=f"{need.why}; {self._room_made(option, need.model)}",
         )
         faulted_ms = self._catalog.offers(need.model)[ids[0][0]].faulted_ms
         self._placement.commands.append(command)
         self._note(PendingLoad(command, ids, self._state.now_ms, faulted_ms))
 
-    def _words(self, option: DeviceOption, model: str) -> str:
-        """What makes room, in words."""
+    def _room_made(self, option: DeviceOption, model: str) -> str:
+        """Where the devices come from, in words."""
         holders = {
             device.holder.leader.worker: device.holder for device in option.devices if device.holder
         }
-        told = [self._farewell(holder) for holder in holders.values()]
+        parts = [self._eviction_reason(holder) for holder in holders.values()]
         if any(device.sleeper(model) for device in option.devices):
-            told.append("it sleeps there")
-        return ", ".join(told) or "a device is free"
+            parts.append("it sleeps there")
+        return ", ".join(parts) or "a device is free"
 
-    def _farewell(self, holder: ModelHolder) -> str:
+    def _eviction_reason(self, holder: ModelHolder) -> str:
         if self._state.is_idle(holder):
             idle_s = (self._state.now_ms - holder.leader.used_ms) / 1000
             return f"{holder.model} has had no work for {idle_s:.0f} s"
@@ -188,7 +186,7 @@ class _Decision:
 
 
 def _leader_first(devices: Sequence[PlacementDevice], model: str) -> list[PlacementDevice]:
-    """By their numbers; but one whose worker is no mere follower of a group leads."""
+    """In index order, devices whose worker follows in no group first."""
 
     def order(device: PlacementDevice) -> tuple[bool, DeviceId]:
         worker = device.entrance(model)

@@ -1,7 +1,7 @@
-"""What the devices of the yard hold: the view from which models are placed.
+"""What the devices of the yard hold, as the placement of models sees it.
 
-A device is one GPU of a host, or a share of its cores. At most one of its processes is awake, and
-takes the device up; the others are warm, without a model, or sleep with one.
+A device is one GPU of a host, or a share of its cores. At most one of its processes is awake and
+occupies the device; the others are warm, without a model, or asleep with one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
 
 DeviceId = tuple[str, int]  # controller, index on its host
 
-#: States of a worker that takes its device up.
+#: States of a worker that occupies its device.
 AWAKE: Final = frozenset[WorkerState]({"loading", "ready", "draining", "unloading", "attached"})
-#: States of one that serves its model, or is about to.
+#: States of a worker that serves its model or is about to.
 SERVING: Final = frozenset[WorkerState]({"loading", "ready"})
-#: States of one that is about to let go of it.
+#: States of a worker that is about to release it.
 LEAVING: Final = frozenset[WorkerState]({"draining", "unloading"})
 
 
@@ -32,31 +32,31 @@ class Worker:
     info: WorkerInfo
     load: int = 0  # entries on its lane
     worked_ms: float = 0.0  # when it was last seen at work; 0: never
-    run_state: RunState = "RUNNING"  # what it was told, or still does
+    run_state: RunState = "RUNNING"  # the desired or the actual one, whichever is stricter
 
     @property
     def is_running(self) -> bool:
-        """Whether it may be commanded; what operators have paused is left as it is."""
+        """Whether it may get commands; a paused worker is left as it is."""
         return self.run_state == "RUNNING"
 
     @property
     def device(self) -> DeviceId:
-        """Where its process is."""
+        """The device of its process."""
         return self.info.controller, self.info.device
 
     @property
     def used_ms(self) -> float:
-        """Since when it has had nothing to do."""
+        """When it was last used."""
         return max(self.worked_ms, self.info.since_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelHolder:
-    """What takes up a device, or as a group several: a model that comes, serves or goes."""
+    """A model that occupies a device, or several as a group, while it loads, serves or leaves."""
 
     leader: Worker
     devices: frozenset[DeviceId]
-    swapped_ms: float  # when one of them last gave up a model for another; 0: never
+    swapped_ms: float  # when one of them last changed its model; 0: never
 
     @property
     def model(self) -> str:
@@ -65,7 +65,7 @@ class ModelHolder:
 
     @property
     def serves(self) -> bool:
-        """Whether it serves its model, or is about to."""
+        """Whether it serves its model or is about to."""
         return self.leader.info.state in SERVING and self.leader.is_running
 
     @property
@@ -76,7 +76,7 @@ class ModelHolder:
 
 @dataclass(frozen=True, slots=True)
 class PlacementDevice:
-    """One device, and who could take it up."""
+    """One device, and the workers on it."""
 
     id: DeviceId
     holder: ModelHolder | None
@@ -84,12 +84,12 @@ class PlacementDevice:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing takes it up."""
+        """Whether no model occupies it."""
         return self.holder is None and not self._awake() and not self.is_paused
 
     @property
     def is_paused(self) -> bool:
-        """Whether who takes it up is paused, or has let go of it and will want it back."""
+        """Whether its current holder is paused, or suspended and will need it again."""
         awake = self._awake()
         if not awake:
             asleep = (one for one in self.workers if one.info.state == "asleep")
@@ -98,13 +98,13 @@ class PlacementDevice:
 
     @property
     def is_settled(self) -> bool:
-        """Whether one worker takes it up, rather than one that comes and one that goes."""
+        """Whether one worker occupies it, rather than one that comes and one that leaves."""
         return self.holder is not None and len(self._awake()) == 1 and not self.is_paused
 
     def entrance(self, model: str) -> Worker | None:
-        """The worker to command here for ``model``; None where none is up.
+        """The worker that should get a command to load ``model`` here; None where there is none.
 
-        Who takes the device up, else one that sleeps with that model, else one without any.
+        The worker that occupies the device, else one asleep with that model, else one without any.
         """
         if self.is_paused:
             return None
@@ -112,7 +112,7 @@ class PlacementDevice:
         return next(iter(awake), None) or self.sleeper(model) or self._warm()
 
     def sleeper(self, model: str) -> Worker | None:
-        """A worker that sleeps with ``model``."""
+        """A worker that is asleep with ``model``."""
         return next((one for one in self._running("asleep") if one.info.model == model), None)
 
     def _warm(self) -> Worker | None:
@@ -127,14 +127,14 @@ class PlacementDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """All devices, and all that takes them up."""
+    """All devices, and the models that occupy them."""
 
     devices: Sequence[PlacementDevice]
     holders: Sequence[ModelHolder]
 
 
 def map_devices(workers: Iterable[Worker]) -> DeviceMap:
-    """Look at the devices of all workers; those that name no controller seem to share one."""
+    """The devices of all workers; workers that name no controller seem to share one."""
     everybody = sorted(workers, key=lambda one: (one.device, one.worker))
     swapped: dict[DeviceId, float] = {}
     for one in everybody:
@@ -149,7 +149,7 @@ def map_devices(workers: Iterable[Worker]) -> DeviceMap:
 
 
 def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Iterator[ModelHolder]:
-    """Those that serve last, so that they are what a device shows while one gives way."""
+    """Serving holders come last, so that a device shows them while another leaves."""
     awake = [one for one in workers if one.info.state in AWAKE]
     leaders = [one for one in awake if one.info.state != "attached"]
     named: dict[str, set[DeviceId]] = {}

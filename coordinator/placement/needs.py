@@ -1,6 +1,6 @@
-"""Which models need one more worker, why, and how far they may go for it; and which can have none.
+"""Which models need one more worker, why, and which devices they may take; and which can have none.
 
-Pure functions of what waits, of what the hosts may load, and of who holds what.
+Pure functions of the demand, of what the hosts may load, and of the workers that hold the models.
 """
 
 from __future__ import annotations
@@ -11,26 +11,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.dispatch.demand import Demand
 from coordinator.placement.turns import ModelTurns
 from tokenyard.protocol.wording import counted
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
-#: A model that failed so often in a row on every host is not waited for.
+#: Requests do not wait for a model that failed to load so often in a row on every host.
 MOST_FAULTS: Final = 3
-#: Devices are kept for a group from when it is due until it has waited for so many of the longest
-#: turns: one that never comes must not keep them for ever.
+#: A group that is due keeps devices until it has waited for so many of the longest turns: one that
+#: never gets all of them must not keep them for ever.
 MOST_GATHERING: Final = 4
-#: Longest pause before a model that could not be loaded is tried again on that host.
+#: Longest pause before a host tries again to load a model that failed there.
 MOST_PAUSE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests for one model (its adapters' included) that wait in the intake, as far as known."""
+
+    model: str
+    requests: int
+    tokens: int  # of their prompts, estimated where a prompt is text
+    oldest_wait_s: float  # since the oldest came in
 
 
 class Reach(enum.IntEnum):
     """Which devices a model may be given."""
 
-    FREE = 1  # those that nothing takes up
-    IDLE = 2  # those of models, too, that nobody wants now
-    BUSY = 3  # any, too; what runs there ends first
+    FREE = 1  # those without a model
+    IDLE = 2  # also those of models without requests
+    BUSY = 3  # all; what runs there ends first
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +49,11 @@ class Need:
     model: str
     why: str
     reach: Reach
-    gathers: bool = False  # devices are kept for it until it has all that it takes
+    gathers: bool = False  # devices are kept for it until it has all that it needs
 
 
 class Catalog:
-    """What the hosts may load, and how that went."""
+    """What the hosts may load, and the results of earlier loads."""
 
     def __init__(
         self,
@@ -62,7 +71,7 @@ class Catalog:
             for info in host.models:
                 self._offers.setdefault(info.name, {})[controller] = info
                 self._pins[info.name] = max(info.pin, self._pins[info.name])
-        #: How long models wait for each other.
+        #: How long models wait for each other's devices.
         self.turns = ModelTurns(hosts, self._offers, fixed_s=max_model_wait_s, share=max_swap_share)
 
     def offers(self, model: str) -> Mapping[str, ModelInfo]:
@@ -70,35 +79,35 @@ class Catalog:
         return self._offers.get(model, {})
 
     def fitting(self, model: str) -> Mapping[str, ModelInfo]:
-        """Those of them that have devices enough for it."""
+        """The hosts among them that have enough devices for it."""
         offers = self.offers(model).items()
         return {name: info for name, info in offers if info.ranks <= self.hosts[name].devices}
 
     def pins(self) -> Mapping[str, int]:
-        """How many workers always hold a model, for models where some do."""
+        """The number of workers that always hold a model, for models with such a number."""
         return {model: pin for model, pin in self._pins.items() if pin}
 
     def pin(self, model: str) -> int:
-        """How many workers always hold it."""
+        """The number of workers that always hold it."""
         return self._pins[model]
 
     def load_s(self, model: str, controller: str = "") -> float:
-        """What loading it took last, there or where it was quickest; 0 where nobody knows."""
+        """How long its last load took, there or on the quickest host; 0 where that is unknown."""
         offers = self.offers(model)
-        told = [offers[controller]] if controller in offers else list(offers.values())
-        return min((info.load_s for info in told if info.load_s > 0), default=0.0)
+        infos = [offers[controller]] if controller in offers else list(offers.values())
+        return min((info.load_s for info in infos if info.load_s > 0), default=0.0)
 
     def pauses(self, info: ModelInfo) -> bool:
-        """Whether a host has just failed to load a model, and should not try again yet."""
+        """Whether a host failed to load a model so recently that it should not try again yet."""
         pause_s = min(2.0**info.faults, MOST_PAUSE_S)
         return bool(info.faults) and self._now_ms - info.faulted_ms < 1000 * pause_s
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Who holds a model."""
+    """The workers that hold a model."""
 
-    workers: int = 0  # that serve it, or are about to
+    workers: int = 0  # that serve it or are about to
     lane_limit: int = 0  # entries that a lane of theirs takes; 0: none of them is ready yet
 
 
@@ -109,20 +118,20 @@ def needs(
     waiting = sorted(demands, key=lambda one: (-one.oldest_wait_s, one.model))
     served = {model for model, supply in supplies.items() if supply.workers}
     return [
-        *_pinned(supplies, catalog),
+        *_pinned_needs(supplies, catalog),
         *(_cold(one, catalog) for one in waiting if one.model not in served),
         *_grown([one for one in waiting if one.model in served], supplies, catalog),
     ]
 
 
-def _pinned(supplies: Mapping[str, Supply], catalog: Catalog) -> Iterator[Need]:
+def _pinned_needs(supplies: Mapping[str, Supply], catalog: Catalog) -> Iterator[Need]:
     for model, pin in catalog.pins().items():
         if supplies.get(model, Supply()).workers < pin:
             yield Need(model, f"{counted(pin, 'worker')} should always hold it", Reach.IDLE)
 
 
 def _cold(demand: Demand, catalog: Catalog) -> Need:
-    """Requests wait for a model that nobody holds."""
+    """Requests wait for a model that no worker holds."""
     why = f"nobody holds it and {counted(demand.requests, 'request')} waited"
     why += f" up to {demand.oldest_wait_s:.1f} s"
     turns, waited_s = catalog.turns, demand.oldest_wait_s
@@ -137,8 +146,8 @@ def _grown(
 ) -> Iterator[Need]:
     """A queue is longer than its workers' lanes, and so takes as long as a load or longer.
 
-    Nobody measures how fast a model is served, so a lane is taken for what is served in that time.
-    A device that holds another model is taken only where requests have waited for so long, too.
+    The rate at which a model is served is not measured; a full lane is assumed to take as long as a
+    load. A device with another model is taken only where requests have waited for that long, too.
     """
     for demand in waiting:
         supply = supplies[demand.model]
@@ -149,10 +158,10 @@ def _grown(
 
 
 def hopeless(demand: Demand, catalog: Catalog, kept: Mapping[str, int]) -> str:
-    """Why no host can load a model that nobody holds; "" where one may.
+    """Why no host can load a model that no worker holds; "" where one may.
 
     ``kept`` counts the devices of each controller that pinned models keep. A host may be away for a
-    moment, so for what only another one could do requests wait `Turns.hope_s` first.
+    moment, so requests that only another host could serve wait `ModelTurns.hope_s` first.
     """
     if given_up := _given_up(demand.model, catalog):
         return given_up
@@ -172,11 +181,11 @@ def hopeless(demand: Demand, catalog: Catalog, kept: Mapping[str, int]) -> str:
 
 
 def _given_up(model: str, catalog: Catalog) -> str:
-    """Why every host has given it up for now; "" where one has not."""
+    """Why every host has stopped trying for now; "" where one has not."""
     fitting = catalog.fitting(model)
-    gone = {n: one for n, one in fitting.items() if one.faults >= MOST_FAULTS}
-    if not fitting or len(gone) < len(fitting) or not all(map(catalog.pauses, gone.values())):
+    failed = {n: one for n, one in fitting.items() if one.faults >= MOST_FAULTS}
+    if not fitting or len(failed) < len(fitting) or not all(map(catalog.pauses, failed.values())):
         return ""
-    controller, last = max(gone.items(), key=lambda item: item[1].faulted_ms)
+    controller, last = max(failed.items(), key=lambda item: item[1].faulted_ms)
     times = counted(last.faults, "time")
     return f"it could not be loaded, {times} in a row on {controller}: {last.fault}"

@@ -1,4 +1,4 @@
-"""Carries the placement out: looks at the yard, decides, commands, and remembers what it said."""
+"""Carries out the placement of models: decides, sends commands, and remembers pending loads."""
 
 from __future__ import annotations
 
@@ -8,78 +8,77 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from coordinator.counts import CoordinatorCounts
-from coordinator.dispatch.demand import Demand
-from coordinator.dispatch.dispatcher import LostLeadership
+from coordinator.leadership import LostLeadership
 from coordinator.placement.decide import PendingLoad, Placement, Situation, place
 from coordinator.placement.devices import SERVING, Worker
+from coordinator.placement.needs import Demand
 from coordinator.roster import Roster, RosterMember
 from coordinator.routing.schedule import ScheduleWriter
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.placer")
 
-#: Pause between two decisions where nothing has happened that cannot wait.
+#: Pause between two decisions unless something urgent happens.
 PAUSE_S: Final = 0.05
-#: Nor is there one for so many times what the last one took: that grows with the workers.
+#: The pause is also so many times as long as the last decision took, which grows with the workers.
 REST: Final = 49
 
 
 class DemandSource(Protocol):
-    """What knows the requests that wait: the dispatcher."""
+    """The dispatcher, as far as it is needed here."""
 
     def demands(self) -> list[Demand]:
-        """What waits for each model."""
+        """The requests that wait for each model."""
 
     def fail_model(self, token: str, model: str, reason: str) -> None:
-        """Answer all requests that wait for a model that cannot be had."""
+        """Refuse all requests that wait for a model that no host can load."""
 
 
 class Placer:
     """Has models loaded where requests wait for them.
 
-    What it remembers is a convenience. A successor sees in the roster which models come and go,
-    and at worst gives a command twice, which changes nothing, or has a model loaded once more
-    than needed.
+    Its memory is dispensable: a successor sees in the roster which models come and go, and at worst
+    sends a command twice, which has no effect, or loads a model once more than needed.
     """
 
     def __init__(
         self,
         scripts: Scripts,
         roster: Roster,
-        queue: DemandSource,
+        source: DemandSource,
         settings: CoordinatorSettings,
+        counts: CoordinatorCounts,
         record: ScheduleWriter | None = None,
-        counts: CoordinatorCounts | None = None,
     ) -> None:
-        self._counts = counts or CoordinatorCounts()
+        self._counts = counts
         self._scripts = scripts
         self._roster = roster
-        self._queue = queue
+        self._source = source
         self._settings = settings
         self._record = record
-        #: For how long the next turn may be waited for: what waits may have to be placed by then.
+        #: How long the coordinator may wait before the next turn.
         self.patience_s = math.inf
-        self._token = ""  # of the term in which the orders were given
-        self._orders: Sequence[PendingLoad] = ()
+        self._token = ""  # of the term in which the commands were sent
+        self._pending: Sequence[PendingLoad] = ()
         self._due = 0.0  # monotonic
-        self._members: dict[str, RosterMember] | None = None  # the roster as it was decided by
-        self._served: set[str] = set()  # models that somebody serves there, or is about to
-        self._cold: set[str] = set()  # models that requests waited for and nobody held then
+        self._members: dict[str, RosterMember] | None = None  # of the last decision
+        self._served: set[str] = set()  # models that a worker of these serves or is about to
+        self._cold: set[str] = set()  # models with requests and without a worker then
 
     def run_once(self, token: str) -> None:
-        """Decide, if there may be something new to decide, and command.
+        """Decide, if there may be something new to decide, and send the commands.
 
-        Raises `LostLeadership` where the yard has another leader. Where no host says what it may
-        load there is nothing to place.
+        Raises `LostLeadership` where the yard has another leader. Without a host that may load
+        models there is nothing to place.
         """
         self.patience_s = math.inf
         if self._settings.static or not self._roster.hosts:
             return
         self._begin_term(token)
-        demands = [one for one in self._queue.demands() if self._is_running(one.model)]
+        demands = [one for one in self._source.demands() if self._is_running(one.model)]
         if demands:
             self.patience_s = PAUSE_S
         if self._is_due(demands):
@@ -90,16 +89,16 @@ class Placer:
             self._carry_out(token, placement)
 
     def _is_running(self, model: str) -> bool:
-        """Whether operators have not told the model to pause, or all."""
+        """Whether operators have paused neither the model nor everything."""
         return self._roster.desired_states.is_running("", model)
 
     def _begin_term(self, token: str) -> None:
-        """Another may have led meanwhile, and commanded otherwise."""
+        """Another may have led meanwhile, and sent other commands."""
         if token != self._token:
-            self._token, self._orders = token, ()
+            self._token, self._pending = token, ()
 
     def _is_due(self, demands: Sequence[Demand]) -> bool:
-        """Whether the pause is over, the roster was read anew, or a new model is asked for."""
+        """Whether the pause is over, the roster was read again, or a new model has requests."""
         members = self._roster.members
         is_new = self._members is not members
         if is_new:
@@ -123,16 +122,16 @@ class Placer:
             now_ms=now_ms,
             max_model_wait_s=self._settings.max_model_wait_s,
             max_swap_share=self._settings.max_swap_share,
-            orders=self._orders,
+            pending=self._pending,
         )
 
     def _carry_out(self, token: str, placement: Placement) -> None:
         for command in placement.commands:
             self._command(token, command)
-        self._orders = placement.orders
+        self._pending = placement.pending
         for model, reason in placement.hopeless.items():
             log.warning("no worker for %s: %s", model, reason)
-            self._queue.fail_model(token, model, reason)
+            self._source.fail_model(token, model, reason)
 
     def _command(self, token: str, command: Command) -> None:
         if self._scripts.command(command, token) is None:

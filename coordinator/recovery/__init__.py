@@ -1,1 +1,1 @@
-"""What crashes and slips leave behind: taken back, tried again, ended, swept."""
+"""After crashes, lost clients and lost writes: take back, try again, end, clean up."""

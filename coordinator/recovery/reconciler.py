@@ -1,8 +1,8 @@
-"""Ledgers and streams agree: requests whose entry somebody has deleted by hand are ended.
+"""Ends requests whose entry was deleted by hand, so that ledgers and streams agree.
 
-Each script moves a request whole, so what it finds astray was deleted by a stranger (`XDEL`,
-`XTRIM`, `XADD` with MAXLEN). Nobody else would ever answer it. The ledgers are looked through with
-SCAN, a bounded part once a second, and without a pause once something was found or missed.
+Each script moves a request whole, so a missing entry was deleted by something else (`XDEL`,
+`XTRIM`, `XADD` with MAXLEN), and nothing else would ever answer its request. The ledgers are read
+with SCAN, a bounded part once a second, and without a pause once something was found or missed.
 """
 
 from __future__ import annotations
@@ -16,50 +16,51 @@ from typing import Final
 import redis
 from msgspec import Struct, field
 
+from coordinator.leadership import LostLeadership
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.wording import counted
-from tokenyard.scripts import Astray, AstrayLook, Reconciled, Scripts
+from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
 
 EVERY_S: Final = 1.0
-#: Keys of the server that one round looks at, about (a request that waits or runs counts as
-#: five), and requests that one round ends.
-MOST_LOOKED_AT: Final = 1000
+#: Keys of the server that one round reads, about (a request that waits or runs has five), and
+#: requests that one round ends.
+MOST_READ: Final = 1000
 MOST_ENDED: Final = 100
-#: After a pass in a hurry that was called for there is none for so many times its own time.
+#: After a hurried pass there is no other for so many times its duration.
 REST: Final = 9
-#: Requests watched that their worker may still end.
+#: Requests with a worker that may still end them, at most.
 MOST_WATCHED: Final = 10_000
-#: A pass that has found nothing is told of so often.
-TELL_EVERY_S: Final = 60.0
-#: What Valkey and Redis say where a script does what its user may not.
-_NO_RIGHT: Final = ("ACL failure in script", "The user executing the script can't")
+#: A pass that has found nothing is reported so often.
+REPORT_EVERY_S: Final = 60.0
+#: Errors of Valkey and Redis where a script lacks a permission.
+_NOT_PERMITTED: Final = ("ACL failure in script", "The user executing the script can't")
 
 
-class _Tally(Struct):
-    """What one pass has seen so far."""
+class _PassTotals(Struct):
+    """The results of one pass so far."""
 
     began: float  # monotonic
     ledgers: int = 0
     ended: int = 0
     tokens: int = 0
-    missed: set[Astray] = field(default_factory=set)  # that their workers may still end
-    counts: list[int] = field(default_factory=list)  # of tokens that wait, at each round
+    missed: set[LostRequest] = field(default_factory=set)  # their workers may still end them
+    counts: list[int] = field(default_factory=list)  # of queued tokens, at each round
 
     @property
     def excess(self) -> int:
-        """Tokens that wait by count and not in truth.
+        """By how much the server's count of queued tokens is too high.
 
-        Exact where one round was enough, since it is atomic. Else a ledger is seen at any moment
-        of the pass, and so is the count.
+        Exact where one round was enough, since it is atomic. Otherwise ledgers and counts are read
+        at different moments of the pass.
         """
         return round(sum(self.counts) / len(self.counts)) - self.tokens
 
 
 class LedgerReconciler:
-    """Looks through the ledgers, over and over, and ends what is lost."""
+    """Scans the ledgers continuously, and ends lost requests."""
 
     def __init__(
         self,
@@ -67,25 +68,25 @@ class LedgerReconciler:
         *,
         patience_s: float,
         clock: Callable[[], float] = lambda: time.time() * 1000,
-        ended: Callable[[IntakeClass], None] = lambda _: None,
+        on_ended: Callable[[IntakeClass], None] = lambda _: None,
     ) -> None:
-        """A worker with a lease is waited for ``patience_s``: it may have read the entry before.
+        """A worker with a lease has ``patience_s`` to end a request: it may have read the entry.
 
-        ``clock`` gives the server's time in ms; ``ended`` hears of each request that is ended.
+        ``clock`` returns the server's time in ms; ``on_ended`` is called for each request ended.
         """
         self._scripts = scripts
         self._patience_s = patience_s
-        self._ended = ended
+        self._on_ended = on_ended
         self._clock = clock
-        self._missed: dict[Astray, float] = {}  # since when (monotonic)
-        self._told_at = -math.inf
+        self._missed: dict[LostRequest, float] = {}  # since when (monotonic)
+        self._reported_at = -math.inf
         self._rests_until = 0.0
         self.begin()
 
     def begin(self) -> None:
-        """Begin anew, in a hurry: a term of leadership begins."""
+        """Start a hurried pass: a term of leadership begins."""
         self._cursor, self._due, self._hurries, self._is_refused = 0, 0.0, True, False
-        self._tally = _Tally(time.monotonic())
+        self._totals = _PassTotals(time.monotonic())
 
     @property
     def has_more(self) -> bool:
@@ -97,91 +98,87 @@ class LedgerReconciler:
         if not self._hurries and time.monotonic() >= self._rests_until:
             self.begin()
 
-    def run_once(self, token: str) -> bool:
-        """One round, when it is due; False for a deposed leader."""
+    def run_once(self, token: str) -> None:
+        """One round, when it is due. Raises `LostLeadership` where the yard has another leader."""
         if self._is_refused or (not self._hurries and time.monotonic() < self._due):
-            return True
+            return
         self._due = time.monotonic() + EVERY_S
         try:
-            look = self._scripts.astray(self._cursor, MOST_LOOKED_AT)
+            look = self._scripts.astray(self._cursor, MOST_READ)
         except redis.exceptions.ResponseError as error:
-            if not any(words in str(error) for words in _NO_RIGHT):
+            if not any(words in str(error) for words in _NOT_PERMITTED):
                 raise
             self._is_refused = True
             log.warning("requests whose entry is deleted by hand will not be noticed: %s", error)
-            return True
+            return
         lost = [one for one in look.found if self._is_lost(one)]
-        if not self._end(token, lost[:MOST_ENDED]):
-            return False
-        if len(lost) > MOST_ENDED:  # the same part again, where there are fewer now
+        self._end(token, lost[:MOST_ENDED])
+        if len(lost) > MOST_ENDED:  # the same part again, which has fewer now
             self._hurries = True
-            return True
-        return self._go_on(token, look)
+            return
+        self._sum_up(look)
+        if not look.cursor:
+            self._conclude(token)
 
-    def _is_lost(self, one: Astray) -> bool:
-        """Whether nobody can answer a request any more."""
+    def _is_lost(self, one: LostRequest) -> bool:
+        """Whether no worker can answer a request any more."""
         if not one.may_run:
             return True
         now = time.monotonic()
         if one not in self._missed and len(self._missed) >= MOST_WATCHED:
             return False
-        self._tally.missed.add(one)
+        self._totals.missed.add(one)
         return now - self._missed.setdefault(one, now) >= self._patience_s
 
-    def _end(self, token: str, lost: Sequence[Astray]) -> bool:
-        """End requests; False for a deposed leader."""
+    def _end(self, token: str, lost: Sequence[LostRequest]) -> None:
         if not lost:
-            return True
+            return
         codes = self._scripts.reconcile(token, lost)
         if Reconciled.NOT_LEADER in codes:
-            return False
+            raise LostLeadership
         for one, code in zip(lost, codes, strict=True):
             self._missed.pop(one, None)
             if code is Reconciled.ENDED:
                 self._note(one)
         self._hurries = True
-        return True
 
-    def _note(self, one: Astray) -> None:
-        self._tally.ended += 1
-        self._ended(_class_of(one))
+    def _note(self, one: LostRequest) -> None:
+        self._totals.ended += 1
+        self._on_ended(_class_of(one))
         place = f"entry {one.entry or '?'} is not in {one.where or '?'}"
         log.info("ended %s/%r as ENTRY_LOST: %s", one.client, one.request_id, place)
 
-    def _go_on(self, token: str, look: AstrayLook) -> bool:
-        """Sum up; at the end of a pass tell of it, and set the count of tokens right."""
-        tally = self._tally
-        tally.ledgers += look.ledgers
-        tally.tokens += look.tokens
-        tally.counts.append(look.queued_tokens)
+    def _sum_up(self, look: LedgerScan) -> None:
+        totals = self._totals
+        totals.ledgers += look.ledgers
+        totals.tokens += look.tokens
+        totals.counts.append(look.queued_tokens)
         self._cursor = look.cursor
-        if look.cursor:
-            return True
-        return self._conclude(token)
 
-    def _conclude(self, token: str) -> bool:
-        """A pass is over: set the count of tokens right, and tell what was found."""
-        tally, now = self._tally, time.monotonic()
-        took_s = now - tally.began
-        excess = tally.excess if tally.ended or len(tally.counts) == 1 else 0
-        told = {}
-        if tally.ended or now - self._told_at >= TELL_EVERY_S:
-            self._told_at = now
-            packed = encode_pass(Pass(round(self._clock()), took_s, tally.ledgers, tally.ended))
-            told = {LAST: packed, **({LAST_FOUND: packed} if tally.ended else {})}
+    def _conclude(self, token: str) -> None:
+        """A pass is over: correct the count of queued tokens, and report what was found."""
+        totals, now = self._totals, time.monotonic()
+        took_s = now - totals.began
+        excess = totals.excess if totals.ended or len(totals.counts) == 1 else 0
+        report = {}
+        if totals.ended or now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = now
+            packed = encode_pass(Pass(round(self._clock()), took_s, totals.ledgers, totals.ended))
+            report = {LAST: packed, **({LAST_FOUND: packed} if totals.ended else {})}
         if self._hurries:
             self._rests_until = now + REST * took_s
-        if tally.ended:
-            ended, ledgers = counted(tally.ended, "request"), counted(tally.ledgers, "ledger")
+        if totals.ended:
+            ended, ledgers = counted(totals.ended, "request"), counted(totals.ledgers, "ledger")
             log.warning("ended %s whose entry was deleted, of %s", ended, ledgers)
-        self._hurries, self._tally = False, _Tally(now)
-        self._missed = {one: self._missed[one] for one in tally.missed if one in self._missed}
-        if not excess and not told:
-            return True
-        codes = self._scripts.reconcile(token, excess_tokens=excess, told=told)
-        return Reconciled.NOT_LEADER not in codes
+        self._hurries, self._totals = False, _PassTotals(now)
+        self._missed = {one: self._missed[one] for one in totals.missed if one in self._missed}
+        if not excess and not report:
+            return
+        codes = self._scripts.reconcile(token, excess_tokens=excess, told=report)
+        if Reconciled.NOT_LEADER in codes:
+            raise LostLeadership
 
 
-def _class_of(one: Astray) -> IntakeClass:
-    """The intake that it was deleted from; of a lane nobody knows any more whence it came."""
+def _class_of(one: LostRequest) -> IntakeClass:
+    """The intake that it was deleted from; for a lane, whose entries have none, `normal`."""
     return next((name for name in INTAKE_CLASSES if name == one.where), "normal")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import redis
 
+from coordinator.leadership import LostLeadership
+from coordinator.roster import Roster
 from coordinator.routing.suspicion import CrashAnalysis, read_mark
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import unfold
@@ -20,7 +24,12 @@ from tokenyard.scripts import RESCUE_HELD, RESCUE_NOT_LEADER, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.rescuer")
 
-BATCH = 100
+BATCH: Final = 100
+#: After a (re)connection, leases that have run out are left alone for so long: their owners may
+#: have been cut off by the same failure and are about to renew.
+GRACE_S: Final = 3.0
+#: A server that was silent for so long counts as a connection that broke, too.
+SILENCE_S: Final = 2.0
 
 
 class Rescuer:
@@ -31,63 +40,92 @@ class Rescuer:
         connection: redis.Redis,
         scripts: Scripts,
         keys: Keys,
-        on_moved: Callable[[str, int], None] = lambda *_: None,
-        slots_of: Callable[[str], int] = lambda _: sys.maxsize,
+        roster: Roster,
+        counts: CoordinatorCounts,
     ) -> None:
-        """``on_moved`` is told of whom how many requests were taken back.
-
-        ``slots_of`` says how many requests a worker's engine runs at once.
-        """
-        self._on_moved = on_moved
-        self._slots_of = slots_of
-        self._inquests: dict[str, CrashAnalysis] = {}  # of lanes that take several turns
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
+        self._roster = roster
+        self._counts = counts
+        self._analyses: dict[str, CrashAnalysis] = {}  # of lanes that take several turns
+        self._contact_at = -math.inf  # monotonic; when the server answered last
+        self._grace_until = 0.0
+        #: Whether entries remain that the next turn should move without waiting.
+        self.has_more = False
 
-    def run_once(self, token: str, lost: list[str]) -> int:
-        """One batch from each lost worker; how many entries remain.
+    def note_contact(self) -> None:
+        """The server has answered; to be called in each turn, also by a standby.
 
-        Returns `RESCUE_NOT_LEADER` where the caller was deposed.
+        A standby that was in contact all along need not wait before it takes back what the workers
+        of a vanished host held, however often the lead changes.
         """
-        remaining = 0
-        for worker in lost:
-            left = self._rescue(token, worker)
-            if left == RESCUE_NOT_LEADER:
-                return left
-            remaining += max(0, left)
-        return remaining
+        now = time.monotonic()
+        if now - self._contact_at > SILENCE_S:
+            self._grace_until = now + GRACE_S
+        self._contact_at = now
+
+    def note_disconnected(self) -> None:
+        """The connection broke."""
+        self._contact_at = -math.inf
+
+    def run_once(self, token: str) -> None:
+        """Move one batch from each lost worker.
+
+        Raises `LostLeadership` where the yard has another leader.
+        """
+        lost = self._lost()
+        left = sum([max(0, self._rescue(token, worker)) for worker in lost])
+        self.has_more = left > 0
+        if lost and not left:
+            self._roster.mark_stale()
+
+    def _lost(self) -> Sequence[str]:
+        """Workers without a lease; in the time of grace only those that have given it up."""
+        lost, members = self._roster.lost, self._roster.members
+        if time.monotonic() < self._grace_until:
+            return [w for w in lost if w not in members or members[w].lease_ms <= 0]
+        return lost
 
     def _rescue(self, token: str, worker: str) -> int:
+        """How many entries the worker's lane has left."""
         began = time.monotonic()
-        held = self._scripts.rescue(token, worker)
-        if held in (RESCUE_NOT_LEADER, RESCUE_HELD, 0):
-            return held
+        state = self._scripts.rescue(token, worker)
+        if state == RESCUE_NOT_LEADER:
+            raise LostLeadership
+        if state in (RESCUE_HELD, 0):
+            return state
         entries: Any = self._connection.xrange(self._keys.lane(worker), count=BATCH)
-        batch = [(entry.decode(), *_address(fields)) for entry, fields in entries]
-        trials = self._inquest(worker).trials([entry for entry, _, _ in batch])
+        batch = [(entry.decode(), *_client_and_id(fields)) for entry, fields in entries]
+        trials = self._analysis(worker).trials([entry for entry, _, _ in batch])
         left = self._scripts.rescue(token, worker, batch, trials)
         if left <= 0:
-            self._inquests.pop(worker, None)
-        if left != RESCUE_NOT_LEADER:
-            self._on_moved(worker, sum(b"attempt" in fields for _, fields in entries))
+            self._analyses.pop(worker, None)
+        if left == RESCUE_NOT_LEADER:
+            raise LostLeadership
+        self._count(worker, sum(b"attempt" in fields for _, fields in entries))
         took_ms = (time.monotonic() - began) * 1000
         log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)
         return left
 
-    def _inquest(self, worker: str) -> CrashAnalysis:
-        """Who is suspect if this worker has crashed; the script knows whether it has."""
-        if worker not in self._inquests:
+    def _count(self, worker: str, count: int) -> None:
+        member = self._roster.members.get(worker)
+        self._counts.took_back(member.lease_ms if member else 0, count)
+
+    def _analysis(self, worker: str) -> CrashAnalysis:
+        """Which requests are suspects if this worker crashed; the script knows whether it did."""
+        if worker not in self._analyses:
             pipeline = self._connection.pipeline(transaction=False)
             pipeline.hget(self._keys.quarantine, worker)
             pipeline.xlen(self._keys.lane(worker))
             mark, length = pipeline.execute()
-            slots = self._slots_of(worker)
-            self._inquests[worker] = CrashAnalysis(read_mark(mark), length=length, slots=slots)
-        return self._inquests[worker]
+            member = self._roster.members.get(worker)
+            slots = member.info.slots if member else sys.maxsize
+            self._analyses[worker] = CrashAnalysis(read_mark(mark), length=length, slots=slots)
+        return self._analyses[worker]
 
 
-def _address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
+def _client_and_id(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
     """Client and id of the request in a lane entry."""
     with contextlib.suppress(InvalidRequest):
         fields = unfold(fields)

@@ -1,7 +1,7 @@
-"""What the intake holds beyond what the dispatcher has read, a bounded look once a second.
+"""Checks the part of the intake that the dispatcher has not read, a bounded part once a second.
 
 Requests past their deadline are answered, requests that plain XADDs added beyond the bound are
-refused, and what a vanished client wanted cancelled is cancelled.
+refused, and requests of clients that have disappeared are cancelled, where they asked for that.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import redis
 
+from coordinator.dispatch.admission import refuse, refuse_late
 from coordinator.dispatch.intake import Entry
-from coordinator.dispatch.refusals import late, refuse
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
@@ -33,17 +33,17 @@ from tokenyard.scripts import Cancelled, Scripts
 log = logging.getLogger("tokenyard.coordinator.sweeper")
 
 EVERY_S = 1.0
-#: Entries of each class that one round looks at, and requests that one round answers or cancels.
-MOST_LOOKED_AT = 1000
+#: Entries of each class that one round reads, and requests that one round answers or cancels.
+MOST_READ = 1000
 MOST_ACTED_ON = 100
-#: Its id cannot be tried again before a refusal is forgotten, so this one is soon.
+#: The same id cannot be submitted again before its refusal has expired, so this is short.
 FULL_TTL_S = 60
 #: Bytes of a bad value that a log shows.
 _SHOWN = 100
 
 
 class Sweeper:
-    """Acts on waiting requests that nobody has read yet."""
+    """Answers or cancels waiting requests that are not in the backlog."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Sweeper:
         answer: Callable[[Entry, Refused], None],
         found_bad: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``found_bad`` hears of values that were removed, by where they were."""
+        """``found_bad`` is called with the place of each unreadable value that was removed."""
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
         self._bounds = bounds
         self._answer = answer
         self._found_bad = found_bad
-        self._is_behind = False  # with names of clients
+        self._is_behind = False  # more clients may have disappeared
         self._cursors: dict[IntakeClass, str] = dict.fromkeys(INTAKE_CLASSES, "-")
         self._due = 0.0
         self._acted = 0  # in this round
@@ -99,7 +99,7 @@ class Sweeper:
 
     def _expire(self, name: IntakeClass) -> None:
         after = self._cursors[name]
-        cursor, overdue = self._scripts.overdue(name, after, MOST_LOOKED_AT)
+        cursor, overdue = self._scripts.overdue(name, after, MOST_READ)
         now = overdue[: self._left]
         if len(now) == len(overdue):
             self._cursors[name] = cursor or "-"
@@ -108,7 +108,7 @@ class Sweeper:
         for entry in self._entries(name, now):
             request = parse_request(entry.fields)
             if isinstance(request, Request):
-                self._refuse(entry, late(request, "waiting in the intake"))
+                self._refuse(entry, refuse_late(request))
             elif isinstance(request, Refused):
                 self._refuse(entry, request)
 
@@ -122,9 +122,9 @@ class Sweeper:
         return [Entry(name, one[0][0].decode(), one[0][1]) for one in found if one]
 
     def _shed(self, lengths: Mapping[IntakeClass, int]) -> None:
-        """Refuse the newest of what was added without asking whether there is room.
+        """Refuse the newest requests that were added without a check for room.
 
-        What `submit` has accepted has a ledger and stays.
+        Requests that `submit` accepted have a ledger and stay.
         """
         here = sum(lengths[name] for name in PRIORITY_CLASSES) - self._bounds["high"]
         below = 0
@@ -135,7 +135,7 @@ class Sweeper:
             here, below = here - refused, below - refused
 
     def _refuse_newest(self, name: PriorityClass, most: int) -> int:
-        """How many of a class were refused."""
+        """The number of requests of a class that were refused."""
         if not (count := min(most, self._left)):
             return 0
         before = self._acted
@@ -160,14 +160,14 @@ class Sweeper:
             if client is None:
                 self._connection.zrem(self._keys.clients, raw)
                 self._found_bad("clients")
-                log.warning("removed %r from the clients: it is no name", raw[:_SHOWN])
+                log.warning("removed %r from the clients: it is not a name", raw[:_SHOWN])
                 continue
             self._cancel_all(client)
-        # Many names that lead to nothing must not keep others waiting.
+        # Many names without requests must not keep others waiting.
         self._is_behind = len(names) == MOST_ACTED_ON
 
     def _cancel_all(self, client: str) -> None:
-        """Cancel what a client that has disappeared has left, as far as this round goes."""
+        """Cancel the requests of a client that has disappeared, as many as this round may."""
         attached = self._keys.attached(client)
         ids: Any = self._connection.srandmember(attached, self._left)
         if not ids:
@@ -180,7 +180,7 @@ class Sweeper:
                 code = self._scripts.cancel(client, request_id, "its client has disappeared")
                 if code is not Cancelled.OVER:
                     log.info("cancelled %s/%s: its client has disappeared", client, request_id)
-            # Not before: should we die in between, our successor tries again.
+            # Only now, so that a successor tries again after a crash in between.
             self._connection.srem(attached, raw)
             self._acted += 1
 

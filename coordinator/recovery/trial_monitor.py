@@ -1,4 +1,4 @@
-"""Frees suspects whose trial is over: a group of them that has survived, or that has gone."""
+"""Ends the trial of a group of suspects that has survived, or that is gone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.wording import counted
 from tokenyard.scripts import ACQUIT_DONE, Scripts
 
-log = logging.getLogger("tokenyard.coordinator.hearings")
+log = logging.getLogger("tokenyard.coordinator.trial_monitor")
 
-#: Groups on trial are looked at so often.
-LOOK_S: Final = 0.05
+#: Groups on trial are checked so often.
+CHECK_EVERY_S: Final = 0.05
 BYTES_PER_PACKED_TOKEN: Final = 4
 
 
@@ -31,12 +31,12 @@ class GroupTrial:
     """A group on trial."""
 
     mark: QuarantineMark
-    everybody: Sequence[tuple[str, str]]  # client and id
-    waits_for: list[TrialMember]  # those that are not past the crash yet
+    members: Sequence[tuple[str, str]]  # client and id
+    unproven: list[TrialMember]  # those that are not past the crash yet
 
 
 class TrialMonitor:
-    """Sees when a group on trial has survived, and opens its lane for the next."""
+    """Notices when a group on trial has survived, and opens its lane for the next."""
 
     def __init__(
         self,
@@ -44,53 +44,53 @@ class TrialMonitor:
         scripts: Scripts,
         keys: Keys,
         roster: Roster,
-        patience: TrialLimits,
+        limits: TrialLimits,
         *,
         has_suspects: Callable[[str], bool],
     ) -> None:
-        """``has_suspects`` says whether more of them wait for a model."""
+        """``has_suspects`` returns whether more suspects wait for a model."""
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
         self._roster = roster
-        self._patience = patience
+        self._limits = limits
         self._has_suspects = has_suspects
-        self._hearings: dict[str, GroupTrial] = {}  # by worker
+        self._trials: dict[str, GroupTrial] = {}  # by worker
         self._due = 0.0
 
     @property
     def patience_s(self) -> float:
-        """How long nothing has to be looked at; without a trial that is for ever."""
-        return max(0.0, self._due - time.monotonic()) if self._hearings else float("inf")
+        """How long until the next check; infinite without a trial."""
+        return max(0.0, self._due - time.monotonic()) if self._trials else float("inf")
 
     def run_once(self, token: str) -> None:
-        """Look at each lane on which a group is on trial, and at those kept for more."""
+        """Check each lane on which a group is on trial, and those kept for more suspects."""
         marked = {w: m.mark for w, m in self._roster.members.items() if m.mark.text and m.has_lease}
-        if not marked and not self._hearings:
+        if not marked and not self._trials:
             return  # nearly always
-        for worker in self._hearings.keys() - marked.keys():
-            del self._hearings[worker]
+        for worker in self._trials.keys() - marked.keys():
+            del self._trials[worker]
         if time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + LOOK_S
+        self._due = time.monotonic() + CHECK_EVERY_S
         for worker, mark in marked.items():
             if mark.is_group:
-                self._hear(token, worker, mark)
+                self._check(token, worker, mark)
             elif mark.is_kept and not self._is_needed(worker):
                 self._acquit(token, worker, mark, (), keep=False)
 
     def _is_needed(self, worker: str) -> bool:
         return self._has_suspects(self._roster.members[worker].info.model)
 
-    def _hear(self, token: str, worker: str, mark: QuarantineMark) -> None:
-        hearing = self._hearings.get(worker)
-        if hearing is None or hearing.mark != mark:
-            members = self._read_members(worker, mark)
-            everybody = [(one.client, one.id) for one in members]
-            self._hearings[worker] = hearing = GroupTrial(mark, everybody, members)
-        hearing.waits_for = self._not_yet(worker, hearing.waits_for)
-        if not hearing.waits_for:
-            self._acquit(token, worker, mark, hearing.everybody, keep=self._is_needed(worker))
+    def _check(self, token: str, worker: str, mark: QuarantineMark) -> None:
+        trial = self._trials.get(worker)
+        if trial is None or trial.mark != mark:
+            group = self._read_group(worker, mark)
+            members = [(one.client, one.id) for one in group]
+            self._trials[worker] = trial = GroupTrial(mark, members, group)
+        trial.unproven = self._unproven(worker, trial.unproven)
+        if not trial.unproven:
+            self._acquit(token, worker, mark, trial.members, keep=self._is_needed(worker))
 
     def _acquit(
         self,
@@ -104,11 +104,11 @@ class TrialMonitor:
         code = self._scripts.acquit(token, worker, mark.text, members, keep=keep)
         if code == ACQUIT_DONE and members:
             log.info("%s on %s survived", counted(len(members), "suspect"), worker)
-        self._hearings.pop(worker, None)
+        self._trials.pop(worker, None)
         self._roster.mark_stale()
 
-    def _read_members(self, worker: str, mark: QuarantineMark) -> list[TrialMember]:
-        """The group as it lies on the lane; once for each trial, and by a new leader again."""
+    def _read_group(self, worker: str, mark: QuarantineMark) -> list[TrialMember]:
+        """The group on a lane; read once for each trial by each leader."""
         entries: Any = self._connection.xrange(self._keys.lane(worker), min=mark.first)
         parsed = [parse_assignment(entry.decode(), fields) for entry, fields in entries]
         group = [one for one in parsed if isinstance(one, Assignment)]
@@ -119,7 +119,7 @@ class TrialMonitor:
         answers = pipeline.execute()
         return [_member(one, *known) for one, known in zip(group, answers, strict=True)]
 
-    def _not_yet(self, worker: str, members: Sequence[TrialMember]) -> list[TrialMember]:
+    def _unproven(self, worker: str, members: Sequence[TrialMember]) -> list[TrialMember]:
         """Those that still run here and have not survived."""
         pipeline = self._connection.pipeline(transaction=False)
         for one in members:
@@ -131,7 +131,7 @@ class TrialMonitor:
         for one, owner, size in zip(members, answers, answers, strict=False):
             is_here = owner == [worker.encode(), b"%d" % one.attempt, b"assigned"]
             published = size // BYTES_PER_PACKED_TOKEN
-            if is_here and not has_survived(one, published, now_ms, self._patience):
+            if is_here and not has_survived(one, published, now_ms, self._limits):
                 found.append(one)
         return found
 
@@ -139,7 +139,7 @@ class TrialMonitor:
 def _member(
     assignment: Assignment, began: bytes | None, ended: bytes | None, relapsed: bytes | None
 ) -> TrialMember:
-    """``began`` and ``ended`` are what the ledger has of the attempt before."""
+    """``began`` and ``ended`` are the ledger's fields of the previous attempt."""
     end_ms = (ended or b"").partition(b" ")[0]
     start_ms = position((began or b"").partition(b" ")[0].decode(errors="replace"))[0]
     return TrialMember(

@@ -1,1 +1,1 @@
-"""Which worker gets the next request: policies, and what they know of lanes and prefixes."""
+"""Which worker gets the next request: policies, and their view of lanes and prefixes."""

@@ -1,4 +1,4 @@
-"""Workers that requests must go to and that are not there: since when, and how long to wait."""
+"""Absent workers that requests must go to: since when, and how long to wait."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ log = logging.getLogger("tokenyard.coordinator.schedule")
 
 
 class Absences:
-    """Says once of each worker that it is missing, that it is waited for no more, that it is back.
+    """Logs once for each worker that it is absent, that the wait for it is over, that it is back.
 
-    ``wait_s`` is how long a worker is waited for; `math.inf` for ever.
+    ``wait_s`` is the longest wait for a worker; `math.inf` has no end.
     """
 
     def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,7 @@ class Absences:
         self._given_up: set[tuple[str, str]] = set()
 
     def is_over(self, worker: str, model: str) -> bool:
-        """A request must go to a worker that is absent: whether it has been waited for enough."""
+        """Whether the wait for an absent worker is over."""
         key, now = (worker, model), self._clock()
         if key not in self._since:
             self._since[key] = now
@@ -43,7 +43,7 @@ class Absences:
         return True
 
     def end(self, worker: str, model: str) -> None:
-        """It is there."""
+        """The worker is there."""
         if self._since.pop((worker, model), None) is not None:
             self._given_up.discard((worker, model))
             log.info("worker %s serves %s again", worker, model)

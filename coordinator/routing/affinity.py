@@ -1,7 +1,7 @@
-"""Policies that send a request to where its prefix may still be in the engine's cache.
+"""Policies that send a request to a worker whose cache may still have its prefix.
 
-Pure like `coordinator.routing.policies`; what is known of prefixes and sessions is handed in as
-`Match`es. A match is a hint and never a promise: the engine may have forgotten.
+Pure like `coordinator.routing.policies`; known prefixes and sessions are passed as `Match`es. A
+match is a guess: the engine may have evicted the prefix.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from coordinator.routing.policies import Lane, Pick, least, least_loaded
 #: How much a match counts beside free capacity (Megatron Core's default).
 ALPHA: Final = 0.5
 #: Prefixes do not count while the loads of the workers differ by more requests than this, and by
-#: this ratio (the guard of the SGLang router).
+#: more than this ratio (the guard of the SGLang router).
 LOPSIDED_REQUESTS: Final = 64
 LOPSIDED_RATIO: Final = 1.5
-#: A prefix is looked for only on lanes that have no more requests than the emptiest and a quarter,
-#: or four: else the longest prefix draws everything to one worker (sglang issue 32195).
+#: A prefix counts only on lanes with at most a quarter, or four, more requests than the emptiest:
+#: otherwise the longest prefix draws everything to one worker (sglang issue 32195).
 NEAR_RATIO: Final = 1.25
 NEAR_REQUESTS: Final = 4
-#: Less than this of a prompt is no match: it is what many prompts begin with, and soon everywhere.
+#: Less than this of a prompt is no match: it is a common beginning, and soon everywhere.
 LEAST_MATCH: Final = 0.3
-#: What it counts that the requests of its session went there, where no longer prefix is known.
+#: The match of a worker that had the last request of the session, unless a longer prefix is known.
 SESSION_MATCH: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a worker is believed to have of a request."""
+    """What a worker probably has of a request."""
 
-    blocks: int = 0  # of its prompt, from the first on, without a gap
-    of: int = 0  # all that its prompt has
+    blocks: int = 0  # of its prompt, from the first without a gap
+    of: int = 0  # all blocks of its prompt
     recency: int = 0  # of the last of them: larger is later
     has_session: bool = False  # the last request of its session went there
 
     @property
     def share(self) -> float:
-        """What it counts: from 0 (nothing) to 1 (the whole prompt)."""
+        """Its value for a policy: from 0 (nothing) to 1 (the whole prompt)."""
         return max(self.known, SESSION_MATCH) if self.has_session else self.known
 
     @property
@@ -55,7 +55,7 @@ class Match:
 
 
 NO_MATCH: Final = Match()
-Matches = Mapping[str, Match]  # by worker, of those that have anything
+Matches = Mapping[str, Match]  # by worker, where there is any
 
 
 def prefix_affinity(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick | None:

@@ -1,4 +1,4 @@
-"""What a policy may want to know of a request beside its model; worked out only where one asks."""
+"""What a policy may need to know of a request beside its model; computed only where it does."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from msgspec import Struct
 
 from tokenyard.protocol.wire import PLAIN_CHAT, Request, chat_fields, prompt_value
 
-#: Bytes of prompt that make a block: 16 packed tokens, as many as a block of vLLM's prefix cache
-#: has by default. Of text they are about as many tokens.
+#: Bytes of prompt in a block: 16 packed tokens, the default block of vLLM's prefix cache; of text
+#: about as many tokens.
 BLOCK_BYTES: Final = 64
-#: No more of a prompt is looked at: 4,096 tokens tell one prefix from another.
+#: No more of a prompt is used: 4,096 tokens distinguish prefixes well enough.
 MOST_BLOCKS: Final = 256
 
 
 class RoutingFeatures(Struct, frozen=True, gc=False):
-    """What a policy asked for; light, since very many requests may wait."""
+    """What a policy needs; light, since very many requests may wait."""
 
     work: int = 0  # tokens, see `Request.work`
     packed: bytes = b""  # `block_hashes`, eight bytes each
-    session: int = 0  # hash of its session; 0: it is of none
+    session: int = 0  # hash of its session; 0: it has none
 
     @property
     def blocks(self) -> Sequence[int]:
@@ -33,13 +33,13 @@ class RoutingFeatures(Struct, frozen=True, gc=False):
 NO_FEATURES: Final = RoutingFeatures()
 
 
-def weigh(request: Request) -> RoutingFeatures:
-    """How much work a request is."""
+def work_only(request: Request) -> RoutingFeatures:
+    """The work of a request."""
     return RoutingFeatures(request.work)
 
 
 def all_features(request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
-    """How much work a request is, how its prompt begins, and of which session it is."""
+    """The work of a request, the blocks of its prompt, and its session."""
     session = 0
     if request.session:
         session = hash((request.client, request.session, request.model)) or 1
@@ -47,11 +47,11 @@ def all_features(request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeat
 
 
 def block_hashes(request: Request, fields: Mapping[bytes, bytes]) -> array[int]:
-    """A hash for each whole block of a prompt, each of all that comes before it, too.
+    """A hash for each whole block of a prompt, which includes all blocks before it.
 
-    They differ between processes (``PYTHONHASHSEED``) and are never written down. Adapters have
-    prefixes of their own, hence the model's name; and so have chats with other tools or documents,
-    which a chat template writes first.
+    They differ between processes (``PYTHONHASHSEED``) and are never stored. Adapters have their own
+    prefixes, hence the model's name; so have chats with different tools or documents, which a chat
+    template writes first.
     """
     data = prompt_bytes(request, fields)
     end = min(len(data) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES
@@ -65,11 +65,11 @@ def block_hashes(request: Request, fields: Mapping[bytes, bytes]) -> array[int]:
 
 
 def prompt_bytes(request: Request, fields: Mapping[bytes, bytes]) -> bytes:
-    """The prompt of a request, as it stands in its entry where it has a field of its own."""
+    """The prompt of a request, as in its entry where it has a field of its own."""
     if request.tokens is not None:
         return request.tokens
     data = fields.get(b"prompt") or fields.get(b"messages")
-    if data is None:  # it is shared by many
+    if data is None:  # it is a common field
         value = prompt_value(request)
         data = value.encode() if isinstance(value, str) else value
     return data

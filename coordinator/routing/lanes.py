@@ -1,7 +1,7 @@
-"""The lanes of one model in the order of their names, with those that have room at hand.
+"""The lanes of one model in the order of their names, with an index of those with room.
 
-There may be a thousand of them, and each request changes one: what a request costs must not grow
-with their number, so nothing here walks over them but `__iter__` and the making.
+There may be a thousand of them, and each request changes one: the cost of a request must not grow
+with their number, so only `__iter__` and `__init__` walk over them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from coordinator.routing.policies import Lane
 
 
 def in_turn(lane: Lane) -> tuple[str, str]:
-    """What lanes are sorted by: names, and the older of two incarnations first."""
+    """The sort key: the name, and the older of two incarnations first."""
     return lane.name, lane.worker
 
 
 class Lanes(Sequence[Lane]):
-    """Lanes of one model; whose they are stays the same, how full they are changes."""
+    """Lanes of one model; the set of workers is fixed, their loads change."""
 
     def __init__(self, lanes: Iterable[Lane]) -> None:
         self._lanes = sorted(lanes, key=in_turn)
@@ -30,7 +30,7 @@ class Lanes(Sequence[Lane]):
 
     def copy(self) -> Self:
         """The same lanes, to plan with."""
-        twin = object.__new__(type(self))  # each turn does it, and `copy.copy` takes its time
+        twin = object.__new__(type(self))  # every turn does this, and `copy.copy` is slow
         vars(twin).update(vars(self), _lanes=self._lanes.copy(), _open=self._open.copy())
         return twin
 
@@ -48,7 +48,7 @@ class Lanes(Sequence[Lane]):
         return self._lanes[at]
 
     def put(self, lane: Lane) -> None:
-        """A lane has changed."""
+        """Replace a lane that has changed."""
         at = self._places[lane.worker]
         before, self._lanes[at] = self._lanes[at], lane
         room, room_before = lane.room, before.room
@@ -68,7 +68,7 @@ class Lanes(Sequence[Lane]):
         return self._lanes[self._open[at % len(self._open)]]
 
     def has(self, name: str) -> bool:
-        """Whether a worker of that name is there, also where its lane is full."""
+        """Whether a worker of that name is there, even with a full lane."""
         at = bisect_left(self._names, name)
         return at < len(self._names) and self._names[at] == name
 

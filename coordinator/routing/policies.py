@@ -1,8 +1,8 @@
-"""Which worker gets the next request: pure functions of what is known.
+"""Which worker gets the next request: pure functions of the lanes.
 
-A policy sees the candidates and says one of them, or none if the request has to wait. It does no
-I/O, reads no clock and keeps no state beside the turn that it is given. Those that know of prefixes
-are in `coordinator.routing.affinity`; docs/routing.md tells all of them with their formulas.
+A policy gets the candidates and returns one of them, or None if the request has to wait. It does no
+I/O, reads no clock and has no state beside the turn that it is given. Policies that use prefixes
+are in `coordinator.routing.affinity`; docs/routing.md explains all of them with their formulas.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Lane(Struct, frozen=True, gc=False):
     name: str  # without the incarnation
     model: str
     load: int  # entries on the lane
-    limit: int  # most entries that it takes
+    limit: int  # most entries
     is_quarantined: bool = False  # suspects are on trial there
-    work: int = 0  # tokens of those entries (`Request.work`), where the policy weighs them
+    work: int = 0  # tokens of those entries (`Request.work`), where the policy uses them
     slots: int = 1  # how many of them the engine runs at once
-    is_kept: bool = False  # for further suspects; those before have survived
+    is_kept: bool = False  # reserved for more suspects; the earlier ones have survived
 
     @property
     def room(self) -> int:
@@ -48,20 +48,20 @@ class Lane(Struct, frozen=True, gc=False):
 
 
 class Pick(Struct, frozen=True):
-    """A lane, and what spoke for it, in words."""
+    """A lane, and the reason for it in words."""
 
     lane: Lane
     why: str
-    #: The part of its prompt that was there, from 0 to 1; None where nobody has looked.
+    #: The part of the prompt that was there, from 0 to 1; None for policies without prefixes.
     match: float | None = None
 
 
 def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:
-    """The open lane with the smallest share of all requests and of all tokens that are given out.
+    """The open lane with the smallest share of all dispatched requests and of all their tokens.
 
-    Requests take places and tokens take time; each counts as its part of the sum over the lanes,
-    so that neither needs a unit. A place counts, not a worker: one of twice the size has twice as
-    many.
+    Requests take slots and tokens take time; each counts as its part of the sum over the lanes, so
+    that neither needs a unit. Shares are relative to lane limits, so a worker of twice the size
+    gets twice as many.
     """
     requests = tokens = 0.0
     for lane in lanes:
@@ -72,7 +72,7 @@ def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:
 
 
 def vllm(lanes: Sequence[Lane], last: str) -> Lane | None:
-    """The open lane with the least of 4 x waiting + running, as vLLM's data parallel client has it.
+    """The open lane with the least 4 x waiting + running, as vLLM's data parallel client does.
 
     Requests beyond the engine's slots are waiting. For comparison (vLLM, `DPLBAsyncMPClient`).
     """
@@ -80,9 +80,9 @@ def vllm(lanes: Sequence[Lane], last: str) -> Lane | None:
 
 
 def least(lanes: Sequence[Lane], last: str, cost: Callable[[Lane], float]) -> Lane | None:
-    """The open lane that costs least; of equals the next behind the worker named ``last``.
+    """The open lane with the least cost; of equal ones the next behind the worker named ``last``.
 
-    One pass without a list: there may be a thousand lanes, and this is done for each request.
+    One pass without a list: there may be a thousand lanes, and this runs for each request.
     """
     best, found = math.inf, None
     best_before, found_before = math.inf, None

@@ -1,4 +1,4 @@
-"""A request that waits for a lane, as light as it can be: a yard may hold very many."""
+"""A request that waits for a lane, as light as possible: a yard may hold very many."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from coordinator.history import FRESH, History
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures, prompt_bytes
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
 
-#: Nothing, for all.
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+#: The trace of a request that carries none; one object for all of them.
+NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
@@ -34,11 +33,11 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     model: str = ""  # the base model that serves it; "" while the yard knows none
     tokens: int = 0  # of its prompt, see `prompt_tokens`
     since_ms: float = 0.0  # unix time at which it came in
-    history: History = FRESH
+    not_before_ms: int = 0  # unix time until which it is in back-off; 0: it is not
     trial: int | None = None  # see `History.trial_size`; only a retry can be a suspect
     published: bytes = b""  # packed tokens that its readers have seen
-    trace: Mapping[str, str] = NOTHING  # what it carries of its trace, where somebody traces
-    features: RoutingFeatures = NO_FEATURES  # what the policy wants to know of it
+    trace: Mapping[str, str] = NO_TRACE  # its trace context, where tracing is on
+    features: RoutingFeatures = NO_FEATURES  # what the policy needs to know of it
     digest: str = ""  # see `tokenyard.protocol.digest`; a retry needs none
 
     @property
@@ -48,7 +47,7 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def request(self) -> Request:
-        """The request without its payload, for whoever answers it."""
+        """The request without its payload: enough for a refusal."""
         return Request(
             id=self.id,
             client=self.client,

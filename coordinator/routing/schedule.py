@@ -1,9 +1,9 @@
-"""A record of who was given what, that can be replayed and compared.
+"""A record of decisions that can be replayed and compared.
 
-One JSON object a line, the worker by name (incarnations differ between runs). Most say which worker
-was given a request; those with ``place`` say which was told to hold which model, and why. The two
-are numbered apart: when models are placed is a matter of time, and the order of requests is not.
-A replay follows the requests alone.
+One JSON object a line, with the worker by name (incarnations differ between runs). Most lines
+assign a request to a worker; those with ``place`` command a worker to load a model. The two are
+numbered separately: the order of requests is reproducible, the moment of a load is not. A replay
+follows the requests only.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     client: str
     id: str
     worker: str
-    instead_of: str = ""  # the worker that the schedule which was followed had named
+    instead_of: str = ""  # the worker that the replayed schedule named
 
 
 class Placing(Struct, frozen=True, omit_defaults=True):
-    """One command of the placement."""
+    """One command to load a model."""
 
     n: int
     place: str  # the verb
@@ -41,13 +41,13 @@ class Placing(Struct, frozen=True, omit_defaults=True):
 
 
 class _Kind(Struct, frozen=True):
-    """What tells the lines apart."""
+    """The field that distinguishes the two kinds of lines."""
 
     place: str | None = None
 
 
 class ScheduleWriter:
-    """Appends decisions to a file, each flushed at once."""
+    """Appends decisions to a file, each flushed immediately."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class ScheduleWriter:
         self._append(decision)
 
     def write_placing(self, command: Command, worker: str) -> None:
-        """Record that a worker, given by name, was commanded to hold a model."""
+        """Record the command to a worker, given by name, to load a model."""
         n, devices = next(self._placings), command.devices
         self._append(Placing(n, command.verb, worker, command.model, command.why, devices))
 
@@ -79,7 +79,7 @@ class ScheduleWriter:
 
 
 def read_schedule(path: Path) -> Iterator[Decision]:
-    """Who was given which request, in order."""
+    """The assignments, in order."""
     decoder = msgspec.json.Decoder(Decision)
     for line, kind in _lines(path):
         if kind.place is None:
@@ -87,7 +87,7 @@ def read_schedule(path: Path) -> Iterator[Decision]:
 
 
 def read_placings(path: Path) -> Iterator[Placing]:
-    """Who was told to hold which model, in order."""
+    """The commands to load models, in order."""
     decoder = msgspec.json.Decoder(Placing)
     for line, kind in _lines(path):
         if kind.place is not None:
@@ -102,7 +102,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, _Kind]]:
 
 
 class Replay:
-    """A recorded schedule as a look-up: which worker a request went to, attempt by attempt."""
+    """The worker of each attempt of each request in a recorded schedule."""
 
     def __init__(self, decisions: Iterator[Decision]) -> None:
         self._workers: dict[tuple[str, str], list[str]] = {}
@@ -110,19 +110,19 @@ class Replay:
             self._workers.setdefault((decision.client, decision.id), []).append(decision.worker)
 
     def worker(self, client: str, request_id: str) -> str | None:
-        """Name of the worker whose turn it is for this request."""
+        """Name of the worker for the next attempt of a request."""
         workers = self._workers.get((client, request_id))
         return workers[0] if workers else None
 
     def advance(self, client: str, request_id: str) -> None:
-        """The request was given away: its next attempt has its own record."""
+        """The request was dispatched: its next attempt has a record of its own."""
         workers = self._workers.get((client, request_id))
         if workers and len(workers) > 1:
             del workers[0]
 
 
 def first_difference(ours: Path, theirs: Path) -> str | None:
-    """Where two schedules part, in words; None where they are the same."""
+    """The first difference of two schedules, in words; None where they are the same."""
     left, right = list(read_schedule(ours)), list(read_schedule(theirs))
     for a, b in zip(left, right, strict=False):
         if a != b:

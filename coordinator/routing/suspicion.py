@@ -1,8 +1,8 @@
-"""Whom a crash makes a suspect, and with how many others each is tried next: pure functions.
+"""Which requests a crash makes suspects, and with how many others each is tried next.
 
-Suspects are tried in groups that share a worker. A group on which the worker crashes again is
-split; one that survives is innocent, and runs on beside the next group. What runs alone and
-crashes its worker is given up after so many times (`coordinator.history`).
+Suspects are tried in groups that share a worker. A group that crashes its worker again is split;
+one that survives is innocent, and continues beside the next group. A request that runs alone and
+crashes its worker is given up after so many times (`coordinator.dispatch.admission`).
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from typing import Final
 
 from tokenyard.protocol.streams import position
 
-#: A group is split into so many. A trial costs a few tokens and a crash a start of a process, so
-#: more parts than two are found sooner; with many more, trials would wait for each other.
+#: A group is split into so many parts. A trial costs a few tokens and a crash costs a start of a
+#: process, so more than two parts find the culprit sooner; with many more, trials would wait for
+#: each other.
 PARTS: Final = 4
-#: A lane's field of `quarantine` while nothing is on trial there, and more suspects may come.
+#: A lane's field of `quarantine` while nothing is on trial there but more suspects may come.
 KEPT: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineMark:
-    """What is on trial on a lane: its field of the hash `quarantine`."""
+    """The suspects on trial on a lane: its field of the hash `quarantine`."""
 
     text: str = ""
-    first: str = ""  # entry of a group; all behind it came with it or later
+    first: str = ""  # entry of a group; all entries behind it are on trial, too
     size: int = 0  # of that group
 
     @property
     def is_kept(self) -> bool:
-        """Whether the lane is for suspects, though none is on trial."""
+        """Whether the lane is reserved for suspects, though none is on trial."""
         return self.text == KEPT
 
     @property
     def is_group(self) -> bool:
-        """Whether several are on trial together, beside what was there before."""
+        """Whether several are on trial together, beside earlier entries."""
         return bool(self.first)
 
     @property
     def is_open(self) -> bool:
-        """Whether the lane takes others."""
+        """Whether the lane takes more requests."""
         return not self.text or self.is_kept
 
     def covers(self, entry: str) -> bool:
@@ -54,7 +55,7 @@ UNMARKED: Final = QuarantineMark()
 
 
 def read_mark(raw: bytes | None) -> QuarantineMark:
-    """A field of `quarantine`."""
+    """Read a field of `quarantine`."""
     text = (raw or b"").decode(errors="replace")
     first, plus, size = text.partition("+")
     if plus and first and size.isdecimal():
@@ -63,17 +64,17 @@ def read_mark(raw: bytes | None) -> QuarantineMark:
 
 
 def next_trial(suspects: int) -> int:
-    """How many of so many suspects are tried together next; 0: one by itself, alone."""
+    """How many of so many suspects are tried together next; 0: one of them, alone."""
     return 0 if suspects <= 1 else max(1, suspects // PARTS)
 
 
 class CrashAnalysis:
-    """What the crash of a worker means for each request on its lane, in the order of the lane.
+    """Which requests on the lane of a crashed worker are suspects, in the order of the lane.
 
-    Where a group was on trial, it is that group: what was there before had been running without
-    harm. Where none was, it is what the engine had begun. An engine takes requests in their order
-    and runs at most ``slots`` at once; one that had just joined in the place of another whose
-    result was not published yet is missed, and then the next crash finds it.
+    Where a group was on trial, that group: the requests before it had been running without harm.
+    Where none was, those that the engine had started. An engine takes requests in order and runs at
+    most ``slots`` of them; one that had just replaced another whose result was not published yet is
+    missed, and the next crash finds it.
     """
 
     def __init__(self, mark: QuarantineMark, *, length: int, slots: int) -> None:
@@ -84,7 +85,7 @@ class CrashAnalysis:
         self._seen = 0
 
     def trials(self, entries: Sequence[str]) -> list[int | None]:
-        """The size of each one's next trial (0: alone), or None where it is no suspect."""
+        """The size of each entry's next trial (0: alone), or None where it is no suspect."""
         return [self._trial(entry) for entry in entries]
 
     def _trial(self, entry: str) -> int | None:
@@ -98,15 +99,15 @@ class CrashAnalysis:
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """When a member of a group on trial has survived; both grow with each wrong acquittal."""
+    """When a request on trial has survived; both grow with each wrong acquittal."""
 
-    tokens: int  # that a stream publishes beyond those that it had
-    ms: float  # for which any other runs, unless it had run for less when its worker crashed
+    tokens: int  # that a stream publishes beyond its earlier ones
+    ms: float  # that any other runs, or less where its worker crashed sooner
 
 
-#: A stream on trial that publishes nothing is given so many times as long as any other.
+#: A stream on trial that publishes nothing gets so many times as long as any other.
 _SLOW: Final = 12
-#: A crash that took so many ms may take twice as long, and this, on a process that is new.
+#: On a new process a crash may take twice as long as before, plus so many ms.
 _COLD_MS: Final = 500.0
 
 
@@ -120,17 +121,17 @@ class TrialMember:
     streams: bool
     published: int  # tokens
     began_ms: float
-    ran_ms: float = 0.0  # until its worker crashed the last time; 0: not known
+    ran_ms: float = 0.0  # until its worker crashed the last time; 0: unknown
     relapsed: int = 0  # times that it was acquitted before
 
 
-def has_survived(member: TrialMember, published: int, now_ms: float, patience: TrialLimits) -> bool:
-    """Whether a member that still runs is past where the crash came, as far as can be told."""
+def has_survived(member: TrialMember, published: int, now_ms: float, limits: TrialLimits) -> bool:
+    """Whether a request that still runs is probably past the point of the crash."""
     factor: int = 1 << min(member.relapsed, 16)
     runs_ms = now_ms - member.began_ms
     if member.streams:
-        if published - member.published >= patience.tokens * factor:
+        if published - member.published >= limits.tokens * factor:
             return True
-        return runs_ms >= _SLOW * patience.ms * factor
-    most_ms = patience.ms * factor
+        return runs_ms >= _SLOW * limits.ms * factor
+    most_ms = limits.ms * factor
     return runs_ms >= (min(most_ms, 2 * member.ran_ms + _COLD_MS) if member.ran_ms else most_ms)

@@ -63,7 +63,7 @@ CHAT_OPTIONS: dict[str, Any] = {
 def drafted(line: dict[str, Any]) -> Request:
     """The request that a line becomes."""
     asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
-    [draft] = RequestBuilder("me", None).draft_many([asked.item], {})
+    [draft] = RequestBuilder("me", None).prepare_many([asked.item], {})
     assert isinstance(draft, PreparedRequest), draft
     return draft.request
 
@@ -103,7 +103,7 @@ def test_an_effort_goes_to_the_chat_template_as_in_vllm() -> None:
 def test_a_chat_that_cannot_be_is_refused_before_it_is_sent(body: dict[str, Any]) -> None:
     line = {**CHAT, "body": body}
     asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
-    [draft] = RequestBuilder("me", None).draft_many([asked.item], {})
+    [draft] = RequestBuilder("me", None).prepare_many([asked.item], {})
     assert isinstance(draft, InvalidRequest)
 
 
@@ -222,7 +222,7 @@ def test_no_line_is_more_than_a_bad_line(body: dict[str, Any], url: str | None) 
     line = body if url is None else {"custom_id": "c", "method": "POST", "url": url, "body": body}
     asked = ask_for(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     # If it is drafted as `Client.map` does it, I expect a draft or a refusal, and no other error.
-    [draft] = RequestBuilder("fuzz", None).draft_many([asked.item], {"priority_class": "low"})
+    [draft] = RequestBuilder("fuzz", None).prepare_many([asked.item], {"priority_class": "low"})
     assert isinstance(draft, PreparedRequest | InvalidRequest)
     if isinstance(asked.sought, BadLine):
         assert isinstance(draft, InvalidRequest)

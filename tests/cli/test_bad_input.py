@@ -127,7 +127,7 @@ def test_clients_refuse_it_as_the_id_of_an_earlier_request(yard: dict[str, Any])
 def test_shared_options_are_looked_at_too(kind: Any) -> None:
     client = kind("redis://127.0.0.1:1")
     with pytest.raises(InvalidRequest, match=r"params\.stop: is no valid Unicode"):
-        client._core.draft_many(["a"], {"stop": [LONE]})
+        client._core.builder.prepare_many(["a"], {"stop": [LONE]})
 
 
 # Folders and ports of `up`

@@ -80,7 +80,11 @@ def test_what_was_over_is_a_failure_and_what_nobody_knows_is_forestalled(
 
 def test_a_yard_without_a_coordinator_cancels_too(ask: Ask) -> None:
     result = ask("--yard", random_name("empty"), "cancel", "q", "--json")
-    assert json.loads(result.stdout) == {"id": "q", "client": "anon", "cancel": "forestalled"}
+    assert json.loads(result.stdout) == {
+        "id": "q",
+        "client": "anon",
+        "cancel": "cancelled_before_arrival",
+    }
 
 
 def test_a_plain_request_is_cancelled_under_its_default_name(

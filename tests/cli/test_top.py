@@ -29,7 +29,7 @@ from tokenyard.cli.top.frame import Paper, frame, history
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerTotals
 
 Ask = Callable[..., Result]
 PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver")
@@ -48,7 +48,7 @@ def many(count: int) -> SnapshotHistory:
     letter = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
     hosts = [HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faulted_ms=1)])]
     for second in (1, 2):
-        tally = Tally(finished=second, tokens=7 * second, ttft_ms=12.0)
+        tally = WorkerTotals(finished=second, tokens=7 * second, ttft_ms=12.0)
         workers = [
             make_view_worker(f"w-{n}.{n}", tally, lane=2, lane_limit=5, last_error="died\nthen")
             for n in range(count)

@@ -141,15 +141,15 @@ class StandIn:
     def running(self) -> Iterator[None]:
         """Answer everything, in a thread of its own, until the block ends."""
         ends = threading.Event()
-        faults: list[BaseException] = []
+        errors: list[BaseException] = []
 
         def run() -> None:
             try:
                 while not ends.is_set():
                     if not self.answer_all():
                         ends.wait(0.002)
-            except BaseException as fault:
-                faults.append(fault)
+            except BaseException as error:
+                errors.append(error)
                 raise
 
         thread = threading.Thread(target=run, name="stand-in")
@@ -160,4 +160,4 @@ class StandIn:
             ends.set()
             thread.join(10)
             assert not thread.is_alive()
-            assert not faults
+            assert not errors

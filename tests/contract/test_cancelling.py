@@ -227,7 +227,7 @@ class TestCancelWithoutTheRight:
         keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.client.core._CANCEL_AGAIN_S", 0.05)
+        monkeypatch.setattr("tokenyard.client.cancellation._REPEAT_S", 0.05)
         client = confined()
         handle = client.submit([1])
         lost: list[int] = []
@@ -291,7 +291,7 @@ class TestCancelOnDisconnect:
         keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.client.core._MOST_CANCELLED", 2)
+        monkeypatch.setattr("tokenyard.client.core._MAX_CANCELS", 2)
         client = new_client(client_id="me")
         client.submit_many([[1], [2], [3]], cancel_on_disconnect=True)
         client.close()

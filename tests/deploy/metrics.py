@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import coordinator.metrics
 import worker.host.metrics
+from coordinator.telemetry import metrics as coordinator_metrics
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import free_port
@@ -31,7 +31,7 @@ VLLM = frozenset(
         "vllm:prefix_cache_queries_total",
     }
 )
-OURS = {one.name: one for one in (*coordinator.metrics.METRICS, *worker.host.metrics.METRICS)}
+OURS = {one.name: one for one in (*coordinator_metrics.METRICS, *worker.host.metrics.METRICS)}
 #: No other may be asked for.
 METRICS = OURS.keys() | VLLM
 _NAME = re.compile(r"\b(?:tokenyard_|vllm:)\w+")

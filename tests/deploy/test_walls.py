@@ -104,7 +104,7 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
 TRUSTED: dict[str, list[tuple[object, ...]]] = {
     "scripts of others": [("EVALSHA", "0" * 40, 0), ("FCALL", "f", 0)],
     "names in `clients`": [("ZADD", YARD.clients, 1, b"\xff\xfe")],
-    "the highest id onto `cancels`": [
+    "the highest id onto `cancelling`": [
         ("XADD", YARD.cancelling, "18446744073709551615-18446744073709551615", "client", "x"),
         ("SADD", YARD.cancels("guest"), "q1"),
     ],

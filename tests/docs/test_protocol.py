@@ -38,7 +38,7 @@ from tokenyard.protocol.wire import (
     StructuredOutputs,
     request_fields,
 )
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo, Tally, WorkerInfo
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerTotals
 
 PROTOCOL = page("docs/protocol.md")
 SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua"))
@@ -136,8 +136,7 @@ def test_every_key_is_in_the_table() -> None:
 
 
 def test_the_handshake_is_complete() -> None:
-    sources = page("coordinator/coordinator.py").partition("def _publish_handshake")[2]
-    written = set(re.findall(r'^ +"(\w+)": ', sources.partition("def ")[0], re.MULTILINE))
+    written = set(re.findall(r'^ +"(\w+)": ', page("coordinator/handshake.py"), re.MULTILINE))
     for script in SCRIPTS:
         text = _code_of(script)
         written |= set(re.findall(r"(?:'HINCRBY', |next_in\()KEYS\[\d\], '(\w+)'", text))
@@ -170,7 +169,7 @@ def _code_of(script: str) -> str:
 
 def test_every_roster_field_and_event_is_told() -> None:
     told = names(section(PROTOCOL, "### The roster"))
-    for struct in (WorkerInfo, Tally):
+    for struct in (WorkerInfo, WorkerTotals):
         assert set(struct.__struct_fields__) <= told, struct.__name__
     events = set()
     for script in SCRIPTS:

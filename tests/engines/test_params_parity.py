@@ -63,7 +63,7 @@ def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
     assert isinstance(parsed, Refused)
     assert parsed.message == f"params.{name}: is not taken: {REFUSED[name]}"
     with pytest.raises(InvalidRequest, match=f"params.{name}: is not taken: "):
-        RequestBuilder("me", None).draft("text", {name: 1})
+        RequestBuilder("me", None).prepare("text", {name: 1})
 
 
 def test_what_the_installed_version_has_not_is_refused_by_its_name(

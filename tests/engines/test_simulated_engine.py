@@ -17,7 +17,8 @@ from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
 from worker.engines import Finished, RequestFailed, TokenDelta
 from worker.engines.crash_points import FAULTY, POISON, CrashPoint
-from worker.engines.simulated.engine import SimulatedEngine, SpeedModel
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.speed import SpeedModel
 
 
 def test_it_says_that_it_is_simulated() -> None:
@@ -300,8 +301,8 @@ class TestPrefixCache:
     def test_what_is_cached_takes_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a prefill of ten seconds for a prompt
         slept: list[float] = []
-        monkeypatch.setattr("worker.engines.simulated.engine.time.monotonic", lambda: sum(slept))
-        monkeypatch.setattr("worker.engines.simulated.engine.time.sleep", slept.append)
+        monkeypatch.setattr("worker.engines.simulated.speed.time.monotonic", lambda: sum(slept))
+        monkeypatch.setattr("worker.engines.simulated.speed.time.sleep", slept.append)
         speed = SpeedModel(prefill_tokens_per_s=100.0, cache_tokens=2000)
         engine, prompt = SimulatedEngine(speed=speed), list(range(1000))
 

@@ -13,7 +13,8 @@ from tests.engines.harness import PROMPT, Outcome, ask, greedy, run, without_cac
 from tests.support.vllm_versions import installed_vllm
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, StructuredOutputs
-from worker.engines import Engine
+from worker.engines import Engine, TokenDelta
+from worker.engines.vllm.pieces import PieceSize
 
 pytestmark = pytest.mark.vllm
 
@@ -98,6 +99,43 @@ def test_stop_strings_work_where_no_text_is_asked_for(vllm_engine: Engine) -> No
 
     assert (outcome.choice.text, outcome.choice.stop_reason) == (None, "4")
     assert outcome.tokens == [8]
+
+
+def pieces(engine: Engine, assignment: Assignment) -> list[int]:
+    """Tokens of each delta of a stream."""
+    engine.add(assignment)
+    found = []
+    while engine.has_unfinished:
+        found += [len(one.tokens) for one in engine.step() if isinstance(one, TokenDelta)]
+    return found
+
+
+def test_tokens_of_a_stream_that_is_one_of_many_go_out_together(
+    vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (alone,) = run(vllm_engine, greedy(stream=True))
+    monkeypatch.setattr(PieceSize, "choose", lambda *_: 4)
+
+    together = pieces(vllm_engine, greedy(stream=True))
+    (outcome,) = run(vllm_engine, greedy(stream=True, prompt="12+34=", tokens=None))
+
+    assert together == [1, 4, 4]  # and three with the result
+    assert outcome.tokens == outcome.streamed() + outcome.tokens[9:]
+    assert outcome.tokens[:9] == outcome.streamed()
+    assert run(vllm_engine, greedy(stream=True))[0].tokens == alone.tokens
+
+
+def test_nothing_is_kept_back_of_what_a_deadline_may_end_or_its_request_forbids(
+    vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PieceSize, "choose", lambda *_: 4)
+    urgent = greedy(stream=True)
+    request = msgspec.structs.replace(urgent.request, deadline_ms=1)
+    urgent = msgspec.structs.replace(urgent, request=request)
+
+    assert pieces(vllm_engine, urgent) == [1] * 11
+    if installed_vllm() >= (0, 32):
+        assert pieces(vllm_engine, greedy(stream=True, stream_interval=1)) == [1] * 11
 
 
 def test_after_closing_another_engine_opens_in_the_same_process(

@@ -54,10 +54,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Figures:
-    """What was found, by name: written to the folder of TOKENYARD_GPU_OUT as it comes."""
+    """What was found, by name: written to TOKENYARD_GPU_OUT, a file, or beside it, as it comes."""
 
-    def __init__(self, file: str) -> None:
-        self._file = file
+    def __init__(self, beside: str = "") -> None:
+        self._beside = beside
         self._found: dict[str, Any] = {}
 
     def note(self, name: str, value: Any) -> None:
@@ -68,9 +68,11 @@ class Figures:
     def keep(self, name: str, value: Any) -> None:
         """Keep a figure."""
         self._found[name] = value
-        if folder := os.environ.get(_OUT):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            (Path(folder) / self._file).write_text(json.dumps(self._found, indent=1))
+        if file := os.environ.get(_OUT):
+            path = Path(file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path = path.with_stem(path.stem + self._beside)
+            path.write_text(json.dumps(self._found, indent=1))
 
 
 class Outcomes:
@@ -78,7 +80,7 @@ class Outcomes:
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
-        self._kept = Figures("outcomes.json")
+        self._kept = Figures("_outcomes")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One line for each test, and what there is to say of a failure."""
@@ -105,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def figures(device: Device) -> Figures:
     """What is measured in this run."""
-    kept = Figures("tests.json")
+    kept = Figures()
     kept.note("device", name_of(device))
     return kept
 

@@ -52,7 +52,7 @@ def looks_never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancels, "EVERY_S", 3_600.0)
 
 
-def test_a_wish_is_granted_at_once(yard: Yard, looks_never: None) -> None:
+def test_a_requested_cancel_happens_immediately(yard: Yard, looks_never: None) -> None:
     # Given a request that runs, one that waits, and one of another client
     worker = yard.worker(lane_limit=1)
     yard.coordinator()
@@ -74,7 +74,7 @@ def test_a_wish_is_granted_at_once(yard: Yard, looks_never: None) -> None:
     assert not yard.connection.exists(yard.keys.cancels("ann"))
 
 
-def test_while_paused_too(yard: Yard, looks_never: None) -> None:
+def test_a_requested_cancel_happens_during_a_pause(yard: Yard, looks_never: None) -> None:
     yard.worker()
     yard.coordinator()
     Signals(yard.connection, yard.keys).give(Order(signal="PAUSE", scope=ALL))
@@ -85,7 +85,7 @@ def test_while_paused_too(yard: Yard, looks_never: None) -> None:
     assert yard.status("waits") == "cancelled"
 
 
-def test_what_an_earlier_leader_was_told_is_found(yard: Yard) -> None:
+def test_cancels_requested_from_an_earlier_leader_are_found(yard: Yard) -> None:
     # Given a wish that a leader has heard of, and died
     yard.coordinator().stop()
     eventually(lambda: not yard.connection.exists(yard.keys.leader))
@@ -99,7 +99,7 @@ def test_what_an_earlier_leader_was_told_is_found(yard: Yard) -> None:
     eventually(yard.is_granted)
 
 
-def test_a_group_that_is_gone_is_made_again(yard: Yard) -> None:
+def test_a_missing_group_is_created_again(yard: Yard) -> None:
     yard.coordinator()
     yard.connection.delete(yard.keys.cancelling)
 
@@ -114,7 +114,7 @@ class TestOneTurn:
     def granting(self, yard: Yard) -> CancelRequests:
         return CancelRequests(yard.connection, yard.scripts, yard.keys)
 
-    def test_is_bounded_and_says_whether_there_is_more(
+    def test_a_turn_is_bounded_and_reports_whether_there_is_more(
         self, yard: Yard, granting: CancelRequests, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(cancels, "MOST_CANCELLED", 4)
@@ -132,7 +132,9 @@ class TestOneTurn:
         assert cancelled == [(4, True), (8, True), (12, True), (12, False)]
         assert yard.is_granted()
 
-    def test_looks_only_when_woken_or_due(self, yard: Yard, granting: CancelRequests) -> None:
+    def test_a_turn_reads_only_when_woken_or_due(
+        self, yard: Yard, granting: CancelRequests
+    ) -> None:
         granting.run_once()
         yard.submit("a")
         yard.request_cancel("a")
@@ -143,9 +145,7 @@ class TestOneTurn:
         granting.run_once(is_woken=True)
         assert yard.state("a") == "cancelled"
 
-    def test_what_nobody_can_have_written_is_deleted(
-        self, yard: Yard, granting: CancelRequests
-    ) -> None:
+    def test_invalid_entries_are_deleted(self, yard: Yard, granting: CancelRequests) -> None:
         for fields in ({"x": "y"}, {"client": "no name"}, {"client": b"\xff"}, {"client": "idle"}):
             yard.connection.xadd(yard.keys.cancelling, fields)
         yard.connection.sadd(yard.keys.cancels("ann"), b"\xff")
@@ -155,7 +155,7 @@ class TestOneTurn:
 
         assert yard.is_granted()
 
-    def test_what_moves_all_the_time_is_tried_again(
+    def test_a_request_that_moves_all_the_time_is_tried_again(
         self, yard: Yard, granting: CancelRequests, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         yard.submit("a")

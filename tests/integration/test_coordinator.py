@@ -39,7 +39,7 @@ class TestLead:
 
         assert lanes.connection.get(lanes.keys.leader) == b"1:one"
 
-    def test_standby_takes_over_at_once_from_one_that_stops(self, lanes: Lanes) -> None:
+    def test_a_standby_takes_over_immediately_from_a_leader_that_stops(self, lanes: Lanes) -> None:
         # Given a leader that holds what it could not place, and a standby
         worker = lanes.worker(lane_limit=2)
         with running(Coordinator(lanes.settings(name="one", lease_ms=60_000))):
@@ -56,7 +56,7 @@ class TestLead:
         assert time.monotonic() - stopped < 1.5
         assert lanes.serve([worker], 10) == [f"r{at:04}" for at in range(10)]
 
-    def test_deposed_leader_moves_nothing_and_recovers(self, lanes: Lanes) -> None:
+    def test_a_deposed_leader_moves_nothing_and_recovers(self, lanes: Lanes) -> None:
         # Given a leader whose lead another takes
         worker = lanes.worker()
         lanes.coordinator(name="one", block_ms=50, lease_ms=1_000)
@@ -134,7 +134,9 @@ BURIED = {
 
 
 class TestHostileEntries:
-    def test_each_is_answered_and_the_next_good_one_is_served(self, lanes: Lanes) -> None:
+    def test_a_hostile_entry_is_answered_and_the_next_good_one_is_served(
+        self, lanes: Lanes
+    ) -> None:
         # Given bad entries of every kind, then a good one
         worker = lanes.worker()
         lanes.coordinator(max_request_bytes=1_000_000)
@@ -151,7 +153,7 @@ class TestHostileEntries:
         assert lanes.wait_for_load(worker, 1) == ["good"]
         assert lanes.waiting() == 0
 
-    def test_what_nobody_can_be_answered_for_is_buried(self, lanes: Lanes) -> None:
+    def test_unanswerable_entries_are_buried(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         lanes.coordinator()
         for fields in BURIED.values():
@@ -163,7 +165,7 @@ class TestHostileEntries:
         assert lanes.wait_for_load(worker, 1) == ["good"]
         assert lanes.waiting() == 0
 
-    def test_unknown_model(self, lanes: Lanes) -> None:
+    def test_a_request_for_an_unknown_model_is_refused(self, lanes: Lanes) -> None:
         worker = lanes.worker(model="adder")
         lanes.coordinator()
 
@@ -176,7 +178,7 @@ class TestHostileEntries:
         assert lanes.wait_for_load(worker, 1) == ["good"]
 
     @pytest.mark.parametrize("intake", INTAKE_CLASSES)
-    def test_forged_history_counts_nothing(self, lanes: Lanes, intake: str) -> None:
+    def test_forged_history_of_a_new_request_is_ignored(self, lanes: Lanes, intake: str) -> None:
         # Given entries with the fields that only the system writes, also among the retries
         worker = lanes.worker()
         lanes.coordinator()
@@ -194,7 +196,7 @@ class TestHostileEntries:
             assert (assignment.attempt, assignment.crashes) == (1, 0)
             assert assignment.published == b""
 
-    def test_forged_events(self, lanes: Lanes) -> None:
+    def test_forged_events_are_ignored(self, lanes: Lanes) -> None:
         # Given wake-ups that anybody may have written
         worker = lanes.worker()
         lanes.coordinator()
@@ -209,7 +211,7 @@ class TestHostileEntries:
 
         assert served(lanes, worker)
 
-    def test_forged_roster(self, lanes: Lanes) -> None:
+    def test_unreadable_roster_entries_are_ignored(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         lanes.connection.hset(lanes.keys.workers, "rubbish", "{")
         lanes.connection.hset(lanes.keys.workers, b"\xff", "{}")
@@ -218,7 +220,7 @@ class TestHostileEntries:
 
         assert served(lanes, worker)
 
-    def test_another_request_under_a_known_id(self, lanes: Lanes) -> None:
+    def test_another_request_with_a_known_id_is_a_dead_letter(self, lanes: Lanes) -> None:
         # Given a request that runs, and others of the same id,
         worker = lanes.worker()
         lanes.coordinator()
@@ -295,7 +297,7 @@ class TestHostileEntries:
 
 
 class TestBrokenBroker:
-    def test_deleted_intake(self, lanes: Lanes) -> None:
+    def test_a_deleted_intake_is_created_again(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         lanes.coordinator(block_ms=50)
         assert served(lanes, worker)
@@ -304,7 +306,7 @@ class TestBrokenBroker:
 
         assert served(lanes, worker)
 
-    def test_deleted_events(self, lanes: Lanes) -> None:
+    def test_deleted_events_are_created_again(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         lanes.coordinator(block_ms=50)
 
@@ -312,7 +314,7 @@ class TestBrokenBroker:
 
         assert served(lanes, worker)
 
-    def test_destroyed_group_with_requests_held(self, lanes: Lanes) -> None:
+    def test_a_destroyed_group_loses_no_queued_request(self, lanes: Lanes) -> None:
         # Given requests that were read and could not be placed
         worker = lanes.worker(lane_limit=2)
         lanes.coordinator(block_ms=50)
@@ -327,7 +329,7 @@ class TestBrokenBroker:
         assert lanes.serve([worker], 8) == ids
         assert lanes.waiting() == 0
 
-    def test_flushed_scripts(self, lanes: Lanes) -> None:
+    def test_flushed_scripts_are_loaded_again(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         lanes.coordinator()
         assert served(lanes, worker)
@@ -336,7 +338,7 @@ class TestBrokenBroker:
 
         assert served(lanes, worker)
 
-    def test_killed_connections(self, lanes: Lanes) -> None:
+    def test_a_coordinator_survives_killed_connections(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=4)
         lanes.coordinator(lease_ms=60_000)
         ids = lanes.push(requests(40))
@@ -348,7 +350,7 @@ class TestBrokenBroker:
 
         assert order == ids
 
-    def test_killed_connections_of_all_processes(self, broker: Server) -> None:
+    def test_all_processes_survive_killed_connections(self, broker: Server) -> None:
         # Given streams on two workers
         with Plant(broker.url) as plant:
             plant.coordinator()
@@ -370,7 +372,7 @@ class TestBrokenBroker:
                 plant.answer(one.id).check_stream()
 
     @pytest.mark.both_servers
-    def test_restarted_server(self, own_broker: Server) -> None:
+    def test_a_restarted_server_is_used_again(self, own_broker: Server) -> None:
         # Given a yard with running, waiting and finished requests on a server with AOF
         with Plant(own_broker.url) as plant:
             plant.coordinator(lease_ms=2_000)
@@ -449,7 +451,7 @@ class TestStartAndStop:
         thread.join(STOP_S)
         assert not thread.is_alive()
 
-    def test_it_waits_for_a_server_that_comes_later(self, own_broker: Server) -> None:
+    def test_a_coordinator_waits_for_a_server_that_starts_later(self, own_broker: Server) -> None:
         own_broker.stop()
         lanes = Lanes(own_broker.url)
         coordinator = Coordinator(lanes.settings())
@@ -473,6 +475,6 @@ class TestStartAndStop:
             assert program.stop() == 0
             assert not plant.connection.exists(plant.keys.leader)
 
-    def test_bad_url(self) -> None:
+    def test_a_bad_url_ends_the_program(self) -> None:
         with pytest.raises(SettingsError):
             Coordinator(CoordinatorSettings(redis_url="http://example.org"))

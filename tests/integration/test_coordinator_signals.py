@@ -45,7 +45,7 @@ def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
 
 @pytest.mark.parametrize("scope", [ALL, model_scope("sim"), worker_scope("w")])
 @pytest.mark.parametrize("way", [["PAUSE"], ["PAUSE", "SUSPEND"]])
-def test_requests_wait_while_paused_and_go_at_once_after(
+def test_requests_wait_during_a_pause_and_run_immediately_after(
     yard: Yard, scope: str, way: list[Signal]
 ) -> None:
     # Given a coordinator that knows its one worker
@@ -69,7 +69,7 @@ def test_requests_wait_while_paused_and_go_at_once_after(
     assert yard.wait_for_load(worker, 3) == ["before", "r1", "r2"]
 
 
-def test_a_pause_acts_on_what_comes_with_the_news(yard: Yard) -> None:
+def test_a_pause_holds_requests_that_arrive_with_it(yard: Yard) -> None:
     # Given a worker that is full, and more that waits
     worker = yard.worker(lane_limit=1)
     yard.coordinator()
@@ -88,7 +88,7 @@ def test_a_pause_acts_on_what_comes_with_the_news(yard: Yard) -> None:
     assert yard.wait_for_load(worker, 1) == ["r0001"]
 
 
-def test_other_models_pass_by(yard: Yard) -> None:
+def test_a_paused_model_does_not_hold_other_models(yard: Yard) -> None:
     # Given two models, one of them paused
     paused, free = yard.worker("a", model="a"), yard.worker("b", model="b")
     yard.give("PAUSE", model_scope("a"))
@@ -112,7 +112,7 @@ def test_a_paused_worker_leaves_its_share_to_the_others(yard: Yard) -> None:
     assert yard.load(paused) == 0
 
 
-def test_what_waits_can_be_cancelled_and_can_end(yard: Yard) -> None:
+def test_requests_can_be_cancelled_and_expire_during_a_pause(yard: Yard) -> None:
     # Given a paused yard
     worker = yard.worker()
     yard.give("PAUSE")
@@ -136,7 +136,7 @@ def test_what_waits_can_be_cancelled_and_can_end(yard: Yard) -> None:
     assert yard.wait_for_load(worker, 2) == ["first", "stays"]
 
 
-def test_a_successor_knows_of_the_pause(yard: Yard) -> None:
+def test_a_new_leader_keeps_the_pause(yard: Yard) -> None:
     # Given a paused yard whose leader has gone
     worker = yard.worker()
     first = yard.coordinator()
@@ -178,7 +178,7 @@ class TestDeterministic:
 
 class TestPlacement:
     @pytest.mark.parametrize("scope", [ALL, model_scope("adder")])
-    def test_a_paused_model_is_loaded_by_nobody(self, yard: Yard, scope: str) -> None:
+    def test_a_paused_model_is_not_loaded(self, yard: Yard, scope: str) -> None:
         # Given a warm worker, and a paused model
         yard.host("adder", "subtractor")
         worker = yard.warm()
@@ -239,7 +239,7 @@ class TestPlacement:
         assert (command.worker, command.model) == (warm, "subtractor")
 
 
-def test_request_of_no_model_waits(yard: Yard) -> None:
+def test_a_request_without_a_model_waits_during_a_pause(yard: Yard) -> None:
     """Given a yard whose only model is suspended, asleep and all."""
     worker = yard.worker(state="asleep", run_state="SUSPENDED")
     yard.give("PAUSE")

@@ -174,3 +174,12 @@ def test_closing_ends_all_connections(broker: Server, connection: redis.Redis) -
     direct.close()
 
     assert str(before) not in {one["id"] for one in connection.client_list()}
+
+
+def test_an_untested_version_of_redis_py_runs_as_its_own_client(
+    direct: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenyard.broker.direct, "_IS_SUPPORTED", False)
+    monkeypatch.setattr(tokenyard.broker.direct, "_talk", None)  # would raise if it were called
+
+    assert direct.echo("text") == b"text"

@@ -41,7 +41,7 @@ class TestLateBinding:
             assert lanes.load(small) <= 3
             assert lanes.load(large) == 5
 
-    def test_what_is_read_ahead_is_bounded(self, lanes: Lanes) -> None:
+    def test_reading_ahead_is_bounded(self, lanes: Lanes) -> None:
         # Given a full worker and far more requests than it can take
         worker = lanes.worker(lane_limit=2)
         lanes.coordinator(max_batch=8, max_held=40)
@@ -53,7 +53,7 @@ class TestLateBinding:
         assert lanes.serve([worker], 10)
         assert lanes.pending() <= 40 + 2 * 8
 
-    def test_requests_wait_where_no_worker_is(self, lanes: Lanes) -> None:
+    def test_requests_wait_without_a_worker(self, lanes: Lanes) -> None:
         lanes.coordinator()
         ids = lanes.push(requests(5))
 
@@ -61,7 +61,7 @@ class TestLateBinding:
 
         assert lanes.wait_for_load(worker, 5) == ids
 
-    def test_requests_wait_for_a_model_that_is_full_while_others_go_on(self, lanes: Lanes) -> None:
+    def test_requests_for_a_full_model_do_not_hold_others(self, lanes: Lanes) -> None:
         # Given a full worker for one model and a free one for another
         full = lanes.worker("a", lane_limit=1, model="adder")
         free = lanes.worker("b", lane_limit=9, model="subtractor")
@@ -79,7 +79,7 @@ class TestPlaces:
 
     @pytest.fixture(autouse=True)
     def never_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator.dispatch.dispatcher, "HEAR_EVERY_S", math.inf)
+        monkeypatch.setattr(coordinator.dispatch.dispatcher, "READ_CAPACITY_EVERY_S", math.inf)
 
     def answer_one(self, lanes: Lanes, worker: str) -> None:
         lanes.push([make_request()])
@@ -91,7 +91,7 @@ class TestPlaces:
         [group] = lanes.connection.xinfo_groups(lanes.keys.capacity)
         return int(group["entries-read"] or 0)
 
-    def test_nobody_is_woken_where_nothing_waits(self, lanes: Lanes) -> None:
+    def test_freed_lanes_do_not_wake_an_idle_dispatcher(self, lanes: Lanes) -> None:
         # Given a coordinator that knows its worker, and has heard of places once
         worker = lanes.worker()
         lanes.coordinator()
@@ -104,7 +104,7 @@ class TestPlaces:
             self.answer_one(lanes, worker)
         assert self.heard(lanes) == before < lanes.connection.xlen(lanes.keys.capacity)
 
-    def test_a_policy_that_looks_at_loads_hears_of_each(self, lanes: Lanes) -> None:
+    def test_a_policy_with_loads_reads_every_freed_lane(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         lanes.coordinator(policy="least_loaded")
 
@@ -112,7 +112,7 @@ class TestPlaces:
             self.answer_one(lanes, worker)
             eventually(lambda: self.heard(lanes) == count)  # noqa: B023 - asked before it changes
 
-    def test_what_waits_is_given_a_place_that_becomes_free(
+    def test_a_waiting_request_gets_a_freed_lane(
         self, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given more requests than places, and loads that are not counted anew meanwhile
@@ -129,7 +129,7 @@ class TestPlaces:
 
 
 class TestClients:
-    def test_one_that_floods_does_not_make_another_wait(self, lanes: Lanes) -> None:
+    def test_a_client_that_floods_does_not_delay_another(self, lanes: Lanes) -> None:
         # Given a client with hundreds of requests that wait
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
@@ -147,7 +147,7 @@ class TestClients:
 
 
 class TestPriorities:
-    def test_high_overtakes_what_waits(self, lanes: Lanes) -> None:
+    def test_high_overtakes_waiting_requests(self, lanes: Lanes) -> None:
         # Given a full worker, and normal requests that wait, read or unread
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
@@ -208,7 +208,7 @@ class TestPriorities:
 
 
 class TestRoundRobin:
-    def test_turns_go_round(self, lanes: Lanes) -> None:
+    def test_round_robin_takes_turns(self, lanes: Lanes) -> None:
         workers = [lanes.worker(name) for name in ("b", "c", "a")]
         lanes.coordinator(expect_workers=3)
 
@@ -220,7 +220,7 @@ class TestRoundRobin:
         assert by_name["b"] == ["r0001", "r0004", "r0007"]
         assert by_name["c"] == ["r0002", "r0005", "r0008"]
 
-    def test_full_workers_are_passed_over(self, lanes: Lanes) -> None:
+    def test_round_robin_skips_full_workers(self, lanes: Lanes) -> None:
         small, large = lanes.worker("a", lane_limit=1), lanes.worker("b", lane_limit=50)
         lanes.coordinator(expect_workers=2)
 
@@ -240,7 +240,9 @@ class TestRoundRobin:
 
 
 class TestExpectedWorkers:
-    def test_nothing_is_dispatched_before_they_have_joined(self, lanes: Lanes) -> None:
+    def test_nothing_is_dispatched_before_the_expected_workers_have_joined(
+        self, lanes: Lanes
+    ) -> None:
         # Given a coordinator that expects two workers, and one that has joined
         lanes.coordinator(expect_workers=2, block_ms=50)
         first = lanes.worker("a")
@@ -273,7 +275,7 @@ class TestDeterministic:
         lanes.push(requests(30, "s"))
         lanes.serve(workers, 40)
 
-    def test_two_runs_are_equal(self, broker: Server, tmp_path: Path) -> None:
+    def test_two_deterministic_runs_are_equal(self, broker: Server, tmp_path: Path) -> None:
         # Given two runs that differ in the order of joining and in who is quick and roomy
         for name, order, limit in (("one", ["a", "b", "c"], 2), ("two", ["c", "a", "b"], 7)):
             lanes = Lanes(broker.url)
@@ -285,7 +287,9 @@ class TestDeterministic:
         workers = [decision.worker for decision in read_schedule(tmp_path / "one")]
         assert workers == ["a", "b", "c"] * 20
 
-    def test_an_order_of_arrival_for_each_class(self, lanes: Lanes, tmp_path: Path) -> None:
+    def test_the_deterministic_order_is_that_of_arrival_in_each_class(
+        self, lanes: Lanes, tmp_path: Path
+    ) -> None:
         # Given requests of two classes, whose reading may interleave in any way
         workers = [lanes.worker(name, lane_limit=1) for name in ("a", "b")]
         lanes.coordinator(deterministic=True, expect_workers=2, record=tmp_path / "record")
@@ -354,9 +358,7 @@ class TestDeterministic:
         assert len(lanes.serve(workers, 2)) == 2
         lanes.close()
 
-    def test_replay_goes_on_without_a_worker_that_does_not_come(
-        self, lanes: Lanes, tmp_path: Path
-    ) -> None:
+    def test_replay_continues_without_an_absent_worker(self, lanes: Lanes, tmp_path: Path) -> None:
         # Given a schedule that gives the first and the last request to a worker that is no more
         writer = ScheduleWriter(tmp_path / "recorded")
         for number, worker in enumerate(["gone", "a", "b", "gone"]):
@@ -376,7 +378,7 @@ class TestDeterministic:
 
 
 class TestStrays:
-    def test_what_a_deposed_leader_took_is_dispatched(self, lanes: Lanes) -> None:
+    def test_entries_read_by_a_deposed_leader_are_dispatched(self, lanes: Lanes) -> None:
         # Given a leader, and another that does not know yet that it is deposed
         worker = lanes.worker()
         lanes.coordinator()

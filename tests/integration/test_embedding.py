@@ -28,7 +28,7 @@ from tests.support.servers import Server, free_port
 from tests.support.unwritable import Ailing
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.process.embedding import Address, wait_started
+from tokenyard.process.embedding import ServiceAddress, wait_started
 from tokenyard.protocol.errors import NotStarted, SettingsError, WaitTimeout
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
@@ -102,7 +102,7 @@ def test_a_yard_in_ones_own_processes(
     # I expect them to say where they are, and a request to be answered,
     assert first_ready.wait(START_S)
     assert second_ready.wait(START_S)
-    assert north == Address(
+    assert north == ServiceAddress(
         role="coordinator",
         redis_url=leading.redis_url,
         yard=leading.yard,
@@ -306,6 +306,6 @@ def test_the_example_of_the_page(valkey_broker: Server, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     first, second, answer = done.stdout.splitlines()
-    assert first.startswith("Address(role='coordinator', ")
-    assert second.startswith("Address(role='worker', ")
+    assert first.startswith("ServiceAddress(role='coordinator', ")
+    assert second.startswith("ServiceAddress(role='worker', ")
     assert answer

@@ -84,9 +84,7 @@ def check_weights(plant: Plant, requests: Sequence[Request]) -> list[tuple[int |
     return [epochs(answer) for answer in answers]
 
 
-def test_results_say_their_epoch_and_those_that_straddle_both(
-    plant: Plant, signals: Signals
-) -> None:
+def test_results_have_their_epoch_also_across_a_reload(plant: Plant, signals: Signals) -> None:
     # Given a request that came before any epoch, and streams in the middle of epoch 1
     plant.coordinator()
     plant.worker(simulated_step_s=STEP_S)
@@ -158,7 +156,9 @@ def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> Non
 
 
 @pytest.mark.parametrize("mode", get_args(PauseMode))
-def test_new_weights_for_a_yard_at_work(plant: Plant, signals: Signals, mode: PauseMode) -> None:
+def test_weights_are_reloaded_in_a_busy_yard(
+    plant: Plant, signals: Signals, mode: PauseMode
+) -> None:
     # Given two workers in epoch 4 with streams and more requests than run at once
     plant.coordinator()
     programs = [
@@ -198,7 +198,9 @@ def test_new_weights_for_a_yard_at_work(plant: Plant, signals: Signals, mode: Pa
 @pytest.mark.parametrize(
     ("name", "reason"), [(BROKEN, "broken weights"), (CORRUPT, "corrupt weights")]
 )
-def test_weights_that_cannot_be_had(plant: Plant, signals: Signals, name: str, reason: str) -> None:
+def test_a_reload_of_missing_weights_is_undone(
+    plant: Plant, signals: Signals, name: str, reason: str
+) -> None:
     # Given a yard in epoch 4 that runs
     plant.coordinator()
     plant.worker(slots=2)
@@ -242,7 +244,7 @@ def test_the_leader_ends_a_reload_whose_caller_is_dead(plant: Plant, signals: Si
     assert "nobody has ended the reload" in coordinator.log
 
 
-def test_the_leader_leaves_a_reload_alone_that_is_under_way(plant: Plant, signals: Signals) -> None:
+def test_the_leader_does_not_end_a_reload_in_progress(plant: Plant, signals: Signals) -> None:
     plant.coordinator()
     plant.worker()
     plant.wait_for_workers(1)
@@ -258,7 +260,7 @@ def test_the_leader_leaves_a_reload_alone_that_is_under_way(plant: Plant, signal
     assert signals.desired_states().by_scope == {SIM: DesiredState(weights=PATH, epoch=5)}
 
 
-def test_a_host_that_is_killed_in_the_middle_of_a_reload_comes_back_as_the_others(
+def test_a_host_killed_during_a_reload_returns_with_the_weights_of_the_others(
     plant: Plant, signals: Signals
 ) -> None:
     # Given two hosts with new weights, of which one is killed
@@ -289,7 +291,7 @@ def test_a_host_that_is_killed_in_the_middle_of_a_reload_comes_back_as_the_other
     assert set(check_weights(plant, requests)) == {(4, None)}
 
 
-def test_the_models_own_weights_come_back(plant: Plant, signals: Signals) -> None:
+def test_the_models_own_weights_are_restored(plant: Plant, signals: Signals) -> None:
     plant.coordinator()
     plant.worker()
     plant.wait_for_workers(1)

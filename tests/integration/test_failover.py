@@ -54,7 +54,7 @@ def plant(watched: Watched) -> Iterator[Plant]:
         yield started
 
 
-def test_what_the_replica_knows_ends_exactly_once(watched: Watched, plant: Plant) -> None:
+def test_requests_known_to_the_replica_end_exactly_once(watched: Watched, plant: Plant) -> None:
     # Given streams that run, some of them nearly done, others that wait, and a single answer
     short, long = streams(RUNNING - 1, 120), streams(WAITING, 200)
     whole = make_request(tokens=[7, 8], params=long[0].params)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from coordinator.counts import CoordinatorCounts
 from coordinator.guests.inboxes import Inboxes
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.lanes import Lanes
 from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
 
@@ -34,7 +34,7 @@ def write(connection: redis.Redis, inbox: str, **fields: str) -> None:
     connection.xadd(inbox, dict(fields))
 
 
-def test_who_floods_leaves_room_for_others(lanes: Lanes, inboxes: Inboxes) -> None:
+def test_a_guest_that_floods_leaves_room_for_others(lanes: Lanes, inboxes: Inboxes) -> None:
     # Given one guest who has written far more than there is room for, and one who asks once,
     for number in range(100):
         write(lanes.connection, lanes.keys.inbox("ann"), id=f"a{number}", prompt="x")
@@ -48,7 +48,7 @@ def test_who_floods_leaves_room_for_others(lanes: Lanes, inboxes: Inboxes) -> No
     assert 10 < waiting <= 20
 
 
-def test_the_last_place_goes_to_each_in_turn(lanes: Lanes, inboxes: Inboxes) -> None:
+def test_guests_take_turns_for_the_last_place(lanes: Lanes, inboxes: Inboxes) -> None:
     for number in range(19):
         lanes.connection.xadd(lanes.keys.intake("low"), {"id": f"q{number}", "prompt": "x"})
     placed = set()
@@ -63,14 +63,14 @@ def test_the_last_place_goes_to_each_in_turn(lanes: Lanes, inboxes: Inboxes) -> 
     assert placed == set(GUESTS)
 
 
-def test_cancels_of_made_up_ids_are_forgotten_soon(lanes: Lanes, inboxes: Inboxes) -> None:
+def test_cancels_of_made_up_ids_expire_soon(lanes: Lanes, inboxes: Inboxes) -> None:
     write(lanes.connection, lanes.keys.inbox("ann"), do="cancel", id="nobody")
     inboxes.run_once()
     for key in (lanes.keys.ledger("ann", "nobody"), lanes.keys.reply("ann", "nobody")):
         assert 0 < lanes.connection.ttl(key) <= LEAST_GUEST_TTL_S
 
 
-def test_what_has_ended_does_not_stay_attached(lanes: Lanes, inboxes: Inboxes) -> None:
+def test_ended_requests_do_not_stay_attached(lanes: Lanes, inboxes: Inboxes) -> None:
     # Given a guest who attaches each request and never says that one has ended
     inbox, attached = lanes.keys.inbox("ann"), lanes.keys.attached("ann")
     for turn in range(20):

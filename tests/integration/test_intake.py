@@ -66,7 +66,7 @@ def yard(connection: redis.Redis, keys: Keys, intake: Intake) -> Yard:
 
 
 class TestAhead:
-    def test_all_that_waits_a_batch_of_each_class_a_turn(self, yard: Yard) -> None:
+    def test_a_turn_reads_a_batch_of_each_class(self, yard: Yard) -> None:
         normal, high = yard.push(20), yard.push(5, "high")
 
         sizes = [len(yard.read()) for _ in range(4)]
@@ -74,7 +74,7 @@ class TestAhead:
         assert sizes == [BATCH + 5, BATCH, 4, 0]
         assert (yard.backlog(), yard.backlog("high")) == (normal, high)
 
-    def test_up_to_the_bound_and_then_only_what_there_is_room_for(self, yard: Yard) -> None:
+    def test_beyond_the_bound_only_entries_with_room_are_read(self, yard: Yard) -> None:
         # Given more than may be held
         yard.push(10 * BATCH)
         yard.read_all()
@@ -85,7 +85,7 @@ class TestAhead:
         yard.read_all()
         assert (len(yard.backlog()), len(yard.backlog("high"))) == (5 * BATCH, BATCH)
 
-    def test_beyond_the_bound_as_much_of_each_class_as_there_is_room_for(
+    def test_beyond_the_bound_each_class_is_read_as_far_as_there_is_room(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(coordinator.dispatch.intake, "LOOK_AHEAD", 3)
@@ -99,7 +99,7 @@ class TestAhead:
 
 
 class TestAgain:
-    def test_what_was_pending_comes_first_in_order(self, yard: Yard) -> None:
+    def test_pending_entries_are_read_first_and_in_order(self, yard: Yard) -> None:
         # Given what another had read, some of it gone since, and new entries behind it
         ids = yard.push(30)
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"}, count=20)
@@ -115,7 +115,7 @@ class TestAgain:
         assert yard.backlog() == ids[:3] + ids[6:]
         assert yard.backlog("low") == low
 
-    def test_it_is_bounded_as_ever(self, yard: Yard) -> None:
+    def test_reading_pending_entries_is_bounded(self, yard: Yard) -> None:
         ids = yard.push(100)
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"})
 
@@ -130,7 +130,7 @@ class TestAgain:
         yard.leave(ids[:BATCH])
         assert [one.id for one in yard.read()] == ids[5 * BATCH : 6 * BATCH]
 
-    def test_all_is_read_anew_without_being_held_twice(self, yard: Yard) -> None:
+    def test_reading_again_queues_no_entry_twice(self, yard: Yard) -> None:
         ids = yard.push(20)
         yard.read_all()
 
@@ -142,7 +142,7 @@ class TestAgain:
 
 
 class TestCompare:
-    def test_all_is_well(self, yard: Yard) -> None:
+    def test_equal_counts_change_nothing(self, yard: Yard) -> None:
         yard.push(20)
         yard.read_all()
 
@@ -151,7 +151,7 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert len(yard.backlog()) == 20
 
-    def test_nothing_is_compared_before_all_is_read(self, yard: Yard) -> None:
+    def test_nothing_is_compared_before_everything_is_read(self, yard: Yard) -> None:
         ids = yard.push(20)
         yard.read_all()
         yard.intake.read_again()
@@ -162,7 +162,7 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert yard.read_all() == ids[BATCH:]
 
-    def test_what_another_took_is_read(self, yard: Yard) -> None:
+    def test_entries_that_another_leader_took_are_read(self, yard: Yard) -> None:
         ids = yard.push(5)
         yard.read_all()
         ids += yard.push(2)
@@ -174,7 +174,7 @@ class TestCompare:
         yard.read_all()
         assert yard.backlog() == ids
 
-    def test_what_waits_no_more_is_found_page_by_page(
+    def test_entries_that_are_gone_are_found_page_by_page(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given cancelled requests here and there, and whole pages of them
@@ -202,7 +202,7 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert set(yard.backlog()) == set(ids) - set(gone)
 
-    def test_what_leaves_meanwhile_is_not_named(self, yard: Yard) -> None:
+    def test_entries_that_leave_during_an_audit_are_not_reported(self, yard: Yard) -> None:
         ids = yard.push(6)
         yard.read_all()
         yard.leave(ids[:3])
@@ -214,7 +214,7 @@ class TestCompare:
 
         assert [one.entry for one in yard.intake.gone()] == ids[1:3]
 
-    def test_audits_do_not_follow_each_other_at_once(
+    def test_audits_do_not_follow_each_other_immediately(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given one that has just ended
@@ -234,7 +234,7 @@ class TestCompare:
         assert yard.backlog() == ids[1:]
 
 
-def test_wishers_wake_and_are_told_once(yard: Yard) -> None:
+def test_cancels_wake_the_leader_once(yard: Yard) -> None:
     # Given a client that cancel requests for something
     yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
@@ -261,7 +261,7 @@ class TestEvents:
     def unacknowledged(self, yard: Yard) -> int:
         return int(yard.connection.xpending(yard.keys.events, GROUP)["pending"])
 
-    def test_each_is_heard_once_and_acknowledged_with_the_next_read(self, yard: Yard) -> None:
+    def test_each_event_is_read_once_and_acknowledged_with_the_next_read(self, yard: Yard) -> None:
         first = self.add(yard, 3)
         assert self.hear(yard.intake) == first
 
@@ -273,7 +273,7 @@ class TestEvents:
         assert self.unacknowledged(yard) == 0
 
     @pytest.mark.parametrize("count", [1, LOOK_AHEAD, 3 * LOOK_AHEAD])
-    def test_a_new_leader_hears_what_the_one_before_has_heard_in_vain(
+    def test_a_new_leader_reads_events_that_its_predecessor_did_not_acknowledge(
         self, yard: Yard, count: int
     ) -> None:
         # Given a leader that has read events and dies before it reads again, and newer events
@@ -293,7 +293,7 @@ class TestEvents:
         assert self.hear(successor) == []
         assert self.unacknowledged(yard) == 0
 
-    def test_one_that_leads_again_hears_nothing_twice(self, yard: Yard) -> None:
+    def test_a_leader_that_leads_again_reads_no_event_twice(self, yard: Yard) -> None:
         # Given a leader with events that it has not acknowledged
         self.add(yard, 3)
         self.hear(yard.intake)
@@ -305,9 +305,7 @@ class TestEvents:
         assert self.hear(yard.intake) == []
         assert self.unacknowledged(yard) == 0
 
-    def test_what_was_trimmed_before_anybody_heard_it_twice_does_not_hold_it_up(
-        self, yard: Yard
-    ) -> None:
+    def test_trimmed_pending_events_do_not_block(self, yard: Yard) -> None:
         self.add(yard, 5)
         yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.events: ">"})
         yard.connection.xtrim(yard.keys.events, maxlen=0, approximate=False)

@@ -750,7 +750,7 @@ class TestSettings:
         with pytest.raises(SettingsError) as caught:
             WorkerController(slots=0, spares=-1, engine="simulated")
 
-        assert len(caught.value.faults) == 2
+        assert len(caught.value.errors) == 2
 
     def test_a_models_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot be read"):

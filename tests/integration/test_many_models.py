@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from coordinator.dispatch.refusals import refuse
 
 import coordinator.recovery.sweeper
 import coordinator.roster
 from coordinator.coordinator import Coordinator
 from coordinator.dispatch.intake import Entry
-from coordinator.dispatch.refusals import refuse
 from coordinator.dispatch.shares import WEIGHTS
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes
@@ -90,7 +90,7 @@ def yard(broker: Server) -> Iterator[Yard]:
 
 
 class TestNoneHidesAnother:
-    def test_behind_many_for_a_model_that_no_worker_holds(self, yard: Yard) -> None:
+    def test_requests_run_behind_many_for_a_model_without_workers(self, yard: Yard) -> None:
         yard.host("a", "b")
         worker = yard.worker("b", model="b")
         yard.coordinator(max_batch=8, static=True)
@@ -101,7 +101,7 @@ class TestNoneHidesAnother:
         assert yard.wait_for_load(worker, 3) == ids
         assert yard.waiting() == 200
 
-    def test_behind_many_for_a_model_whose_lanes_are_full(self, yard: Yard) -> None:
+    def test_requests_run_behind_many_for_a_full_model(self, yard: Yard) -> None:
         full = yard.worker("a", lane_limit=1, model="a")
         free = yard.worker("b", model="b")
         yard.coordinator(max_batch=8)
@@ -112,7 +112,7 @@ class TestNoneHidesAnother:
         assert yard.wait_for_load(free, 3) == ids
         assert yard.ids(full) == first[:1]
 
-    def test_behind_many_for_a_model_that_is_not_served_any_more(self, yard: Yard) -> None:
+    def test_requests_run_behind_many_for_a_model_that_has_left(self, yard: Yard) -> None:
         # Given a yard that knows a model which nobody may load now
         worker = yard.worker("a", model="a")
         leading = yard.leader(max_batch=8)
@@ -127,7 +127,7 @@ class TestNoneHidesAnother:
         eventually(lambda: (leading.run_once(), yard.load(free) == 3)[1])
         assert yard.ids(free) == ids
 
-    def test_models_take_turns_where_one_batch_does_not_hold_all(self, yard: Yard) -> None:
+    def test_models_take_turns_where_a_batch_is_too_small_for_all(self, yard: Yard) -> None:
         # Given far more for two models than one turn hands over
         yard.host("a", "b")
         leading = yard.leader(max_batch=4)
@@ -162,7 +162,7 @@ class TestNoneHidesAnother:
         for name, worker in workers.items():
             assert f"{name}-low0000" in yard.ids(worker)
 
-    def test_strict_order_is_one_of_each_model(self, yard: Yard) -> None:
+    def test_strict_order_is_per_model(self, yard: Yard) -> None:
         # Given the deterministic mode, and a model whose worker is full
         full = yard.worker("a", lane_limit=1, model="a")
         free = yard.worker("b", model="b")
@@ -176,7 +176,7 @@ class TestNoneHidesAnother:
 
 
 class TestDemand:
-    def test_it_is_known_in_the_turn_in_which_a_request_is_read(self, yard: Yard) -> None:
+    def test_demand_is_known_in_the_turn_that_reads_a_request(self, yard: Yard) -> None:
         yard.host("a", "b")
         leading = yard.leader()
 
@@ -188,7 +188,7 @@ class TestDemand:
         waits = [one.oldest_wait_s for one in leading._dispatcher.demands()]
         assert all(0.0 <= wait < 10.0 for wait in waits)
 
-    def test_adapters_count_with_their_base_model(self, yard: Yard) -> None:
+    def test_demand_for_adapters_counts_with_their_base_model(self, yard: Yard) -> None:
         yard.host("a", "b", roman="a")
         leading = yard.leader()
 
@@ -198,7 +198,7 @@ class TestDemand:
 
         assert demands(leading) == {"a": (3, 9)}
 
-    def test_what_is_dispatched_waits_no_more(self, yard: Yard) -> None:
+    def test_dispatched_requests_are_no_demand(self, yard: Yard) -> None:
         yard.host("a", "b")
         leading = yard.leader()
         yard.ask("a", 5)
@@ -209,7 +209,7 @@ class TestDemand:
 
         assert demands(leading) == {"a": (3, 9)}
 
-    def test_cancelled_requests_do_not_count(self, yard: Yard) -> None:
+    def test_cancelled_requests_are_no_demand(self, yard: Yard) -> None:
         # Given requests for a model that no worker holds
         yard.host("a", "b")
         leading = yard.leader()
@@ -228,7 +228,7 @@ class TestDemand:
         eventually(lambda: (leading.run_once(), yard.load(worker) == 3)[1])
         assert yard.ids(worker) == [request.id for request in submitted[1::2]]
 
-    def test_what_another_answers_is_held_no_more(self, yard: Yard) -> None:
+    def test_requests_answered_by_another_leave_the_backlog(self, yard: Yard) -> None:
         # Given a request that is held, and that the sweeper finds
         yard.host("a", "b")
         leading = yard.leader()
@@ -243,7 +243,7 @@ class TestDemand:
         assert (demands(leading), len(leading._intake.backlog)) == ({}, 0)
         assert to_result(yard.result(name)).error.message == "no room"
 
-    def test_a_clients_entry_ids_do_not_make_it_wait_less_than_nothing(self, yard: Yard) -> None:
+    def test_an_entry_id_of_the_future_gives_no_negative_wait(self, yard: Yard) -> None:
         yard.host("a", "b")
         leading = yard.leader()
         far = f"{2**50}-0"
@@ -258,7 +258,7 @@ class TestDemand:
 
 
 class TestNames:
-    def test_of_models_that_a_host_may_load(self, yard: Yard) -> None:
+    def test_the_handshake_names_models_that_a_host_may_load(self, yard: Yard) -> None:
         yard.host("a", "b", roman="a")
         yard.leader()
 
@@ -299,7 +299,7 @@ class TestNames:
         assert error.code == "MODEL_UNAVAILABLE"
         assert error.message.endswith("served: a, b, roman")
 
-    def test_they_stay_known_when_their_host_is_away(self, yard: Yard) -> None:
+    def test_models_stay_known_when_their_host_is_absent(self, yard: Yard) -> None:
         # Given a host that has gone, and a coordinator that has never seen it
         warm = yard.host("a", "b", roman="a")
         yard.leader()._close()
@@ -312,7 +312,7 @@ class TestNames:
         assert demands(leading) == {"a": (2, 6)}
         assert yard.info("adapters") == {"roman": "a"}
 
-    def test_what_came_before_anybody_knew_is_judged_by_what_is_known(self, yard: Yard) -> None:
+    def test_early_requests_are_admitted_again_once_models_are_known(self, yard: Yard) -> None:
         # Given requests that came before the first host
         leading = yard.leader()
         yard.ask("roman", 1)
@@ -343,7 +343,7 @@ class TestNames:
 
 
 class TestGivenUp:
-    def test_what_waits_for_a_model_that_cannot_be_had(self, yard: Yard) -> None:
+    def test_requests_for_a_hopeless_model_are_refused(self, yard: Yard) -> None:
         # Given requests of all classes for a model, and for another
         yard.host("a", "b", roman="a")
         leading = yard.leader(max_batch=4)
@@ -367,7 +367,7 @@ class TestGivenUp:
 
 
 class TestDeadlines:
-    def test_no_more_late_ones_are_answered_in_a_turn_than_a_batch(
+    def test_a_turn_answers_at_most_a_batch_of_late_requests(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given ten requests that become late while they are held, and no sweeper
@@ -391,7 +391,7 @@ class TestDeadlines:
 
 
 class TestTakeOver:
-    def test_pages_of_what_was_read_before(self, yard: Yard) -> None:
+    def test_a_new_leader_reads_pending_entries_page_by_page(self, yard: Yard) -> None:
         # Given a leader that holds much more than a batch for a model without a worker
         yard.host("a", "b")
         first = yard.leader(max_batch=8)
@@ -414,7 +414,7 @@ class TestTakeOver:
 
 
 class TestExpectedWorkers:
-    def test_warm_ones_count_where_models_come_on_demand(self, yard: Yard) -> None:
+    def test_warm_workers_have_joined_where_models_load_on_demand(self, yard: Yard) -> None:
         # Given a coordinator that expects two workers, of which one is warm
         yard.host("a", "b")
         leading = yard.leader(expect_workers=2)

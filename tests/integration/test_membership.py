@@ -15,8 +15,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import (
     HostInfo,
     ModelInfo,
-    Tally,
     WorkerInfo,
+    WorkerTotals,
     decode_host,
     decode_worker,
 )
@@ -78,14 +78,14 @@ def test_what_is_counted_is_seen_soon_and_wakes_nobody(members: Members) -> None
     worker = members.membership.join(make_worker_info("w"))
     before = members.yard.events()
 
-    members.membership.count(worker, Tally(finished=3, tokens=70), "out of luck", 17)
+    members.membership.count(worker, WorkerTotals(finished=3, tokens=70), "out of luck", 17)
 
-    eventually(lambda: members.roster()[worker].tally == Tally(finished=3, tokens=70))
+    eventually(lambda: members.roster()[worker].tally == WorkerTotals(finished=3, tokens=70))
     seen = members.roster()[worker]
     assert (seen.last_error, seen.last_error_ms) == ("out of luck", 17)
     # I expect that an error is news, and a count is none
     assert len(members.yard.events()) == len(before) + 1
-    members.membership.count(worker, Tally(finished=4, tokens=80), "out of luck", 17)
+    members.membership.count(worker, WorkerTotals(finished=4, tokens=80), "out of luck", 17)
     eventually(lambda: members.roster()[worker].tally.finished == 4)
     assert len(members.yard.events()) == len(before) + 1
 

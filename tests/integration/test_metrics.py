@@ -14,9 +14,9 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import coordinator.metrics
 import worker.host.metrics
-from coordinator.counts import CoordinatorCounts
+from coordinator.telemetry import metrics as coordinator_metrics
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -25,8 +25,9 @@ from tokenyard import Client
 from tokenyard.batch import run_batch
 from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-from tokenyard.telemetry.metrics import BUCKETS_S, Endpoint, Metric
+from tokenyard.telemetry.metrics import BUCKETS_S, Metric
 from worker.engines.crash_points import FAULTY
 from worker.host.metrics import EngineMetrics
 from worker.messages import EngineMetric, EngineStats
@@ -90,7 +91,7 @@ def plant(valkey_broker: Server) -> Iterator[Watched]:
         yield plant
 
 
-def test_what_is_known_at_the_start_is_there_at_zero(plant: Watched) -> None:
+def test_known_counters_start_at_zero(plant: Watched) -> None:
     # Given a yard that nobody has asked anything yet
     leader, host = plant.lead(), plant.serve(slots=2)
     plant.wait_for_leader()
@@ -123,7 +124,7 @@ def test_what_is_known_at_the_start_is_there_at_zero(plant: Watched) -> None:
     assert 0 < value(leader, "tokenyard_redis_memory_ratio") < 1
 
 
-def test_what_runs_and_ends_is_counted(plant: Watched) -> None:
+def test_running_and_ended_requests_are_counted(plant: Watched) -> None:
     leader, host = plant.lead(), plant.serve()
     plant.wait_for_workers(1)
     # Given a stream and a whole answer, and what ends otherwise
@@ -157,7 +158,7 @@ def test_what_runs_and_ends_is_counted(plant: Watched) -> None:
     assert "no such" not in text_of(leader)
 
 
-def test_a_policy_that_looks_for_prefixes_says_what_it_found(plant: Watched) -> None:
+def test_prefix_matches_are_measured(plant: Watched) -> None:
     # Given a prompt of two blocks that comes again, and one like it in the first
     leader = plant.lead(policy="prefix_affinity")
     plant.serve()
@@ -174,7 +175,7 @@ def test_a_policy_that_looks_for_prefixes_says_what_it_found(plant: Watched) -> 
     assert value(leader, f"{name}_sum") == 1.5
 
 
-def test_what_waits_is_shown(plant: Watched) -> None:
+def test_waiting_requests_are_shown(plant: Watched) -> None:
     # Given requests and nobody who serves
     leader = plant.lead()
     plant.wait_for_leader()
@@ -189,7 +190,7 @@ def test_what_waits_is_shown(plant: Watched) -> None:
     assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="high") == 0
 
 
-def test_what_scripts_answer_is_counted_once(plant: Watched) -> None:
+def test_answers_of_scripts_are_counted_once(plant: Watched) -> None:
     # Given a yard with room for two, and one coordinator behind the other
     leader = plant.lead(max_num_queued_reqs=2)
     plant.wait_for_leader()
@@ -271,7 +272,7 @@ def test_faults_and_dead_letters_are_counted(plant: Watched) -> None:
     assert reaches(leader, 1, "tokenyard_dead_total", reason="UNANSWERABLE")
 
 
-def test_models_that_are_loaded_are_counted(plant: Watched) -> None:
+def test_model_swaps_are_counted(plant: Watched) -> None:
     # Given a host that holds none of its models
     models = plant.write("models.toml", '[models.a]\npath = "org/a"\n[models.b]\npath = "org/b"\n')
     leader, port = plant.lead(), free_port()
@@ -290,7 +291,7 @@ def test_models_that_are_loaded_are_counted(plant: Watched) -> None:
     assert value(port, "tokenyard_model_swap_seconds_count", phase="unload") == 1
 
 
-def test_without_redis_the_rest_is_shown(plant: Watched) -> None:
+def test_own_counts_are_shown_without_redis(plant: Watched) -> None:
     port = free_port()
     nowhere = free_port()
     plant.coordinator(redis_url=f"redis://127.0.0.1:{nowhere}", metrics_port=port)
@@ -299,7 +300,7 @@ def test_without_redis_the_rest_is_shown(plant: Watched) -> None:
     assert value(port, "tokenyard_requests_rejected_total", reason="QUEUE_FULL") == 0
 
 
-def test_a_port_that_is_taken_is_said(plant: Watched) -> None:
+def test_a_port_in_use_is_reported(plant: Watched) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         program = plant.coordinator(metrics_port=port)
@@ -328,7 +329,7 @@ def measured(count: float) -> EngineStats:
     return EngineStats(1, [total, running])
 
 
-def test_an_engine_goes_on_where_the_last_one_ended() -> None:
+def test_counters_of_a_new_engine_continue_those_of_the_last() -> None:
     def shown() -> dict[str, list[tuple[dict[str, str], float]]]:
         found = {one.name: one.samples for one in engines.collect()}
         return {name: [(one.labels, one.value) for one in each] for name, each in found.items()}
@@ -351,7 +352,7 @@ def test_an_engine_goes_on_where_the_last_one_ended() -> None:
     assert shown()["vllm:running"] == [(labels, 1)]
 
 
-def test_sums_leave_their_parts_alone() -> None:
+def test_sums_do_not_change_their_parts() -> None:
     part, whole = PublishedCounts(), PublishedCounts()
     part.results["m", "high", "failed"] = 1
     part.ttft["m"].observe(0.3)
@@ -379,9 +380,12 @@ def rows(heading: str) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     ("heading", "metrics"),
-    [("Coordinator", coordinator.metrics.METRICS), ("Controller", worker.host.metrics.METRICS)],
+    [
+        ("Coordinator", coordinator_metrics.METRICS),
+        ("Controller", worker.host.metrics.METRICS),
+    ],
 )
-def test_the_page_has_all_of_them(heading: str, metrics: tuple[Metric, ...]) -> None:
+def test_the_page_of_metrics_is_complete(heading: str, metrics: tuple[Metric, ...]) -> None:
     assert rows(heading) == {
         one.name: (one.kind, " ".join(f"`{label}`" for label in one.labels), one.help)
         for one in metrics
@@ -389,11 +393,11 @@ def test_the_page_has_all_of_them(heading: str, metrics: tuple[Metric, ...]) -> 
     assert ", ".join(f"{bound:g}" for bound in BUCKETS_S) in PAGE.read_text()
 
 
-def test_what_is_shown_is_what_the_code_declares(plant: Watched) -> None:
+def test_the_endpoints_show_the_declared_metrics(plant: Watched) -> None:
     ports = plant.lead(), plant.serve()
     plant.wait_for_leader()
     plant.wait_for_workers(1)
-    for port, metrics in zip(ports, (coordinator.metrics.METRICS, worker.host.metrics.METRICS),
+    for port, metrics in zip(ports, (coordinator_metrics.METRICS, worker.host.metrics.METRICS),
                              strict=True):  # fmt: skip
         families = list(text_string_to_metric_families(text_of(port)))
         shown = {

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dispatch.demand import Demand
 from coordinator.dispatch.dispatcher import LostLeadership
 from coordinator.placement import placer
+from coordinator.placement.needs import Demand
 from coordinator.placement.placer import Placer
 from coordinator.roster import Roster
 from coordinator.routing.schedule import ScheduleWriter, read_placings
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.waiting import eventually
@@ -50,7 +51,12 @@ class Leader:
         self.roster = Roster(lanes.connection, lanes.keys)
         self.token = lanes.scripts.lead("leader", LONG_MS)
         self.placer = Placer(
-            lanes.scripts, self.roster, self.queue, lanes.settings(**settings), record
+            lanes.scripts,
+            self.roster,
+            self.queue,
+            lanes.settings(**settings),
+            CoordinatorCounts(),
+            record,
         )
 
     def run_once(self, *, refresh: bool = True) -> None:
@@ -65,7 +71,7 @@ class Leader:
 
 
 class TestOneTurn:
-    def test_a_model_that_is_waited_for_is_loaded(self, lanes: Lanes, tmp_path: Path) -> None:
+    def test_a_model_with_requests_is_loaded(self, lanes: Lanes, tmp_path: Path) -> None:
         lanes.host("adder", "subtractor")
         worker = lanes.warm()
         record = ScheduleWriter(tmp_path / "record")
@@ -81,7 +87,7 @@ class TestOneTurn:
         assert (placing.worker, placing.model, placing.why) == ("w", "adder", command.why)
         record.close()
 
-    def test_and_not_once_more(self, lanes: Lanes) -> None:
+    def test_a_loading_model_is_not_commanded_again(self, lanes: Lanes) -> None:
         lanes.host("adder", "subtractor", devices=2)
         worker = lanes.warm()
         lanes.warm("v", device=1)
@@ -96,7 +102,7 @@ class TestOneTurn:
 
         assert leader.commands() == [commanded]
 
-    def test_a_worker_that_lost_its_lease_is_none(self, lanes: Lanes) -> None:
+    def test_a_worker_without_a_lease_does_not_count(self, lanes: Lanes) -> None:
         lanes.host("adder")
         gone, stays = lanes.warm("v"), lanes.warm("w")
         lanes.connection.zadd(lanes.keys.leases, {gone: 0})
@@ -107,7 +113,7 @@ class TestOneTurn:
 
         assert leader.commands() == [(stays, "adder")]
 
-    def test_work_that_was_seen_counts(self, lanes: Lanes) -> None:
+    def test_recent_work_delays_giving_way(self, lanes: Lanes) -> None:
         """Given two idle workers, I expect the one that had work last to keep its model."""
         lanes.host("adder", "subtractor", "sim", devices=2)
         early, late = lanes.warm("v"), lanes.warm("w", device=1)
@@ -135,7 +141,7 @@ class TestOneTurn:
 
         assert leader.commands() == []
 
-    def test_what_cannot_be_had_is_answered(self, lanes: Lanes) -> None:
+    def test_requests_for_a_hopeless_model_are_refused(self, lanes: Lanes) -> None:
         now_ms = lanes.connection.time()[0] * 1000
         lanes.host("adder", fault="no such file", faults=3, faulted_ms=now_ms)
         lanes.warm()
@@ -152,7 +158,7 @@ class TestOneTurn:
         ("swap_s", "values"),
         [(0.0, {"max_model_wait_s": 7.0}), (1.4, {"max_swap_share": 0.2}), (0.7, {})],
     )
-    def test_settings_or_what_a_swap_costs_say_how_long_a_model_waits(
+    def test_settings_or_the_cost_of_swaps_decide_how_long_a_model_waits(
         self, lanes: Lanes, swap_s: float, values: dict[str, float]
     ) -> None:
         lanes.host("subtractor", "adder", swap_s=swap_s)
@@ -171,7 +177,7 @@ class TestOneTurn:
 
 
 class TestWhenNothingIsPlaced:
-    def test_static(self, lanes: Lanes) -> None:
+    def test_a_static_yard_loads_nothing(self, lanes: Lanes) -> None:
         lanes.host("adder")
         lanes.warm()
         leader = Leader(lanes, static=True)
@@ -182,7 +188,7 @@ class TestWhenNothingIsPlaced:
         assert leader.commands() == []
         assert leader.queue.asked == 0
 
-    def test_without_hosts_nothing_is_asked_for(self, lanes: Lanes) -> None:
+    def test_without_hosts_nothing_is_decided(self, lanes: Lanes) -> None:
         lanes.worker()
         leader = Leader(lanes)
         leader.queue.want("adder", wait_s=99)
@@ -212,20 +218,20 @@ class TestHowOften:
         leader.queue.want("sim", 5_000)
         return leader
 
-    def test_a_growing_queue_waits_for_the_pause_to_be_over(self, leader: Leader) -> None:
+    def test_a_growing_queue_waits_for_the_end_of_the_pause(self, leader: Leader) -> None:
         leader.run_once(refresh=False)
 
         assert leader.commands() == []
         assert leader.placer.patience_s == placer.PAUSE_S
 
     @pytest.mark.parametrize("pause_s", [0.0], indirect=True)
-    def test_and_no_longer(self, leader: Leader) -> None:
+    def test_a_growing_queue_is_decided_at_the_end_of_the_pause(self, leader: Leader) -> None:
         leader.run_once(refresh=False)
 
         assert len(leader.commands()) == 1
 
     @pytest.mark.parametrize("pause_s", [0.0], indirect=True)
-    def test_what_took_long_is_not_decided_again_soon(
+    def test_a_slow_decision_has_a_long_pause(
         self, leader: Leader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Given many workers, which each decision looks at, I expect pauses as long as those."""
@@ -238,12 +244,12 @@ class TestHowOften:
 
         assert leader.commands() == []
 
-    def test_news_of_the_roster_do_not_wait(self, leader: Leader) -> None:
+    def test_a_changed_roster_is_decided_immediately(self, leader: Leader) -> None:
         leader.run_once()
 
         assert len(leader.commands()) == 1
 
-    def test_nor_does_a_model_that_nobody_holds(self, leader: Leader) -> None:
+    def test_a_model_without_workers_is_decided_immediately(self, leader: Leader) -> None:
         leader.queue.want("adder")
 
         leader.run_once(refresh=False)
@@ -252,7 +258,7 @@ class TestHowOften:
 
 
 class TestTakeover:
-    def test_a_successor_sees_what_is_being_loaded(self, lanes: Lanes) -> None:
+    def test_a_new_leader_sees_loading_models(self, lanes: Lanes) -> None:
         lanes.host("adder", devices=2)
         worker = lanes.warm()
         leader = Leader(lanes)
@@ -268,7 +274,7 @@ class TestTakeover:
 
         assert leader.commands() == [(worker, "adder")]
 
-    def test_what_nobody_has_begun_is_commanded_again(self, lanes: Lanes) -> None:
+    def test_a_new_leader_repeats_commands_without_effect(self, lanes: Lanes) -> None:
         """A load is idempotent, so that is no harm."""
         lanes.host("adder")
         worker = lanes.warm()

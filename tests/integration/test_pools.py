@@ -115,7 +115,7 @@ def test_a_cancelled_task_leaves_its_place_to_others(named: Named, key: str) -> 
     asyncio.run(scenario())
 
 
-def test_a_thread_that_waits_too_long_learns_why(
+def test_a_thread_that_waits_too_long_gets_the_reason(
     named: Named, connection: redis.Redis, key: str
 ) -> None:
     with (
@@ -138,7 +138,7 @@ def test_a_thread_that_waits_too_long_learns_why(
         assert pooled.ping()
 
 
-def test_a_task_that_waits_too_long_learns_why(
+def test_a_task_that_waits_too_long_gets_the_reason(
     named: Named, connection: redis.Redis, key: str
 ) -> None:
     async def scenario() -> None:
@@ -162,7 +162,7 @@ def test_a_task_that_waits_too_long_learns_why(
     asyncio.run(scenario())
 
 
-def test_a_place_comes_back_from_a_connection_that_cannot_be_made() -> None:
+def test_a_failed_connection_returns_its_place() -> None:
     """Given a server that is not there / If one asks more often than there are places / no wait."""
 
     async def scenario() -> None:
@@ -184,12 +184,12 @@ def test_a_place_comes_back_from_a_connection_that_cannot_be_made() -> None:
 
 @pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
 @pytest.mark.parametrize("options", [{"max_connections": 0}, {"pool_timeout_s": -1.0}])
-def test_a_bound_that_is_none_is_refused(open_one: Any, options: dict[str, Any]) -> None:
+def test_an_invalid_bound_is_refused(open_one: Any, options: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="max_connections must be at least 1"):
         open_one("redis://localhost", **options)
 
 
-def test_the_url_may_say_the_bound(named: Named) -> None:
+def test_the_url_may_set_the_bound(named: Named) -> None:
     url = f"{named.url}&max_connections=1&timeout=0"
     with open_connection(url) as pooled:
         pool: Any = pooled.connection_pool
@@ -200,7 +200,7 @@ def test_the_url_may_say_the_bound(named: Named) -> None:
         assert pooled.ping()
 
 
-def test_a_connection_is_taken_by_one_thread_alone(named: Named) -> None:
+def test_a_connection_is_used_by_one_thread_at_a_time(named: Named) -> None:
     """Given threads that take and give as fast as they can, I expect no answer to go astray."""
     together = threading.Barrier(CALLERS)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.failover import FailoverDetector
+from coordinator.leadership import LostLeadership
+from coordinator.recovery.failover import FailoverDetector
 from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
@@ -31,9 +32,7 @@ def was_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis.Redis, "info", info)
 
 
-def test_workers_are_fenced_before_anything_is_given_to_them(
-    lanes: Lanes, was_a_replica: None
-) -> None:
+def test_workers_are_fenced_before_they_get_requests(lanes: Lanes, was_a_replica: None) -> None:
     # Given a worker of before, and a request that waits
     worker = lanes.worker()
     lanes.push_raw({"id": "r", "tokens": "[1]", "model": "sim"})
@@ -47,32 +46,33 @@ def test_workers_are_fenced_before_anything_is_given_to_them(
     assert lanes.wait_for_load(lanes.worker(), 1) == ["r"]
 
 
-def test_a_leader_notices_it_without_an_error(lanes: Lanes, was_a_replica: None) -> None:
+def test_a_leader_notices_a_promotion_without_an_error(lanes: Lanes, was_a_replica: None) -> None:
     """Given a connection that was made anew and nobody saw it."""
     worker = lanes.worker()
     token = lanes.scripts.lead("leader", LONG_MS)
-    promotion = FailoverDetector(lanes.connection, lanes.scripts)
-    assert promotion.check(token) == 0
+    detector = FailoverDetector(lanes.connection, lanes.scripts)
+    assert detector.check(token) == 0
 
     became_master(lanes, "another")
-    assert promotion.check(token) == 0, "the server is the same as before"
+    assert detector.check(token) == 0, "the server is the same as before"
     assert FailoverDetector(lanes.connection, lanes.scripts).check(token) == 1
     assert lanes.connection.zscore(lanes.keys.leases, worker) == -1
 
 
-def test_a_deposed_leader_is_told(lanes: Lanes) -> None:
-    assert FailoverDetector(lanes.connection, lanes.scripts).check("9:nobody") == -1
+def test_a_deposed_leader_is_notified(lanes: Lanes) -> None:
+    with pytest.raises(LostLeadership):
+        FailoverDetector(lanes.connection, lanes.scripts).check("9:nobody")
 
 
-def test_a_user_that_may_not_look_is_warned_once(
+def test_a_user_without_info_is_warned_once(
     lanes: Lanes, broker: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     user = random_name("user")
     rights = ("on", ">secret", "~*", "+@all", "-info")
     lanes.connection.execute_command("ACL", "SETUSER", user, *rights)
     with redis.Redis(port=broker.port, username=user, password="secret") as connection:
-        promotion = FailoverDetector(connection, lanes.scripts)
+        detector = FailoverDetector(connection, lanes.scripts)
         with caplog.at_level(logging.WARNING):
-            assert [promotion.check("1:leader") for _ in range(3)] == [0, 0, 0]
+            assert [detector.check("1:leader") for _ in range(3)] == [0, 0, 0]
     lanes.connection.execute_command("ACL", "DELUSER", user)
     assert len(caplog.records) == 1

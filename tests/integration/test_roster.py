@@ -87,7 +87,7 @@ class TestPostures:
         ("scope", "left"),
         [(ALL, []), (model_scope("adder"), ["c"]), (worker_scope("a"), ["b", "c"])],
     )
-    def test_lanes_of_who_is_not_running_are_none(
+    def test_paused_workers_have_no_lanes(
         self, yard: Yard, roster: Roster, scope: str, left: list[str], run_state: RunState
     ) -> None:
         yard.worker("a", model="adder")
@@ -103,7 +103,7 @@ class TestPostures:
         read_anew(roster)
         assert given(roster) == ["a", "b", "c"]
 
-    def test_who_has_not_begun_to_run_again_is_given_nothing(
+    def test_a_worker_that_is_not_running_again_yet_has_no_lane(
         self, yard: Yard, roster: Roster
     ) -> None:
         """Given a desired state that says RUNNING, and a worker that has yet to obey it."""
@@ -134,7 +134,7 @@ class TestPostures:
 
         assert roster.servable == {"adder", "subtractor"}
 
-    def test_rubbish_there_pauses_nobody(self, yard: Yard, roster: Roster) -> None:
+    def test_unreadable_desired_states_pause_no_worker(self, yard: Yard, roster: Roster) -> None:
         yard.worker("a")
         yard.connection.hset(yard.keys.desired, mapping={ALL: "{", b"\xff": "?"})
 
@@ -144,7 +144,7 @@ class TestPostures:
 
 
 class TestHosts:
-    def test_one_counts_while_a_living_worker_names_it(self, yard: Yard, roster: Roster) -> None:
+    def test_a_host_counts_while_a_living_worker_names_it(self, yard: Yard, roster: Roster) -> None:
         # Given a host with a worker, one whose worker has gone, and one that nobody names
         yard.worker("a", state="warm", model="", controller="lives")
         gone = yard.worker("b", state="warm", model="", controller="gone")
@@ -162,7 +162,7 @@ class TestHosts:
         read_anew(roster)
         assert (roster.hosts, roster.servable, roster.bases()) == ({}, set(), {})
 
-    def test_one_whose_workers_are_lost_does_not_count(self, yard: Yard, roster: Roster) -> None:
+    def test_a_host_whose_workers_are_lost_does_not_count(self, yard: Yard, roster: Roster) -> None:
         worker = yard.worker(controller="c")
         yard.host("c", ModelInfo(name="subtractor"))
         yard.connection.xadd(yard.keys.lane(worker), {"id": "r"})  # so it stays in the roster
@@ -173,7 +173,7 @@ class TestHosts:
         assert roster.lost == [worker]
         assert (roster.hosts, roster.servable) == ({}, set())
 
-    def test_entries_that_nobody_can_read(self, yard: Yard, roster: Roster) -> None:
+    def test_unreadable_host_entries_are_ignored(self, yard: Yard, roster: Roster) -> None:
         yard.worker(controller="c")
         yard.host("c", ModelInfo(name="adder"))
         yard.connection.hset(yard.keys.hosts, "rubbish", "{")
@@ -183,7 +183,7 @@ class TestHosts:
 
         assert set(roster.hosts) == {"c"}
 
-    def test_entries_that_nobody_names_are_deleted_in_the_end(
+    def test_host_entries_without_workers_are_deleted_in_the_end(
         self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given a host with a worker, and one without
@@ -203,7 +203,7 @@ class TestHosts:
         roster.forget_hosts()
         assert yard.hosts() == {b"stays", b"new"}
 
-    def test_one_that_is_named_again_is_waited_for_anew(
+    def test_a_host_that_is_named_again_is_kept(
         self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         yard.host("c")
@@ -218,7 +218,7 @@ class TestHosts:
 
 
 class TestModels:
-    def test_names_of_what_workers_hold_and_hosts_may_load(
+    def test_models_are_those_that_workers_hold_and_hosts_may_load(
         self, yard: Yard, roster: Roster
     ) -> None:
         yard.worker("a", model="adder", adapters=["roman"], controller="c")
@@ -243,7 +243,7 @@ class TestModels:
 
         assert roster.bases() == {"adder": "adder", "subtractor": "subtractor"}
 
-    def test_two_that_claim_an_adapter_do_not_take_turns(self, yard: Yard, roster: Roster) -> None:
+    def test_an_adapter_of_two_models_stays_with_one(self, yard: Yard, roster: Roster) -> None:
         yard.worker("a", model="b", adapters=["roman"])
         yard.worker("b", model="a", adapters=["roman"])
 
@@ -265,7 +265,9 @@ class TestJoined:
 
         assert roster.joined() == {"a", "b", "d", "e"}
 
-    def test_else_it_is_about_to_get_its_model(self, yard: Yard, roster: Roster) -> None:
+    def test_a_warm_worker_has_not_joined_where_it_is_about_to_get_its_model(
+        self, yard: Yard, roster: Roster
+    ) -> None:
         yard.worker("a", state="warm", model="", controller="c")
         yard.worker("b", state="attached", model="", controller="c")
         yard.host("c", ModelInfo(name="adder"))
@@ -275,7 +277,7 @@ class TestJoined:
         assert roster.joined() == {"b"}
 
     @pytest.mark.parametrize("state", ["ready", "warm", "asleep", "attached"])
-    def test_who_is_paused_has(self, yard: Yard, roster: Roster, state: str) -> None:
+    def test_a_paused_worker_has_joined(self, yard: Yard, roster: Roster, state: str) -> None:
         yard.worker("a", state=state)
         yard.worker("b", state="warming", model="")
         yard.tell(ALL, "SUSPENDED")
@@ -284,7 +286,9 @@ class TestJoined:
 
         assert roster.joined() == {"a"}
 
-    def test_requests_are_dealt_to_the_paused_as_well(self, yard: Yard, roster: Roster) -> None:
+    def test_the_deterministic_order_includes_paused_workers(
+        self, yard: Yard, roster: Roster
+    ) -> None:
         yard.worker("c")
         yard.worker("b", state="asleep", run_state="SUSPENDED")
         yard.worker("a", run_state="PAUSED")
@@ -297,7 +301,7 @@ class TestJoined:
 
 
 class TestRoom:
-    def test_lanes_follow_what_comes_and_goes(self, yard: Yard, roster: Roster) -> None:
+    def test_lanes_follow_added_and_freed_loads(self, yard: Yard, roster: Roster) -> None:
         """Between two readings, so that nobody needs to look at all lanes for one request."""
         a = yard.worker("a", model="adder", lane_limit=2)
         b = yard.worker("b", model="adder", lane_limit=2)
@@ -316,7 +320,7 @@ class TestRoom:
         assert (lanes[0].load, lanes[0].work) == (1, 10)
         assert lanes.next_open("") == lanes[0]
 
-    def test_of_a_worker_that_is_paused_they_follow_when_it_runs_again(
+    def test_lanes_of_a_paused_worker_follow_when_it_runs_again(
         self, yard: Yard, roster: Roster
     ) -> None:
         worker = yard.worker("a", model="adder", lane_limit=2)
@@ -331,7 +335,7 @@ class TestRoom:
         read_anew(roster)
         assert roster.lanes["adder"].room == 2
 
-    def test_when_a_worker_was_last_at_work_is_remembered(self, yard: Yard, roster: Roster) -> None:
+    def test_the_time_of_last_work_is_remembered(self, yard: Yard, roster: Roster) -> None:
         """Given one with an entry on its lane, and one whose only entry has come and gone."""
         busy, quick, idle = (yard.worker(name, model="adder") for name in "abc")
         yard.connection.xadd(yard.keys.lane(busy), {"id": "q"})

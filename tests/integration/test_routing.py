@@ -35,7 +35,7 @@ def prompt(first: int, count: int = 320) -> list[int]:
 
 
 class TestLeastLoaded:
-    def test_a_long_request_counts_for_many_short_ones(self, lanes: Lanes) -> None:
+    def test_a_long_request_counts_as_many_short_ones(self, lanes: Lanes) -> None:
         for name in "ab":
             lanes.worker(name)
         lanes.coordinator(expect_workers=2, policy="least_loaded")
@@ -46,7 +46,7 @@ class TestLeastLoaded:
         assert set(short) == {"b"}
         assert why(lanes, "s1") == "least_loaded, load 1 of 1000, 13 tokens"
 
-    def test_what_is_finished_weighs_nothing_any_more(self, lanes: Lanes) -> None:
+    def test_finished_requests_have_no_weight(self, lanes: Lanes) -> None:
         # Given a long request that is done, beside a short one on its worker
         a = lanes.worker("a")
         lanes.worker("b")
@@ -60,7 +60,7 @@ class TestLeastLoaded:
         # I expect its worker to be the one with less to do, though both have one request.
         assert {place(lanes, make_request(f"n{n}", params=SHORT)) for n in range(5)} == {"a"}
 
-    def test_a_successor_knows_what_lies_on_the_lanes(self, lanes: Lanes) -> None:
+    def test_a_new_leader_weighs_the_lanes(self, lanes: Lanes) -> None:
         # Given a leader that has placed a long request, and stops
         for name in "ab":
             lanes.worker(name)
@@ -77,7 +77,7 @@ class TestLeastLoaded:
 
 
 class TestPrefixAffinity:
-    def test_a_prompt_follows_the_one_that_it_goes_on_behind(self, lanes: Lanes) -> None:
+    def test_a_prompt_follows_its_prefix(self, lanes: Lanes) -> None:
         # Given three conversations at three workers
         for name in "abc":
             lanes.worker(name)
@@ -108,7 +108,7 @@ class TestPrefixAffinity:
         assert sorted(begun) == ["a", "b"]
         assert [ask(letter * 400 + "more") for letter in "yx"] == begun[::-1]
 
-    def test_a_session_stays_where_it_is(self, lanes: Lanes) -> None:
+    def test_a_session_stays_on_its_worker(self, lanes: Lanes) -> None:
         for name in "ab":
             lanes.worker(name)
         lanes.coordinator(expect_workers=2, policy="prefix_affinity")
@@ -118,9 +118,7 @@ class TestPrefixAffinity:
         assert place(lanes, make_request(session="s")) == begun[0]
         assert why(lanes, "again").startswith("prefix_affinity, its session was there, load 1")
 
-    def test_a_prefix_draws_no_more_than_its_worker_can_take_before_the_others(
-        self, lanes: Lanes
-    ) -> None:
+    def test_a_prefix_does_not_overload_its_worker(self, lanes: Lanes) -> None:
         a, b = lanes.worker("a"), lanes.worker("b")
         lanes.coordinator(expect_workers=2, policy="prefix_affinity")
 
@@ -129,7 +127,7 @@ class TestPrefixAffinity:
         eventually(lambda: lanes.waiting() == 0)
         assert abs(lanes.load(a) - lanes.load(b)) <= NEAR_REQUESTS + 1
 
-    def test_a_worker_that_left_draws_nothing(self, lanes: Lanes) -> None:
+    def test_a_worker_that_left_matches_nothing(self, lanes: Lanes) -> None:
         gone = lanes.worker("a")
         lanes.worker("b")
         lanes.coordinator(expect_workers=2, policy="prefix_affinity")
@@ -138,7 +136,7 @@ class TestPrefixAffinity:
 
         assert place(lanes, make_request(session="s")) == "b"
 
-    def test_a_successor_finds_the_prefixes_of_what_runs(self, lanes: Lanes) -> None:
+    def test_a_new_leader_finds_the_prefixes_of_running_requests(self, lanes: Lanes) -> None:
         for name in "ab":
             lanes.worker(name)
         first = lanes.coordinator(name="one", expect_workers=2, policy="prefix_affinity")

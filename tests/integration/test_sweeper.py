@@ -19,7 +19,7 @@ from tokenyard.protocol.wire import Request, pack_tokens
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round looks at ten entries of each class and acts on four."""
-    monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_READ", 10)
     monkeypatch.setattr(coordinator.recovery.sweeper, "MOST_ACTED_ON", 4)
     monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 0.05)
 
@@ -36,7 +36,7 @@ def late(count: int, prefix: str) -> list[Request]:
 
 @pytest.mark.usefixtures("small_rounds")
 class TestRounds:
-    def test_all_that_is_late_in_every_class(self, lanes: Lanes) -> None:
+    def test_late_requests_of_every_class_are_answered(self, lanes: Lanes) -> None:
         # Given more late requests than a round acts on, and more entries than it looks at
         stay = lanes.push(requests(30, "a"))
         gone = lanes.push(late(15, "b")) + lanes.push(late(15, "c"), "low")
@@ -51,7 +51,7 @@ class TestRounds:
         worker = lanes.worker()
         assert sorted(lanes.wait_for_load(worker, len(stay))) == sorted(stay)
 
-    def test_late_entries_that_are_no_requests_do_not_hold_it_up(self, lanes: Lanes) -> None:
+    def test_late_entries_that_are_no_requests_do_not_block_the_sweeper(self, lanes: Lanes) -> None:
         # Given late entries that nobody can be answered for, more than a round acts on
         worker = lanes.worker(lane_limit=1)
         leading = lanes.coordinator(block_ms=500)
@@ -69,7 +69,7 @@ class TestRounds:
         assert code(lanes, "bad") == ("failed", "INVALID_REQUEST")
         assert turns(leading, 1.0) < 20
 
-    def test_excess_is_refused_from_its_newest_end(self, lanes: Lanes) -> None:
+    def test_excess_requests_are_refused_newest_first(self, lanes: Lanes) -> None:
         # Given a yard with room for twenty, ten of which were submitted
         lanes.coordinator(max_num_queued_reqs=20, block_ms=50)
         submitted = requests(10, "s")
@@ -89,7 +89,7 @@ class TestRounds:
         ids = lanes.wait_for_load(worker, 20)
         assert set(stays) <= set(ids)
 
-    def test_what_many_clients_left_behind(self, lanes: Lanes) -> None:
+    def test_requests_of_many_lost_clients_are_cancelled(self, lanes: Lanes) -> None:
         # Given three watched clients with more requests than a round cancels, and one that stays
         lanes.coordinator(block_ms=50)
         for client in ("a", "b", "c", "stays"):
@@ -129,7 +129,9 @@ def turns(leading: Coordinator, seconds: float) -> int:
 class TestPatience:
     """A turn that finds nothing to do waits for something to read."""
 
-    def test_before_the_expected_workers_have_joined(self, lanes: Lanes) -> None:
+    def test_late_requests_are_answered_before_the_expected_workers_have_joined(
+        self, lanes: Lanes
+    ) -> None:
         leading = lanes.coordinator(expect_workers=2)
         lanes.worker("a")
         lanes.push(requests(50))
@@ -138,7 +140,7 @@ class TestPatience:
         lanes.worker("b")
         eventually(lambda: lanes.waiting() == 0, timeout_s=2.0)
 
-    def test_while_all_lanes_are_full(self, lanes: Lanes) -> None:
+    def test_late_requests_are_answered_while_all_lanes_are_full(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=2)
         leading = lanes.coordinator()
         lanes.push(requests(50))
@@ -146,7 +148,9 @@ class TestPatience:
 
         assert turns(leading, 1.0) < 20
 
-    def test_while_a_suspect_waits_for_a_lane_to_run_dry(self, lanes: Lanes) -> None:
+    def test_late_requests_are_answered_while_a_suspect_waits_for_an_empty_lane(
+        self, lanes: Lanes
+    ) -> None:
         # Given a lane with one request, and behind it a suspect and another
         worker = lanes.worker()
         leading = lanes.coordinator()
@@ -167,7 +171,7 @@ class TestPatience:
         lanes.finish(worker, *lanes.lane(worker))
         eventually(lambda: lanes.ids(worker) == ["other0000"], timeout_s=2.0)
 
-    def test_while_one_pauses(self, lanes: Lanes) -> None:
+    def test_late_requests_are_answered_during_back_off(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         leading = lanes.coordinator()
         seconds, micros = lanes.connection.time()

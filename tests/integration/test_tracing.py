@@ -145,7 +145,7 @@ def test_the_next_attempt_is_in_the_same_trace(plant: Plant, sink: Receiver) -> 
     assert [one.attributes["tokenyard.is_retry"] for one in waits] == [False, True]
 
 
-def test_what_fails_says_so(plant: Plant, sink: Receiver) -> None:
+def test_a_failed_span_has_its_error(plant: Plant, sink: Receiver) -> None:
     start(plant, sink)
     late = traced(params=SamplingParams(max_tokens=5), deadline_ms=1)
     wrong = traced(tokens=[1] * 9000)
@@ -161,7 +161,7 @@ def test_what_fails_says_so(plant: Plant, sink: Receiver) -> None:
 
 
 @pytest.mark.parametrize("parent", [None, 7, "", "00-rubbish", {"traceparent": 1}])
-def test_rubbish_is_no_trace(plant: Plant, sink: Receiver, parent: object) -> None:
+def test_an_unreadable_traceparent_is_ignored(plant: Plant, sink: Receiver, parent: object) -> None:
     # Given processes that trace, and requests with and without a trace
     start(plant, sink)
     request = make_request(metadata={"traceparent": parent})
@@ -174,7 +174,7 @@ def test_rubbish_is_no_trace(plant: Plant, sink: Receiver, parent: object) -> No
     assert len(sink.of("tokenyard-coordinator")) == len(sink.of("tokenyard-worker")) == 1
 
 
-def test_requests_that_nobody_wants_traced_are_not(plant: Plant, sink: Receiver) -> None:
+def test_unsampled_requests_are_not_traced(plant: Plant, sink: Receiver) -> None:
     # Given that the client has decided against it, as the last byte says
     start(plant, sink)
     request = make_request(metadata={"traceparent": TRACEPARENT[:-1] + "0"})
@@ -199,7 +199,7 @@ def test_without_opentelemetry_a_client_sends_nothing_more(plant: Plant) -> None
     assert msgspec.json.decode(own[b"metadata"]) == {"traceparent": TRACEPARENT}
 
 
-def test_the_variables_of_opentelemetry_count(plant: Plant, sink: Receiver) -> None:
+def test_variables_of_opentelemetry_are_used(plant: Plant, sink: Receiver) -> None:
     # Given a coordinator that knows of the place by the variable alone
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
     try:
@@ -216,7 +216,7 @@ def test_the_variables_of_opentelemetry_count(plant: Plant, sink: Receiver) -> N
     assert waited.service == "tokenyard-coordinator"
 
 
-def test_a_place_that_is_away_keeps_nobody(plant: Plant) -> None:
+def test_an_unreachable_collector_delays_nothing(plant: Plant) -> None:
     # Given spans for a place where nobody listens
     plant.coordinator(otlp_endpoint="http://127.0.0.1:9")
     plant.worker(otlp_endpoint="http://127.0.0.1:9")
@@ -227,7 +227,7 @@ def test_a_place_that_is_away_keeps_nobody(plant: Plant) -> None:
     stop(plant)
 
 
-def test_without_the_extra_it_is_said_where_it_is_asked_for(
+def test_tracing_without_its_extra_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tokenyard.telemetry.tracing._is_installed", lambda: False)
@@ -278,7 +278,7 @@ def test_a_yard_needs_neither_extra(plant: Plant) -> None:
     ("option", "value", "extra"),
     [("--metrics-port", "9", "metrics"), ("--otlp-endpoint", "http://127.0.0.1:9", "tracing")],
 )
-def test_who_asks_for_an_extra_is_told_its_name(
+def test_a_missing_extra_is_named(
     plant: Plant, program: str, option: str, value: str, extra: str
 ) -> None:
     more = ["--engine", "simulated"] if program == "worker" else []
@@ -291,7 +291,7 @@ def test_who_asks_for_an_extra_is_told_its_name(
     assert process.returncode == 2
 
 
-def test_a_carrier_is_text() -> None:
+def test_a_carrier_contains_text() -> None:
     assert carrier_of({"traceparent": "a", "tracestate": "b", "more": 1}) == {
         "traceparent": "a",
         "tracestate": "b",

@@ -93,17 +93,17 @@ class TestSearches:
         assert found["errors"] > 0
         assert found["trail"][-1] == BROKEN[run]
 
-    def test_what_a_stranger_deletes_is_looked_for(self, spin: None) -> None:
+    def test_entries_deleted_by_hand_are_found(self, spin: None) -> None:
         unreached = set(check("trimmed")["unreached"])
         assert not {said for said in unreached if "stranger" in said or "nowhere" in said}
 
     def test_a_search_that_never_ends_is_caught(self, spin: None) -> None:
         assert check(ENDLESS)["errors"] > 0
 
-    def test_every_step_of_the_search_is_come_to(self, spin: None) -> None:
+    def test_every_step_of_the_search_is_reached(self, spin: None) -> None:
         assert check("suspects")["unreached"] == ["an innocent was convicted"]
 
-    def test_every_answer_of_every_script_is_come_to(self, spin: None) -> None:
+    def test_every_answer_of_every_script_is_reached(self, spin: None) -> None:
         # A step that can never be taken would make any promise easy to keep.
         unreached = set(check("repetition")["unreached"])
         assert {said for said in unreached if not re.match(r"G\d:", said)} == NEVER_ASKED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.history import RetryLimits, read_history
+from coordinator.dispatch.admission import RetryLimits, read_history
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
@@ -67,7 +67,7 @@ def test_what_an_earlier_life_of_the_id_has_left_goes_with_no_retry(yard: Yard) 
     # I expect that it can run again.
     [(_, fields)] = yard.intake("retry")
     assert b"choices" not in fields
-    assert read_history(fields).verdict(LIMITS, 2) is None
+    assert read_history(fields).failure(LIMITS, 2) is None
 
 
 def test_a_stream_of_one_choice_notes_nothing_also_beside_others(yard: Yard) -> None:

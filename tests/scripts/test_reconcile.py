@@ -10,9 +10,9 @@ from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.replies import decode_replies, to_result
 from tokenyard.protocol.wire import Request, pack_tokens
 from tokenyard.scripts import (
-    Astray,
     Cancelled,
     HandedBack,
+    LostRequest,
     Publication,
     Published,
     Reconciled,
@@ -20,9 +20,9 @@ from tokenyard.scripts import (
 )
 
 
-def astray(yard: Yard) -> list[Astray]:
+def astray(yard: Yard) -> list[LostRequest]:
     """All that a whole look finds."""
-    cursor, found = 0, list[Astray]()
+    cursor, found = 0, list[LostRequest]()
     while True:
         look = yard.scripts.astray(cursor, 100)
         found += look.found
@@ -30,7 +30,7 @@ def astray(yard: Yard) -> list[Astray]:
             return found
 
 
-def of(request: Request, found: list[Astray]) -> list[Astray]:
+def of(request: Request, found: list[LostRequest]) -> list[LostRequest]:
     return [one for one in found if one.request_id == request.id]
 
 
@@ -75,13 +75,13 @@ class TestLook:
         found = astray(yard)
         client = waits.client
         assert of(waits, found) == [
-            Astray(client, waits.id, "waiting", "normal", waiting.entry, may_run=False)
+            LostRequest(client, waits.id, "waiting", "normal", waiting.entry, may_run=False)
         ]
         assert of(runs, found) == [
-            Astray(client, runs.id, "assigned", worker, assignment.entry, may_run=True)
+            LostRequest(client, runs.id, "assigned", worker, assignment.entry, may_run=True)
         ]
         assert of(back, found) == [
-            Astray(client, back.id, "waiting", "retry", retry, may_run=False)
+            LostRequest(client, back.id, "waiting", "retry", retry, may_run=False)
         ]
 
     def test_worker_without_a_lease_runs_nothing(self, yard: Yard) -> None:
@@ -227,7 +227,7 @@ class TestWhatMovesMeanwhile:
     def test_request_that_is_there_stays(self, yard: Yard) -> None:
         waiting = yard.submit()
         name = (waiting.request.client, waiting.request.id)
-        claim = Astray(*name, "waiting", "normal", waiting.entry, may_run=False)
+        claim = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
 
         assert yard.scripts.reconcile(yard.token, [claim]) == [Reconciled.STAYS]
         assert yard.intake()[0][0] == waiting.entry
@@ -236,13 +236,13 @@ class TestWhatMovesMeanwhile:
         # Given a request that waited when the leader looked, and is on a lane when it acts
         worker, waiting = yard.worker(), yard.submit()
         name = (waiting.request.client, waiting.request.id)
-        was = Astray(*name, "waiting", "normal", waiting.entry, may_run=False)
+        was = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
         assignment = yard.place(waiting, worker)
 
         assert yard.scripts.reconcile(yard.token, [was]) == [Reconciled.STAYS]
 
         # And the other way round
-        on_lane = Astray(*name, "assigned", worker, assignment.entry, may_run=True)
+        on_lane = LostRequest(*name, "assigned", worker, assignment.entry, may_run=True)
         yard.scripts.hand_back(worker, assignment, 0, "no memory")
         assert yard.scripts.reconcile(yard.token, [on_lane]) == [Reconciled.STAYS]
         assert yard.result(waiting.request) is None

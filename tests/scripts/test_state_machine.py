@@ -47,10 +47,10 @@ from tokenyard.scripts import (
     RESCUE_NOT_LEADER,
     RETIRE_UNKNOWN,
     Answered,
-    Astray,
     Cancelled,
     Dispatched,
     HandedBack,
+    LostRequest,
     Move,
     Publication,
     Published,
@@ -531,15 +531,15 @@ class Walk(RuleBasedStateMachine):
             known.is_astray = False
         self.is_inexact = False
 
-    def _claims(self, seed: random.Random) -> list[Astray]:
+    def _claims(self, seed: random.Random) -> list[LostRequest]:
         """Requests that are where they should be, taken for lost."""
         found = [
-            Astray(one.request.client, one.request.id, "waiting", one.intake, one.entry, False)
+            LostRequest(one.request.client, one.request.id, "waiting", one.intake, one.entry, False)
             for one in self._waiting()
         ]
         for worker in self.workers:
             found += [
-                Astray(one.request.client, one.request.id, "assigned", worker, one.entry, True)
+                LostRequest(one.request.client, one.request.id, "assigned", worker, one.entry, True)
                 for one in self.yard.lane(worker)
             ]
         return seed.sample(found, min(2, len(found)))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import RETIRE_UNKNOWN, Dispatched, Renewed
 
 
@@ -76,17 +76,19 @@ def test_a_changed_entry_wakes_the_leader(yard: Yard) -> None:
 
 def test_how_much_a_worker_has_done_is_shown_and_wakes_nobody(yard: Yard) -> None:
     worker = yard.worker("w")
-    first = worker_json("w", tally=Tally(finished=1, tokens=20, ttft_ms=7.5))
+    first = worker_json("w", tally=WorkerTotals(finished=1, tokens=20, ttft_ms=7.5))
     yard.scripts.renew(60_000, [(worker, first)])
     before = yard.events()
 
-    for entry in (worker_json("w", tally=Tally(finished=2, tokens=90)), worker_json("w")):
+    for entry in (worker_json("w", tally=WorkerTotals(finished=2, tokens=90)), worker_json("w")):
         yard.scripts.renew(60_000, [(worker, entry)])
         assert roster(yard)[worker] == entry
     assert yard.events() == before
 
     # If it has also come into another state
-    yard.scripts.renew(60_000, [(worker, worker_json("w", state="asleep", tally=Tally(tokens=91)))])
+    yard.scripts.renew(
+        60_000, [(worker, worker_json("w", state="asleep", tally=WorkerTotals(tokens=91)))]
+    )
     # I expect news
     assert len(yard.events()) == len(before) + 1
 

@@ -9,14 +9,14 @@ from tests.support.builders import make_worker_info
 from tokenyard.admin.history import Look
 from tokenyard.admin.snapshot import LeaderView, WorkerView, YardView
 from tokenyard.protocol.keys import INTAKE_CLASSES
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 
 
 def make_view_worker(
-    worker: str, tally: Tally | None = None, *, lane: int = 0, **fields: Any
+    worker: str, tally: WorkerTotals | None = None, *, lane: int = 0, **fields: Any
 ) -> WorkerView:
     """A worker with a lease; ready where nothing else is said."""
-    info = make_worker_info(worker.partition(".")[0], tally=tally or Tally(), **fields)
+    info = make_worker_info(worker.partition(".")[0], tally=tally or WorkerTotals(), **fields)
     return WorkerView(worker, info.state, lane, 20_000, info)
 
 

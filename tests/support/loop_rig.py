@@ -13,10 +13,10 @@ from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
 from worker.messages import Profile, ResetPrefixCache, Serve, Sleep, ToController, Wake
-from worker.process.ended import Ended
 from worker.process.inbox import Delivery
 from worker.process.loop import EngineLoop
 from worker.process.outcomes import Outcome, Run
+from worker.process.recent_results import RecentResults
 
 INFO = EngineInfo(
     "simulated", "1", "sim", "", max_model_len=100, vocab_size=100, slots=4, adapters=("lora",)
@@ -119,7 +119,7 @@ class LoopRig:
         self.told: list[ToController] = []
         self.inbox = RecordingQueue()
         self.inbox.waits = []
-        self.results = Ended()
+        self.results = RecentResults()
         self.loop = EngineLoop(
             self.engine,
             self.inbox,

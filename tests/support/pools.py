@@ -19,7 +19,8 @@ from worker.engines import EngineInfo, Memory
 from worker.host.allocation import Goal
 from worker.host.diagnosis import FailedStart
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.messages import Attach, LoadModel, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
 from worker.process.main import ProcessArguments

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.dispatch.demand import Demand
 from coordinator.placement.decide import PendingLoad, Placement, Situation, place
 from coordinator.placement.devices import Worker
+from coordinator.placement.needs import Demand
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo
 
 NOW_MS = 1_000_000_000.0
@@ -55,12 +55,12 @@ def decide(
     demands: Sequence[Demand],
     workers: Sequence[Worker],
     hosts: Mapping[str, HostInfo] | None = None,
-    orders: Sequence[PendingLoad] = (),
+    pending: Sequence[PendingLoad] = (),
     wait_s: float = WAIT_S,
 ) -> Placement:
     """One decision; on one host where none is given."""
     hosts = host() if hosts is None else hosts
-    return place(Situation(demands, workers, hosts, NOW_MS, wait_s, orders))
+    return place(Situation(demands, workers, hosts, NOW_MS, wait_s, pending))
 
 
 def loads(placement: Placement) -> list[tuple[str, str]]:

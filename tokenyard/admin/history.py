@@ -16,7 +16,7 @@ import redis
 from tokenyard.admin.dead_letters import DeadLetter, dead_letters
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 
 #: Dead letters that a look brings along.
 LETTERS: Final = 3
@@ -94,7 +94,7 @@ def rates_between(before: Look, now: Look) -> Rates:
     seconds = max(0.001, (now.at_ms - before.at_ms) / 1000)
     earlier, later = _tallies(before), _tallies(now)
     workers = {
-        worker: _rate(earlier.get(worker, Tally()), tally, seconds)
+        worker: _rate(earlier.get(worker, WorkerTotals()), tally, seconds)
         for worker, tally in later.items()
     }
     held = {one.worker: one.info.model for one in now.view.workers if one.info}
@@ -105,11 +105,11 @@ def rates_between(before: Look, now: Look) -> Rates:
     return Rates(seconds, _sum(workers.values()), workers, models, _median(later))
 
 
-def _tallies(look: Look) -> Mapping[str, Tally]:
+def _tallies(look: Look) -> Mapping[str, WorkerTotals]:
     return {one.worker: one.info.tally for one in look.view.workers if one.info}
 
 
-def _rate(before: Tally, now: Tally, seconds: float) -> Rate:
+def _rate(before: WorkerTotals, now: WorkerTotals, seconds: float) -> Rate:
     """A count that has gone down has begun anew."""
     finished = now.finished - (before.finished if before.finished <= now.finished else 0)
     tokens = now.tokens - (before.tokens if before.tokens <= now.tokens else 0)
@@ -124,7 +124,7 @@ def _sum(rates: Iterable[Rate]) -> Rate:
     )
 
 
-def _median(tallies: Mapping[str, Tally]) -> float | None:
+def _median(tallies: Mapping[str, WorkerTotals]) -> float | None:
     known = [tally.ttft_ms for tally in tallies.values() if tally.ttft_ms is not None]
     return round(statistics.median(known), 1) if known else None
 

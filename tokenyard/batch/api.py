@@ -17,7 +17,7 @@ from tokenyard.batch.files import NumberedLine, read_lines
 from tokenyard.batch.runner import Progress, Runner
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState, new_id
 from tokenyard.client.aio import AsyncClient
-from tokenyard.client.build import Item, SharedOptions
+from tokenyard.client.options import Item, SharedOptions
 from tokenyard.protocol.keys import PriorityClass
 
 #: Lines of a batch that is no file: each as JSON text, or as what that says.

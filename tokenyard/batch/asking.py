@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from tokenyard.batch.answers import OutputLine, answer_line, bad_line
 from tokenyard.batch.lines import BadLine, ParsedLine, parse_line
 from tokenyard.batch.state import BatchSpec
-from tokenyard.client.build import FullPrompt, Item
+from tokenyard.client.options import FullPrompt, Item
 from tokenyard.protocol.replies import Result
 
 #: `Client.map` answers an empty prompt at once, in its place: so bad lines keep theirs.

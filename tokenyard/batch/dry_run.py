@@ -119,7 +119,7 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
     """Read a whole file; raises `UnreadableFile`, or `InvalidRequest` for bad ``params``."""
     builder = RequestBuilder("dry-run", tokenizer)
     builder.max_request_bytes = fleet.max_request_bytes
-    builder.draft("?", {"params": spec.params})
+    builder.prepare("?", {"params": spec.params})
     found = survey(spec.input_path)
     report = Report(lines=found.lines, notes=list(fleet.notes))
     if tokenizer is not None:
@@ -129,7 +129,7 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
         for number, raw in read_lines(spec.input_path)
     )
     for group in _groups(asked):
-        drafts = builder.draft_many([each.item for each in group], {})
+        drafts = builder.prepare_many([each.item for each in group], {})
         for each, draft in zip(group, drafts, strict=True):
             _judge(report, fleet, each, draft, tokenizer)
     if tokenizer is not None and report.forms.get("chat"):

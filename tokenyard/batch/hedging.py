@@ -16,7 +16,7 @@ from typing import Any, Final, Self, cast
 from tokenyard.admin.snapshot import WorkerView, read_yard
 from tokenyard.batch.asking import Asked
 from tokenyard.broker.connection import open_connection, translated
-from tokenyard.client.build import FullPrompt, SharedOptions
+from tokenyard.client.options import FullPrompt, SharedOptions
 from tokenyard.client.sync import Client, Handle
 from tokenyard.protocol.errors import TokenyardError, UnknownRequest, WaitTimeout
 from tokenyard.protocol.keys import Keys

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard.batch.bodies import BadBody, biases, body_options
-from tokenyard.client.build import Prompt, SamplingOptions
+from tokenyard.client.options import Prompt, SamplingOptions
 from tokenyard.protocol.wire import ChatOptions
 
 #: The form of the answer.
@@ -39,7 +39,7 @@ class ParsedLine:
     custom_id: str
     form: Form
     prompt: Prompt
-    options: dict[str, Any]  # of `tokenyard.client.build.SharedOptions`, but for the sampling
+    options: dict[str, Any]  # of `tokenyard.client.options.SharedOptions`, but for the sampling
     params: dict[str, Any]  # sampling parameters
     wants_tokens: bool = False  # the answer shows its token ids
 

@@ -27,8 +27,9 @@ from tokenyard.batch.state import BatchSpec, BatchState, InputMark, RequestCount
 from tokenyard.batch.survey import id_of
 from tokenyard.batch.watch import Watch
 from tokenyard.broker.connection import open_connection, translated
-from tokenyard.client.build import Item, RequestBuilder, SharedOptions
+from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo
+from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError, UnknownRequest
 from tokenyard.protocol.keys import Keys
@@ -113,7 +114,7 @@ class Runner:
         Raises what ends it early: `UnreadableFile`, `BatchBroken`, `NoCoordinator`...; what is
         done by then is in the files, and the next run goes on there.
         """
-        RequestBuilder("anon", None).draft("?", {"params": self._spec.params})
+        RequestBuilder("anon", None).prepare("?", {"params": self._spec.params})
         self._check_model()
         with open_job(
             self._spec,

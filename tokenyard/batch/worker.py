@@ -7,12 +7,10 @@ says that the job is alive while the child runs it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
 import socket
-import sys
 from types import FrameType
 from typing import Any, Final
 
@@ -27,8 +25,8 @@ from rq.worker import BaseWorker
 # Imported before RQ forks, so that a job starts at once.
 from tokenyard.batch.jobs import queue_name
 from tokenyard.batch.work import Bench
+from tokenyard.process.children import bind_forked_children
 
-_PR_SET_PDEATHSIG: Final = 1
 #: How often a running job says that it is alive: RQ gives it up a minute after the last time.
 _MONITOR_S: Final = 5
 _MAINTAIN_S: Final = 30
@@ -127,31 +125,11 @@ def is_dead_here(hostname: str | None, pid: int | None) -> bool:
     return False
 
 
-def tether_children() -> None:
-    """Children die with this process, however it ends: the job's process and RQ's scheduler.
-
-    Linux only. A job whose worker is gone would go on beside its successor's.
-    """
-    if sys.platform != "linux":
-        return
-    parent = [0]
-    prctl = ctypes.CDLL(None).prctl
-
-    def remember() -> None:
-        parent[0] = os.getpid()
-
-    def tether() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent[0]:
-            os._exit(1)
-
-    os.register_at_fork(before=remember, after_in_child=tether)
-
-
 def run_worker(
     url: str, yard: str, connection: redis.Redis, *, name: str = "", burst: bool = False
 ) -> bool:
     """Run jobs until stopped, or with ``burst`` until none is left; whether any was run."""
-    tether_children()
+    # The job's process and RQ's scheduler: a job without its worker would run beside its successor.
+    bind_forked_children()
     options: dict[str, Any] = {"burst": burst, "with_scheduler": True}
     return bool(BatchWorker(url, yard, connection, name).work(**options))

@@ -1,4 +1,4 @@
-"""Whether a Redis can carry a yard: looked at once, at the door, and said in plain words."""
+"""Whether a Redis server is suitable for a yard; checked once, at the start."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts, probe
 
 OLDEST: Final = (7, 0)
-#: Writes to one key of the yard as every script of ours does, and takes it back.
+#: Writes one key of the yard, as every script does, and deletes it.
 _PROBE: Final = "redis.call('SET', KEYS[1], '1', 'PX', 1000) return redis.call('DEL', KEYS[1])"
 
 
 def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
-    """What the operator of this server should know, one sentence each.
+    """Warnings for the operator of this server, one sentence each.
 
-    Raises `BrokerUnsuitable` where a yard could not live there at all; errors of redis-py pass, for
-    `tokenyard.broker.connection.translated`. Needs no more than INFO and the rights of a worker.
+    Raises `BrokerUnsuitable` where a yard cannot run there, and errors of redis-py, for
+    `tokenyard.broker.connection.translated`. Needs only INFO and the rights of a worker.
     """
     try:
         info = connection.info("everything")
@@ -37,19 +37,19 @@ def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
 
 
 def write_error(connection: redis.Redis, keys: Keys) -> str:
-    """What a server is that takes no writes, and what to do; "" where it does, or we may not ask.
+    """Why a server takes no writes, and what to do; "" where it does, or this user may not ask.
 
-    Errors of redis-py pass, for `tokenyard.broker.connection.translated`, where it does not answer.
+    Raises errors of redis-py, for `tokenyard.broker.connection.translated`.
     """
     try:
         Scripts(connection, keys).call(probe(keys))
-    except redis.ResponseError as fault:
-        return refused_write(fault)[1]
+    except redis.ResponseError as error:
+        return refused_write(error)[1]
     return ""
 
 
 def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of Redis, or of the Redis that a Valkey is compatible with."""
+    """The version of Redis, or the Redis version that a Valkey is compatible with."""
     return tuple(int(part) for part in re.findall(r"\d+", str(info.get("redis_version", "")))[:2])
 
 
@@ -62,7 +62,7 @@ def _refuse_too_old(info: Mapping[str, Any]) -> None:
 
 
 def _probe(connection: redis.Redis, keys: Keys) -> None:
-    key = keys.ledger("door", uuid.uuid4().hex)
+    key = keys.ledger("check", uuid.uuid4().hex)
     try:
         connection.eval(_PROBE, 1, key)
     except redis.exceptions.MovedError as error:

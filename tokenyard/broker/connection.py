@@ -1,7 +1,7 @@
 """Connections to Redis: opened from a URL, always with time-outs, their errors translated.
 
-`tokenyard.broker.url` says which URLs there are. Nothing outside this file needs to know what
-redis-py raises: `translated` turns it into `tokenyard.protocol.errors`, at the edge.
+`tokenyard.broker.url` describes the URLs. `translated` turns the errors of redis-py into those of
+`tokenyard.protocol.errors`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from tokenyard.broker.direct import DirectRedis
-from tokenyard.broker.discovery import Elsewhere, async_connection_class, connection_class
+from tokenyard.broker.discovery import ServerMoved, async_connection_class, connection_class
 from tokenyard.broker.pools import (
     DEFAULT_MAX_CONNECTIONS,
     DEFAULT_POOL_TIMEOUT_S,
@@ -48,20 +48,20 @@ __all__ = [
 
 AsyncRedis = redis.asyncio.Redis
 
-#: A blocking read must end before the socket's time-out does, by so much: a server may stand still.
+#: The socket's time-out exceeds a blocking read by this much, since a server may pause.
 BLOCK_MARGIN_S: Final = 5.0
 _RETRY_BASE_S: Final = 0.05
 _RETRY_CAP_S: Final = 0.5
-#: So often a command follows its yard at once; after that whoever gave it decides.
+#: How often a command follows its yard to another server before it fails.
 _HOPS: Final = 2
-#: What a server is that refuses all writes, by the first word of its error, and what to do.
+#: Why a server refuses all writes, by the first word of its error, and what to do.
 _NO_WRITES: Final[Mapping[str, str]] = {
     "OOM": (
         "is full (maxmemory) and refuses new requests; what runs still finishes and frees memory."
         " Raise maxmemory, or lower max_num_queued_reqs or the clients' result_ttl"
     ),
     "MISCONF": (
-        "cannot write to its disk and refuses all writes. Make room on its disk, and look into the"
+        "cannot write to its disk and refuses all writes. Make room on its disk, and check the"
         " server's log"
     ),
     "READONLY": (
@@ -70,12 +70,12 @@ _NO_WRITES: Final[Mapping[str, str]] = {
     ),
     "NOREPLICAS": (
         "refuses all writes, because fewer replicas follow than min-replicas-to-write asks for."
-        " Look after the replicas"
+        " Check the replicas"
     ),
 }
-#: What passes, in redis-py's classes and else by the first word.
+#: Errors that pass by themselves.
 _PASSING: Final = (exceptions.ClusterDownError, exceptions.TryAgainError)
-#: What may come out of redis-py and what it uses; an id or the name of a host may be no text.
+#: What redis-py may raise; UnicodeError for an id or a host name that is not Unicode.
 _FOREIGN: Final = (redis.RedisError, OSError, UnicodeError)
 
 
@@ -116,14 +116,14 @@ def open_connection(
     options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
     retry = Retry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
     if target.book:
-        # What was refused elsewhere may be repeated, whatever it is.
-        retry = retry if retries else Retry(NoBackoff(), _HOPS, (Elsewhere,))
+        # A command that another server refused can always be repeated.
+        retry = retry if retries else Retry(NoBackoff(), _HOPS, (ServerMoved,))
         kind = connection_class(tls=target.has_tls)
         options |= {"connection_class": kind, "book": target.book}
     try:
         return DirectRedis.from_pool(WaitingPool.from_url(target.url, retry=retry, **options))
-    except ValueError as fault:
-        raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
+    except ValueError as error:
+        raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
 
 
 def open_async_connection(
@@ -140,19 +140,19 @@ def open_async_connection(
     options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
     retry = AsyncRetry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
     if target.book:
-        # What was refused elsewhere may be repeated, whatever it is.
-        retry = retry if retries else AsyncRetry(NoBackoff(), _HOPS, (Elsewhere,))
+        # A command that another server refused can always be repeated.
+        retry = retry if retries else AsyncRetry(NoBackoff(), _HOPS, (ServerMoved,))
         kind = async_connection_class(tls=target.has_tls)
         options |= {"connection_class": kind, "book": target.book}
     try:
         pool = AsyncWaitingPool.from_url(target.url, retry=retry, **options)
         return redis.asyncio.Redis.from_pool(pool)
-    except ValueError as fault:
-        raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
+    except ValueError as error:
+        raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
 
 
 class _Translation:
-    """What `translated` gives; a generator would take twice as long for each command."""
+    """The context manager of `translated`; a generator takes twice as long for each command."""
 
     __slots__ = ("_url",)
 
@@ -162,10 +162,10 @@ class _Translation:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, _: object, fault: BaseException | None, __: object) -> None:
-        # What is ours already stays; `WaitTimeout` is an OSError, too.
-        if isinstance(fault, _FOREIGN) and not isinstance(fault, TokenyardError):
-            raise our_error(fault, self._url) from fault
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        # `WaitTimeout` is an OSError, too.
+        if isinstance(error, _FOREIGN) and not isinstance(error, TokenyardError):
+            raise our_error(error, self._url) from error
 
 
 def translated(url: str) -> AbstractContextManager[None]:
@@ -177,20 +177,20 @@ def translated(url: str) -> AbstractContextManager[None]:
     return _Translation(url)
 
 
-def our_error(fault: redis.RedisError | OSError | UnicodeError, url: str) -> TokenyardError:
-    """The error of ours that stands for one of redis-py, with URL and user but no password."""
+def our_error(error: redis.RedisError | OSError | UnicodeError, url: str) -> TokenyardError:
+    """Our error for one of redis-py; its message has URL and user but no password."""
     shown = named_url(url)
-    match fault:
+    match error:
         case exceptions.MaxConnectionsError():
-            return BrokerUnavailable(f"no connection to Redis at {shown} was free: {fault}")
+            return BrokerUnavailable(f"no connection to Redis at {shown} was free: {error}")
         case UnicodeEncodeError(encoding="utf-8"):
-            return InvalidRequest("text", f"is no valid Unicode: {fault}")
+            return InvalidRequest("text", f"is no valid Unicode: {error}")
         case UnicodeError():
-            return SettingsError([f"redis URL {shown!r}: its host cannot be a name: {fault}"])
+            return SettingsError([f"redis URL {shown!r}: its host cannot be a name: {error}"])
         case exceptions.AuthenticationError() | exceptions.AuthorizationError():
-            return BrokerUnsuitable(f"Redis at {shown} refuses the user or password: {fault}")
+            return BrokerUnsuitable(f"Redis at {shown} refuses the user or password: {error}")
         case exceptions.NoPermissionError():
-            return NotPermitted(f"the user of Redis at {shown} lacks a permission: {fault}")
+            return NotPermitted(f"the user of Redis at {shown} lacks a permission: {error}")
         case exceptions.BusyLoadingError():
             return BrokerUnavailable(f"Redis at {shown} is still loading its data; try again soon")
         case exceptions.MasterDownError():
@@ -199,23 +199,23 @@ def our_error(fault: redis.RedisError | OSError | UnicodeError, url: str) -> Tok
                 " Give the URL of its master, or one with Sentinels (redis+sentinel://)"
             )
         case exceptions.ConnectionError() | exceptions.TimeoutError() | OSError():
-            return BrokerUnavailable(f"Redis at {shown} does not answer: {fault}")
-    code, what = refused_write(fault)
+            return BrokerUnavailable(f"Redis at {shown} does not answer: {error}")
+    code, what = refused_write(error)
     if code:
         return BrokerNotWritable(f"Redis at {shown} {what}", code)
-    if isinstance(fault, _PASSING) or str(fault).startswith("UNBLOCKED"):
-        return BrokerUnavailable(f"Redis at {shown} cannot serve now: {fault}")
-    return BrokerUnsuitable(f"Redis at {shown} refuses: {fault}")
+    if isinstance(error, _PASSING) or str(error).startswith("UNBLOCKED"):
+        return BrokerUnavailable(f"Redis at {shown} cannot serve now: {error}")
+    return BrokerUnsuitable(f"Redis at {shown} refuses: {error}")
 
 
-def refused_write(fault: Exception) -> tuple[str, str]:
-    """Redis' word for why it takes no writes, and what it is then, with what to do; else empty."""
-    match fault:
+def refused_write(error: Exception) -> tuple[str, str]:
+    """Redis' code for refusing all writes, and an explanation; empty for any other error."""
+    match error:
         case exceptions.OutOfMemoryError():
             code = "OOM"
         case exceptions.ReadOnlyError():
             code = "READONLY"
         case _:
-            code = str(fault).partition(" ")[0]
+            code = str(error).partition(" ")[0]
     what = _NO_WRITES.get(code, "")
     return (code, f"{what} ({code})") if what else ("", "")

@@ -1,9 +1,12 @@
-"""A Redis client with a short way from a command to its answer.
+"""A Redis client with less overhead for each command.
 
-redis-py spends 45 of the 55 µs of a small command on what a queue does not need each time: a look
-at the socket before each use, a lock around the pool, counters for telemetry, layers around each
-read. Here a connection that was just used is used again as it is, and its socket directly.
+redis-py spends 45 of the 55 µs of a small command on work that a queue does not need each time: a
+check of the socket before each use, a lock around the pool, telemetry counters, layers around each
+read. Here a connection that was just used is reused unchecked, and its socket is used directly.
 Connecting, parsing, retries, TLS, users and errors stay redis-py's.
+
+This needs private names of redis-py, so any major version but the tested one runs as its own
+client.
 """
 
 from __future__ import annotations
@@ -19,16 +22,16 @@ from redis.connection import AbstractConnection
 
 from tokenyard.broker.pools import IdleConnections, WaitingPool
 
-#: A connection that was left alone for longer may have been closed by the server meanwhile, so
-#: redis-py looks before it is used.
+#: The server may have closed a connection that was idle for longer, so redis-py checks it first.
 FRESH_S: Final = 1.0
+_IS_SUPPORTED: Final = redis.__version__.partition(".")[0] == "8"
 
 
 class DirectRedis(redis.Redis):
-    """`redis.Redis`, quick with single commands and scripts; as safe for several threads.
+    """`redis.Redis` with faster single commands and scripts; as safe for several threads.
 
-    Quick over a `tokenyard.broker.pools.WaitingPool`; over another pool, such as the one that RQ
-    makes for its scheduler, it is redis-py's own client.
+    Over any pool but a `tokenyard.broker.pools.WaitingPool`, such as that of RQ's scheduler, it is
+    redis-py's own client.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -37,11 +40,11 @@ class DirectRedis(redis.Redis):
         self._used_at: dict[Any, float] = {}
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Give a command and read its answer, as often as the connection's retries allow."""
-        if not isinstance(self.connection_pool, WaitingPool):
+        """Send a command and read its answer, with the connection's retries."""
+        if not (_IS_SUPPORTED and isinstance(self.connection_pool, WaitingPool)):
             run: Any = super().execute_command
             return run(*args, **options)
-        options.pop("keys", None)  # of use to redis-py's cache only
+        options.pop("keys", None)  # only redis-py's cache uses it
         connection = self._take()
         callbacks: Any = self.response_callbacks
         read = callbacks.get(args[0])
@@ -63,9 +66,9 @@ class DirectRedis(redis.Redis):
             self._idle().put_nowait(connection)
 
     def _take(self) -> Any:
-        """The connection that was used last as it is, or one that redis-py has looked at."""
+        """The connection that was used last, unchecked, or one that redis-py has checked."""
         pool = self.connection_pool
-        if pool.pid == os.getpid():  # else forked: the connections are the parent's
+        if pool.pid == os.getpid():  # after a fork the connections are the parent's
             idle = self._idle()
             connection = idle.take()
             if connection is not None:
@@ -81,23 +84,23 @@ class DirectRedis(redis.Redis):
 
 
 def _socket_of(connection: Any) -> Any:
-    """Its socket; None where it has none, or reads in a way of its own that must be kept."""
+    """The connection's socket; None where it has none, or overrides `read_response`."""
     is_plain = type(connection).read_response is AbstractConnection.read_response
     return connection._sock if is_plain else None  # noqa: SLF001 - redis-py has no public way
 
 
 def _talk(connection: Any, sock: Any, command: Sequence[bytes]) -> Any:
-    """Send a command and read its answer over the socket; raises what redis-py would."""
+    """Send a command and read its answer over the socket; raises redis-py's errors."""
     try:
         for part in command:
             sock.sendall(part)
         answer = connection._parser.read_response()  # noqa: SLF001 - redis-py has no public way
-    except OSError as fault:
+    except OSError as error:
         connection.disconnect()
-        kind = redis.TimeoutError if isinstance(fault, TimeoutError) else redis.ConnectionError
-        raise kind(f"sending a command: {fault}") from fault
+        kind = redis.TimeoutError if isinstance(error, TimeoutError) else redis.ConnectionError
+        raise kind(f"sending a command: {error}") from error
     except BaseException:
-        connection.disconnect()  # an answer that comes late would be taken for the next one's
+        connection.disconnect()  # a late answer would be read as that of the next command
         raise
     if isinstance(answer, redis.ResponseError):
         raise answer
@@ -105,14 +108,14 @@ def _talk(connection: Any, sock: Any, command: Sequence[bytes]) -> Any:
 
 
 def _packed(connection: Any, args: tuple[Any, ...]) -> Sequence[bytes]:
-    """A command as it is sent; without redis-py's look at each of thousands of arguments.
+    """A command on the wire, without redis-py's checks of each of thousands of arguments.
 
-    It is looking for names of two words, and for kinds of values that hardly anybody gives.
+    They find names of two words and types of values that are hardly ever used.
     """
     if " " not in args[0]:
         try:
             return [hiredis.pack_command(args)]
         except TypeError:
-            pass  # redis-py knows what to do with it, or has the better words
+            pass  # redis-py converts it, or has a better message
     packed: Sequence[bytes] = connection.pack_command(*args)
     return packed

@@ -1,8 +1,9 @@
-"""Servers that may be elsewhere tomorrow: behind Sentinels, or a node of a Redis Cluster.
+"""Servers that may move: behind Sentinels, or a node of a Redis Cluster.
 
-A yard lives on one node, so one ordinary connection is enough, if it asks where that node is
-whenever it connects. redis-py's own cluster client would spread commands over all nodes, and
-refuses some that a yard needs in one round trip (`TIME`).
+A yard lives on one node, so an ordinary connection is enough, if it looks up that node whenever it
+connects. redis-py's cluster client spreads commands over all nodes, and refuses some that a yard
+needs in one round trip (`TIME`); its `Sentinel.master_for` has a pool of its own, which does not
+wait for a free connection as those of `tokenyard.broker.pools` do.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from redis.retry import Retry
 Address = tuple[str, int]
 
 
-class Elsewhere(redis.ConnectionError):
-    """The server was asked, and is not the one (any more); it has done nothing."""
+class ServerMoved(redis.ConnectionError):
+    """The server does not hold the yard (any more), and has not run the command."""
 
 
-_ELSEWHERE: Final = (
+_MOVED: Final = (
     exceptions.AskError,
     exceptions.ClusterDownError,
     exceptions.ReadOnlyError,
@@ -35,33 +36,33 @@ _ELSEWHERE: Final = (
 
 
 class AddressBook(Protocol):
-    """Knows where a server is."""
+    """Finds the address of a server."""
 
     def find(self) -> Address:
-        """Where to connect now; raises `redis.ConnectionError`."""
+        """The address to connect to; raises `redis.ConnectionError`."""
 
-    def note(self, fault: redis.ResponseError) -> None:
-        """A server has said that it is not the one."""
+    def note(self, error: redis.ResponseError) -> None:
+        """Note that a server does not hold the yard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """Finds the master of a service; each Sentinel is asked until one knows."""
+    """Finds the master of a service: asks one Sentinel after the other."""
 
     service: str
     sentinels: Sequence[Address]
-    #: How to connect to a Sentinel; what a connection takes.
+    #: Options of the connections to Sentinels.
     options: Mapping[str, Any]
 
     def find(self) -> Address:
-        """The master, as the first Sentinel that answers names it."""
-        said = []
+        """The master, from the first Sentinel that knows it."""
+        failures = []
         for address in self.sentinels:
             try:
                 return self._ask(address)
-            except redis.RedisError as fault:
-                said.append(str(fault))
-        raise redis.ConnectionError(f"no Sentinel names a master: {'; '.join(said)}")
+            except redis.RedisError as error:
+                failures.append(str(error))
+        raise redis.ConnectionError(f"no Sentinel names a master: {'; '.join(failures)}")
 
     def _ask(self, address: Address) -> Address:
         with _briefly(address, self.options) as sentinel:
@@ -71,12 +72,12 @@ class Sentinels:
         host, port = found
         return host.decode() if isinstance(host, bytes) else host, int(port)
 
-    def note(self, fault: redis.ResponseError) -> None:
-        """Nothing to remember: the Sentinels are asked at each connection."""
+    def note(self, error: redis.ResponseError) -> None:
+        """Nothing to note: the Sentinels are asked at each connection."""
 
 
 class ClusterNodes:
-    """Finds the node that holds a yard, by what a node says that does not (``MOVED``)."""
+    """Finds the node that holds a yard, from the ``MOVED`` answers of other nodes."""
 
     def __init__(self, nodes: Sequence[Address], options: Mapping[str, Any]) -> None:
         self._nodes = nodes
@@ -84,37 +85,37 @@ class ClusterNodes:
         self._holder: Address | None = None
 
     def find(self) -> Address:
-        """The node that was said to hold the yard, or else any that answers.
+        """The node that is known to hold the yard, or else any that answers.
 
-        A node that hangs takes connections, too, so it is asked for an answer.
+        A node that hangs accepts connections, too, so each is pinged.
         """
-        said = []
+        failures = []
         for address in ([self._holder] if self._holder else []) + [*self._nodes]:
             try:
                 with _briefly(address, self._options) as node:
                     node.ping()
             except (redis.AuthenticationError, redis.ResponseError):
-                return address  # what is wrong here, the connection itself will say
-            except redis.RedisError as fault:
-                said.append(str(fault))
+                return address  # the connection itself reports the error
+            except redis.RedisError as error:
+                failures.append(str(error))
             else:
                 return address
-        raise redis.ConnectionError(f"no node of the cluster answers: {'; '.join(said)}")
+        raise redis.ConnectionError(f"no node of the cluster answers: {'; '.join(failures)}")
 
-    def note(self, fault: redis.ResponseError) -> None:
-        """Remember whom a node has named; a yard has only one hash slot."""
-        self._holder = fault.node_addr if isinstance(fault, exceptions.MovedError) else None
+    def note(self, error: redis.ResponseError) -> None:
+        """Remember the node that another has named; a yard has only one hash slot."""
+        self._holder = error.node_addr if isinstance(error, exceptions.MovedError) else None
 
 
 def _briefly(address: Address, options: Mapping[str, Any]) -> redis.Redis:
-    """A connection for one question, which is asked once."""
+    """A connection for one command, without retries."""
     host, port = address
     once = {"host": host, "port": port, "retry": Retry(NoBackoff(), 0)}
     return redis.Redis.from_pool(redis.ConnectionPool(**{**options, **once}))
 
 
-class _Searching(redis.Connection):
-    """A connection that asks where its server is whenever it connects."""
+class _LocatingConnection(redis.Connection):
+    """A connection that looks up its server whenever it connects."""
 
     def __init__(self, *, book: AddressBook, **options: Any) -> None:
         self._book = book
@@ -128,20 +129,20 @@ class _Searching(redis.Connection):
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return super().read_response(*args, **options)
-        except redis.ResponseError as fault:
-            if not _says_elsewhere(fault):
+        except redis.ResponseError as error:
+            if not _is_moved(error):
                 raise
-            self._book.note(fault)
+            self._book.note(error)
             self.disconnect()  # type: ignore[no-untyped-call]
-            raise Elsewhere(_moved(self.host, self.port, fault)) from fault
+            raise ServerMoved(_moved(self.host, self.port, error)) from error
 
 
-class _SearchingSSL(_Searching, redis.SSLConnection):
-    """`_Searching` over TLS."""
+class _LocatingSSLConnection(_LocatingConnection, redis.SSLConnection):
+    """`_LocatingConnection` over TLS."""
 
 
-class _AsyncSearching(redis.asyncio.Connection):
-    """`_Searching` for asyncio."""
+class _AsyncLocatingConnection(redis.asyncio.Connection):
+    """`_LocatingConnection` for asyncio."""
 
     def __init__(self, *, book: AddressBook, **options: Any) -> None:
         self._book = book
@@ -154,34 +155,34 @@ class _AsyncSearching(redis.asyncio.Connection):
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().read_response(*args, **options)
-        except redis.ResponseError as fault:
-            if not _says_elsewhere(fault):
+        except redis.ResponseError as error:
+            if not _is_moved(error):
                 raise
-            self._book.note(fault)
+            self._book.note(error)
             await self.disconnect()
-            raise Elsewhere(_moved(self.host, self.port, fault)) from fault
+            raise ServerMoved(_moved(self.host, self.port, error)) from error
 
 
-class _AsyncSearchingSSL(_AsyncSearching, redis.asyncio.SSLConnection):
-    """`_AsyncSearching` over TLS."""
+class _AsyncLocatingSSLConnection(_AsyncLocatingConnection, redis.asyncio.SSLConnection):
+    """`_AsyncLocatingConnection` over TLS."""
 
 
 def connection_class(*, tls: bool) -> type[redis.Connection]:
-    """The kind of connection that takes an `AddressBook` as ``book``."""
-    return _SearchingSSL if tls else _Searching
+    """The class of connections that take an `AddressBook` as ``book``."""
+    return _LocatingSSLConnection if tls else _LocatingConnection
 
 
 def async_connection_class(*, tls: bool) -> type[redis.asyncio.Connection]:
     """`connection_class` for asyncio."""
-    return _AsyncSearchingSSL if tls else _AsyncSearching
+    return _AsyncLocatingSSLConnection if tls else _AsyncLocatingConnection
 
 
-def _says_elsewhere(fault: redis.ResponseError) -> bool:
-    return isinstance(fault, _ELSEWHERE) or str(fault).startswith("UNBLOCKED")
+def _is_moved(error: redis.ResponseError) -> bool:
+    return isinstance(error, _MOVED) or str(error).startswith("UNBLOCKED")
 
 
-def _moved(host: str, port: int, fault: redis.ResponseError) -> str:
-    said = str(fault)
-    if isinstance(fault, exceptions.MovedError):
-        said = f"{fault.host}:{fault.port} does"
-    return f"{host}:{port} does not serve this yard now: {said}"
+def _moved(host: str, port: int, error: redis.ResponseError) -> str:
+    reason = str(error)
+    if isinstance(error, exceptions.MovedError):
+        reason = f"{error.host}:{error.port} does"
+    return f"{host}:{port} does not serve this yard now: {reason}"

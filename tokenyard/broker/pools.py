@@ -1,8 +1,8 @@
-"""Bounded pools of connections: whoever finds all of them in use waits for one, for a while.
+"""Bounded pools of connections: while all of them are in use, a caller waits for one.
 
-redis-py's own pools raise "Too many connections" at once. Its blocking pools wait; the
-synchronous one is used here with a quicker queue, the asynchronous one is not: a caller that is
-cancelled at the wrong moment takes a place in it away for good.
+redis-py's default pools raise "Too many connections" immediately. Its blocking pools wait; the
+synchronous one is used here with a faster queue. The asynchronous one is not used: a caller that is
+cancelled at the wrong moment removes a place from it for good.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import redis.asyncio
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
-#: redis-py's own numbers.
+#: redis-py's own defaults.
 DEFAULT_MAX_CONNECTIONS: Final = 50
 DEFAULT_POOL_TIMEOUT_S: Final = 20.0
 
@@ -38,10 +38,10 @@ def _check(max_connections: int, timeout_s: float) -> None:
 
 
 class IdleConnections:
-    """Idle connections, the one used last first; takes no lock unless somebody has to wait.
+    """Idle connections, the last used one first; takes no lock unless a caller has to wait.
 
-    The queue of `WaitingPool`, with the methods of `queue.LifoQueue` that redis-py calls. Adding
-    to the end of a list, and taking from it, is safe without a lock.
+    The queue of `WaitingPool`, with the methods of `queue.LifoQueue` that redis-py calls. Appending
+    to a list and popping from its end is safe without a lock.
     """
 
     def __init__(self, maxsize: int) -> None:
@@ -51,7 +51,7 @@ class IdleConnections:
         self._added = threading.Condition()
 
     def put_nowait(self, connection: Any) -> None:
-        """Add one, None for one that is yet to be made; raises `Full`."""
+        """Add a connection, None for one that is not made yet; raises `Full`."""
         if len(self.queue) >= self._maxsize:
             raise Full
         self.queue.append(connection)
@@ -60,7 +60,7 @@ class IdleConnections:
                 self._added.notify()
 
     def take(self) -> Any:
-        """The connection that was used last; None where all that exist are in use."""
+        """The connection that was used last; None where all existing ones are in use."""
         connection = None
         with contextlib.suppress(IndexError):
             connection = self.queue.pop()
@@ -69,7 +69,7 @@ class IdleConnections:
         return connection
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take one, waiting for it; raises `redis.exceptions.MaxConnectionsError`."""
+        """Wait for a connection; raises `redis.exceptions.MaxConnectionsError`."""
         with contextlib.suppress(IndexError):
             return self.queue.pop()
         if not block:
@@ -111,7 +111,7 @@ class WaitingPool(redis.BlockingConnectionPool):
 
     @property
     def idle(self) -> IdleConnections:
-        """What nobody uses now."""
+        """The connections that are not in use."""
         idle: IdleConnections = self.pool
         return idle
 
@@ -132,7 +132,7 @@ class AsyncWaitingPool(redis.asyncio.ConnectionPool):
         self._places = asyncio.Semaphore(max_connections)
 
     async def get_connection(self, *_: Any, **__: Any) -> AbstractConnection:
-        """A connection, as soon as there is one; raises `redis.exceptions.MaxConnectionsError`."""
+        """Wait for a connection; raises `redis.exceptions.MaxConnectionsError`."""
         await self._take_place()
         connection: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]
         try:
@@ -144,7 +144,7 @@ class AsyncWaitingPool(redis.asyncio.ConnectionPool):
 
     async def _take_place(self) -> None:
         if not self._places.locked():
-            await self._places.acquire()  # at once, and without a timer
+            await self._places.acquire()  # without a timer
             return
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -153,7 +153,7 @@ class AsyncWaitingPool(redis.asyncio.ConnectionPool):
             raise _all_in_use(self.max_connections, self._timeout_s) from None
 
     async def release(self, connection: Any) -> None:
-        """Give a connection back."""
+        """Return a connection to the pool."""
         try:
             await super().release(connection)
         finally:

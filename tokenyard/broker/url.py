@@ -1,4 +1,4 @@
-"""URLs of brokers: what they mean, and how they are shown.
+"""URLs of brokers: how they are read and shown.
 
 ``redis://``, ``rediss://`` (TLS) and ``unix://`` are redis-py's, with its options behind the
 ``?``. With several hosts there are ``redis+sentinel://a:26379,b:26379/service``, to which a
@@ -19,17 +19,17 @@ from tokenyard.broker.discovery import Address, AddressBook, ClusterNodes, Senti
 from tokenyard.protocol.errors import SettingsError
 
 SCHEMES: Final = ("redis", "rediss", "unix")
-#: What may follow ``redis`` and ``rediss`` in a scheme, with the port where a URL gives none.
+#: Suffixes of the schemes ``redis`` and ``rediss``, with their default ports.
 _PORTS: Final = {"sentinel": 26379, "cluster": 6379}
-#: Options of a URL that are for the Sentinels, which have users of their own.
+#: Options of a URL for the Sentinels, which have their own users.
 _OF_SENTINELS: Final = {"sentinel_username": "username", "sentinel_password": "password"}
-#: Options of a URL that are for the pool, not for one connection.
+#: Options of a URL for the pool, not for one connection.
 _OF_THE_POOL: Final = frozenset({"max_connections", "timeout"})
 _PASSWORD_IN_QUERY: Final = re.compile(r"(^|&)(sentinel_)?password=[^&]*", re.IGNORECASE)
 
 
 def public_url(url: str) -> str:
-    """The URL without user name and password, fit for logs and messages."""
+    """The URL without user name and password, for logs and messages."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -37,12 +37,12 @@ def public_url(url: str) -> str:
     query = _PASSWORD_IN_QUERY.sub("", parts.query).lstrip("&")
     netloc = parts.netloc.rpartition("@")[2]
     shown = urlunsplit((parts.scheme, netloc, parts.path, query, ""))
-    # urlunsplit leaves out an empty host where the path does not ask for it.
+    # urlunsplit omits an empty host where the path does not need it.
     return shown if "://" in shown else shown.replace(":", "://", 1)
 
 
 def named_url(url: str) -> str:
-    """`public_url` with the name of the user, for messages about what the user may do."""
+    """`public_url` with the user name, for messages about permissions."""
     shown = public_url(url)
     try:
         user = urlsplit(url).username
@@ -52,7 +52,7 @@ def named_url(url: str) -> str:
 
 
 def user_of(url: str) -> str:
-    """The user that a URL logs in as; "" where it names none."""
+    """The user name in a URL; "" where it has none."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -62,9 +62,9 @@ def user_of(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a URL leads to: a URL that redis-py knows, and who knows where that server is now.
+    """A URL that redis-py accepts, and an address book where the server may move.
 
-    With a ``book``, the kind of connection is for the caller to choose, by ``has_tls``.
+    With a ``book``, the caller chooses the class of connections by ``has_tls``.
     """
 
     url: str
@@ -75,12 +75,12 @@ class Target:
 def read_url(url: str, timeout_s: float) -> Target:
     """Read a URL; raises `SettingsError` for a bad one.
 
-    ``timeout_s`` bounds each question where a server is.
+    ``timeout_s`` bounds each lookup of a server.
     """
     try:
         return _target(urlsplit(url), url, timeout_s)
-    except ValueError as fault:
-        raise SettingsError([f"redis URL {public_url(url)!r}: {fault}"]) from fault
+    except ValueError as error:
+        raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
 
 
 def _target(parts: SplitResult, url: str, timeout_s: float) -> Target:
@@ -115,7 +115,7 @@ def _addresses(parts: SplitResult, default_port: int) -> list[Address]:
 
 
 def _plain(parts: SplitResult, base: str, address: Address, database: str = "") -> str:
-    """The URL of one host alone, for redis-py to read the options in it."""
+    """The URL of one host, from which redis-py reads the options."""
     who, at, _ = parts.netloc.rpartition("@")
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     query = [(name, value) for name, value in parse_qsl(parts.query) if name not in _OF_SENTINELS]
@@ -129,7 +129,7 @@ def _sentinel_user(parts: SplitResult) -> dict[str, str | None]:
 
 
 def _asking(plain: str, timeout_s: float) -> dict[str, Any]:
-    """Options of a connection that asks where a server is."""
+    """Options of a connection for lookups."""
     bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call]
     mine = {name: value for name, value in options.items() if name not in _OF_THE_POOL}
@@ -138,5 +138,5 @@ def _asking(plain: str, timeout_s: float) -> dict[str, Any]:
 
 @functools.cache
 def _cluster(plain: str, addresses: tuple[Address, ...], timeout_s: float) -> ClusterNodes:
-    """Shared by all connections of a process, so that only the first is told to go elsewhere."""
+    """Shared by all connections of a process, so that only the first one is redirected."""
     return ClusterNodes(addresses, _asking(plain, timeout_s))

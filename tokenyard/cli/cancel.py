@@ -20,10 +20,10 @@ ABOUT: Final = """Cancel requests, whether they wait or run.
 
 A request has its result, `cancelled`, at once, with the tokens that were published, and its
 worker is told. One that is over keeps its result. An id that the yard does not know is
-forestalled: it has the result `cancelled`, and should the request still come, it is not run.
+cancelled_before_arrival: it has the result `cancelled`, and is not run if it comes later.
 
 Without --client each is that of `anon`, else of the only client that has the id, which is looked
-for; an id that nobody has is forestalled for `anon`. Nothing is cancelled before all are found.
+for; an unknown id is cancelled for `anon`. Nothing is cancelled before all are found.
 
 \b
 Examples:

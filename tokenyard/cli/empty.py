@@ -19,7 +19,7 @@ from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import Unanswerable
 from tokenyard.protocol.wording import counted
-from tokenyard.scripts import CANCEL_LOOKS, Cancelled, Scripts, cancel, waits_at
+from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
 
 ABOUT: Final = """Cancel what waits in the intakes; what runs goes on.
 
@@ -143,7 +143,7 @@ def _cancel(
     if isinstance(request, Unanswerable):
         return Emptied.NOBODYS
     keys = scripts.keys
-    for _ in range(CANCEL_LOOKS):
+    for _ in range(CANCEL_ATTEMPTS):
         ledger = keys.ledger(request.client, request.id)
         seen: Any = connection.hmget(ledger, "state", "sid", "intake", "entry")
         if not _waits_here(seen, name, entry):

@@ -15,8 +15,8 @@ from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.parameters import named_values
 from tokenyard.cli.whose import named
-from tokenyard.client.build import Item, SharedOptions
 from tokenyard.client.durability import LEVELS, Durability
+from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
 from tokenyard.process.program import Exit, PlainCommand, YardChoice, words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout

@@ -1,7 +1,7 @@
 """The asynchronous client: asyncio around `tokenyard.client.core`; its twin is `sync`.
 
-One task hears the replies to all of a client's requests over one blocking connection; it starts
-at the first request. A client belongs to one event loop.
+One task, the listener, reads the replies to all of a client's requests over one blocking
+connection; it starts at the first request. A client belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from redis.exceptions import NoPermissionError, NoScriptError
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.client.async_event import AsyncEvent
-from tokenyard.client.build import Item, PreparedRequest, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.core import ClientCore, sound
+from tokenyard.client.build import PreparedRequest
+from tokenyard.client.core import ClientCore
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
-from tokenyard.client.operations import Ask, Operation, Pause, Steps, checked
-from tokenyard.client.pending import DeltaCursor, Patience, PendingRequest
+from tokenyard.client.operations import Ask, Delay, Operation, Steps, checked
+from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
+from tokenyard.client.pending import DeltaCursor, PendingRequest, WaitDeadline
+from tokenyard.client.submission import require_valid
 from tokenyard.client.sync import (
     DEFAULT_CONNECT_TIMEOUT_S,
     DEFAULT_RESULT_TIMEOUT_S,
@@ -70,27 +72,27 @@ class AsyncClient:
         )
         self._starting = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
-        self._has_met = False
+        self._has_started = False
 
     @property
     def client_id(self) -> str:
-        """The name under which replies come."""
-        return self._core.client_id
+        """The name of this client's reply stream."""
+        return self._core.state.client_id
 
     async def start(self) -> None:
         """See `tokenyard.Client.start`."""
-        if not self._has_met:
+        if not self._has_started:
             await self.info()
 
     async def close(self) -> None:
         """See `tokenyard.Client.close`."""
-        if self._core.is_closed:
+        if self._core.state.is_closed:
             return
         self._core.close()
         if self._listener is not None:
             await _end(self._listener)
         with contextlib.suppress(TokenyardError):
-            await self._drive(self._core.take_leave())
+            await self._drive(self._core.leave())
         await self._connection.aclose()
 
     async def __aenter__(self) -> Self:
@@ -102,15 +104,15 @@ class AsyncClient:
 
     async def info(self) -> YardInfo:
         """See `tokenyard.Client.info`."""
-        info = await self._drive(self._core.meet())
-        self._has_met = True
+        info = await self._drive(self._core.handshake())
+        self._has_started = True
         return info
 
     async def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncHandle:
         """See `tokenyard.Client.submit`."""
         await self._listen()
-        draft = self._core.draft(prompt, options)
-        [handle] = await self._submit([draft])
+        prepared = self._core.builder.prepare(prompt, options)
+        [handle] = await self._submit([prepared])
         return handle
 
     async def submit_many(
@@ -118,15 +120,15 @@ class AsyncClient:
     ) -> list[AsyncHandle]:
         """See `tokenyard.Client.submit_many`."""
         await self._listen()
-        return await self._submit(sound(self._core.draft_many(items, shared)))
+        return await self._submit(require_valid(self._core.builder.prepare_many(items, shared)))
 
-    async def _submit(self, drafts: Sequence[PreparedRequest]) -> list[AsyncHandle]:
+    async def _submit(self, prepared: Sequence[PreparedRequest]) -> list[AsyncHandle]:
         try:
-            exchanges = await self._drive(self._core.submit(drafts))
+            requests = await self._drive(self._core.submitter.submit(prepared))
         except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
-            refused.accepted = [AsyncHandle(self, exchange) for exchange in refused.accepted]
+            refused.accepted = [AsyncHandle(self, pending) for pending in refused.accepted]
             raise
-        return [AsyncHandle(self, exchange) for exchange in exchanges]
+        return [AsyncHandle(self, pending) for pending in requests]
 
     async def map(
         self,
@@ -137,27 +139,27 @@ class AsyncClient:
         **shared: Unpack[SharedOptions],
     ) -> AsyncIterator[tuple[int, Result]]:
         """See `tokenyard.Client.map`."""
-        news = AsyncEvent()
-        state = MapWindow(items, window, ordered=ordered, wake=news.come)
+        updated = AsyncEvent()
+        state = MapWindow(items, window, ordered=ordered, wake=updated.set)
         await self._listen()
-        patience_s = self._core.result_timeout_s
-        give_up = time.monotonic() + patience_s
+        timeout_s = self._core.state.result_timeout_s
+        give_up = time.monotonic() + timeout_s
         try:
             while not state.is_over:
-                news.clear()
-                state.add(self._core.draft_many(state.pull(), shared))
-                if await self._drive(self._core.submit_window(state)):
-                    give_up = time.monotonic() + patience_s
+                updated.clear()
+                state.add(self._core.builder.prepare_many(state.pull(), shared))
+                if await self._drive(self._core.submitter.submit_window(state)):
+                    give_up = time.monotonic() + timeout_s
                 for numbered in state.ready():
                     yield numbered
-                    give_up = time.monotonic() + patience_s
+                    give_up = time.monotonic() + timeout_s
                 now = time.monotonic()
                 if now >= give_up:
-                    raise await self._drive(self._core.give_up(state))
-                await news.wait(state.wait_s(now, give_up - now))
+                    raise await self._drive(self._core.submitter.timeout_error(state))
+                await updated.wait(state.wait_s(now, give_up - now))
         finally:
             self._core.forget(state.running)
-            news.close()
+            updated.close()
 
     async def attach(self, request_id: str) -> AsyncHandle:
         """See `tokenyard.Client.attach`."""
@@ -173,41 +175,41 @@ class AsyncClient:
         return await self._drive(self._core.cancel(request_id))
 
     async def wait_for(
-        self, exchange: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
+        self, pending: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
     ) -> None:
         """See `tokenyard.Client.wait_for`."""
-        with _Hearing(exchange) as news:
-            patience = self.patience(timeout_s)
+        with _UpdateEvent(pending) as updated:
+            deadline = self.wait_deadline(timeout_s)
             while not is_enough():
-                news.clear()
-                await news.wait(patience.left_s(exchange))
+                updated.clear()
+                await updated.wait(deadline.left_s(pending))
 
-    def patience(self, timeout_s: float | None = None) -> Patience:
-        """A bound on waits, the client's own where no time is given. For handles."""
-        return Patience(timeout_s, self._core.result_timeout_s)
+    def wait_deadline(self, timeout_s: float | None = None) -> WaitDeadline:
+        """A deadline for one wait, by default the client's own. For handles."""
+        return WaitDeadline(timeout_s, self._core.state.result_timeout_s)
 
-    # Carrying out the dialogue
+    # Carrying out the core's operations
 
     async def _drive(self, steps: Steps[T], connection: AsyncRedis | None = None) -> T:
         """Carry out operations until the steps end."""
         answer: Any = None
-        fault: TokenyardError | None = None
+        failure: TokenyardError | None = None
         while True:
             try:
-                step = steps.send(answer) if fault is None else steps.throw(fault)
+                step = steps.send(answer) if failure is None else steps.throw(failure)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer, fault = None, None
+            answer, failure = None, None
             try:
                 answer = await self._do(step, connection or self._connection)
             except TokenyardError as error:
-                fault = error
+                failure = error
 
     async def _do(self, operation: Operation, connection: AsyncRedis) -> Any:
-        with translated(self._core.url):
+        with translated(self._core.state.url):
             match operation:
-                case Pause():
+                case Delay():
                     return await asyncio.sleep(operation.seconds)
                 case Ask():
                     return await _ask(connection, operation)
@@ -215,8 +217,8 @@ class AsyncClient:
                     return operation.read(await self._call(operation))
 
     async def _call(self, call: Call[Any]) -> Any:
-        """Call a script; one that the leader is to load is waited for."""
-        give_up = time.monotonic() + self._core.patience_s(call)
+        """Call a script; waits for one that only the leader may load."""
+        give_up = time.monotonic() + self._core.script_timeout_s(call)
         run: Any = self._connection.execute_command  # redis-py gives no types for it
         command = command_of(call)
         while True:
@@ -225,14 +227,14 @@ class AsyncClient:
             except NoScriptError:
                 try:
                     await run("SCRIPT LOAD", source(call.script))
-                except NoPermissionError as fault:
+                except NoPermissionError as error:
                     if time.monotonic() >= give_up:
-                        raise ScriptsMissing(call.script) from fault
+                        raise ScriptsMissing(call.script) from error
                     await asyncio.sleep(MISSING_EVERY_S)
 
     async def _listen(self) -> None:
-        """Meet the yard and start to hear replies, once."""
-        if self._core.is_closed:
+        """Start this client and its listener, once."""
+        if self._core.state.is_closed:
             raise RuntimeError("the client is closed")
         if self._listener is not None:
             return
@@ -240,22 +242,22 @@ class AsyncClient:
             await self.start()
             if self._listener is None:
                 name = f"tokenyard-replies-{self.client_id}"
-                self._listener = asyncio.create_task(self._hear(), name=name)
+                self._listener = asyncio.create_task(self._run_listener(), name=name)
 
-    async def _hear(self) -> None:
-        """The listener's life."""
-        url = self._core.url
-        fault = TokenyardError("the client has failed, see its log")
+    async def _run_listener(self) -> None:
+        """The body of the listener."""
+        url = self._core.state.url
+        failure = TokenyardError("the client has failed, see its log")
         try:
             async with open_async_connection(
                 url, timeout_s=LISTEN_TIMEOUT_S, retries=0
             ) as connection:
                 await self._drive(self._core.listen(), connection)
         except TokenyardError as error:
-            fault = error
+            failure = error
         finally:
-            self._listener = None  # the next request starts another
-            self._core.break_off(fault)
+            self._listener = None  # the next request starts a new one
+            self._core.state.router.forget_all(failure)
 
 
 async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
@@ -272,9 +274,9 @@ async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it is over.
+    """Cancel a task and wait until it has ended.
 
-    Cancelled again and again, because redis-py loses a cancellation that comes while it connects.
+    The cancellation is repeated, because redis-py loses one that comes while it connects.
     """
     give_up = time.monotonic() + LISTEN_TIMEOUT_S
     while not task.done() and time.monotonic() < give_up:
@@ -282,30 +284,30 @@ async def _end(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task], timeout=_CANCEL_EVERY_S)
 
 
-class _Hearing(AsyncEvent):
-    """Comes whenever an exchange has brought something, inside a ``with``."""
+class _UpdateEvent(AsyncEvent):
+    """Set by each update of a pending request, inside a ``with``."""
 
-    __slots__ = ("_exchange",)
+    __slots__ = ("_pending",)
 
-    def __init__(self, exchange: PendingRequest) -> None:
+    def __init__(self, pending: PendingRequest) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._pending = pending
 
     def __enter__(self) -> Self:
-        self._exchange.listeners.append(self.come)
+        self._pending.listeners.append(self.set)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._exchange.listeners.remove(self.come)
+        self._pending.listeners.remove(self.set)
         self.close()
 
 
 class AsyncHandle:
     """`tokenyard.Handle` for asyncio."""
 
-    def __init__(self, client: AsyncClient, exchange: PendingRequest) -> None:
+    def __init__(self, client: AsyncClient, pending: PendingRequest) -> None:
         self._client = client
-        self._exchange = exchange
+        self._pending = pending
 
     def __repr__(self) -> str:
         return f"<AsyncHandle {self.id!r}>"
@@ -313,17 +315,17 @@ class AsyncHandle:
     @property
     def id(self) -> str:
         """The id of the request."""
-        return self._exchange.id
+        return self._pending.id
 
     @property
     def position(self) -> int | None:
         """See `tokenyard.Handle.position`."""
-        return self._exchange.position
+        return self._pending.position
 
     @property
     def eta_s(self) -> float | None:
         """See `tokenyard.Handle.eta_s`."""
-        return self._exchange.eta_s
+        return self._pending.eta_s
 
     async def cancel(self) -> Cancellation:
         """See `tokenyard.Handle.cancel`."""
@@ -331,25 +333,25 @@ class AsyncHandle:
 
     async def result(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109 - as in the twin
         """See `tokenyard.Handle.result`."""
-        await self._wait(lambda: self._exchange.is_over, timeout)
-        return self._exchange.success()
+        await self._wait(lambda: self._pending.is_over, timeout)
+        return self._pending.success()
 
     async def wait(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109 - as in the twin
         """See `tokenyard.Handle.wait`."""
-        await self._wait(lambda: self._exchange.is_over, timeout)
-        return self._exchange.result()
+        await self._wait(lambda: self._pending.is_over, timeout)
+        return self._pending.result()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """See `tokenyard.Handle.__iter__`."""
-        exchange = self._exchange
-        cursor = DeltaCursor(exchange)
-        patience = self._client.patience()
-        with _Hearing(exchange) as news:
+        pending = self._pending
+        cursor = DeltaCursor(pending)
+        deadline = self._client.wait_deadline()
+        with _UpdateEvent(pending) as updated:
             while not cursor.is_over:
-                patience.renew()
-                while not cursor.has_news:
-                    news.clear()  # what was read long ago would end this wait
-                    await news.wait(patience.left_s(exchange))
+                deadline.renew()
+                while not cursor.has_updates:
+                    updated.clear()  # else an update that was read already would end this wait
+                    await updated.wait(deadline.left_s(pending))
                 for delta in cursor.read():
                     yield delta
 
@@ -358,4 +360,4 @@ class AsyncHandle:
         return await self._client.status(self.id)
 
     async def _wait(self, is_enough: Callable[[], bool], timeout_s: float | None) -> None:
-        await self._client.wait_for(self._exchange, is_enough, timeout_s)
+        await self._client.wait_for(self._pending, is_enough, timeout_s)

@@ -1,4 +1,4 @@
-"""Waits of the asynchronous client: for what the listener brings, and no longer than allowed."""
+"""An event for one task, with a time-out for each wait and without a timer for each."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ import asyncio
 
 
 class AsyncEvent:
-    """Says that something has come, to one task of one event loop; each wait has a bound.
+    """`asyncio.Event` for one waiting task, whose `wait` has a time-out.
 
     `asyncio.wait_for` makes a task for each wait, and a timer for each wait costs as much as the
-    wait: a streamed token is one. So one timer serves many, and looks again when it rings early.
+    wait for a streamed token itself. So one timer serves many waits, and is set again when it fires
+    too early.
     """
 
-    __slots__ = ("_due", "_has_come", "_loop", "_rings_at", "_timer", "_waiter")
+    __slots__ = ("_due", "_fires_at", "_is_set", "_loop", "_timer", "_waiter")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._has_come = False
+        self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
-        self._due = self._rings_at = 0.0  # in the loop's time
+        self._due = self._fires_at = 0.0  # in the loop's time
         self._timer: asyncio.TimerHandle | None = None
 
-    def come(self, _: object = None) -> None:
-        """Something has come; from whom does not matter."""
-        self._has_come = True
+    def set(self, _: object = None) -> None:
+        """Set the event; the argument is that of a listener, and ignored."""
+        self._is_set = True
         self._wake()
 
     def clear(self) -> None:
-        """What has come until now was seen."""
-        self._has_come = False
+        """Clear the event."""
+        self._is_set = False
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for what has not been seen, at most so long."""
-        if self._has_come or timeout_s <= 0:
+        """Wait until the event is set, at most ``timeout_s``."""
+        if self._is_set or timeout_s <= 0:
             return
         self._due = self._loop.time() + timeout_s
-        if self._timer is None or self._due < self._rings_at:
+        if self._timer is None or self._due < self._fires_at:
             self._arm()
         self._waiter = self._loop.create_future()
         try:
@@ -44,17 +45,17 @@ class AsyncEvent:
             self._waiter = None
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _arm(self) -> None:
         self.close()
-        self._rings_at = self._due
-        self._timer = self._loop.call_at(self._rings_at, self._look)
+        self._fires_at = self._due
+        self._timer = self._loop.call_at(self._fires_at, self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._waiter is None:
             return

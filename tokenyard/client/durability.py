@@ -1,9 +1,9 @@
-"""How safe a request must be before its submission counts as accepted.
+"""Where a request must be stored before its submission counts as accepted.
 
-Redis says it itself, by WAITAOF and WAIT (Redis and Valkey 7.2 or newer), for all that was written
-before on the same connection: one wait for a whole burst. Under ``appendfsync everysec`` some
-servers, Valkey 9.1 among them, answer WAITAOF before they have written (redis#13793), and nothing
-that a client may ask tells them from others: only under ``always`` is ``disk`` sure.
+WAITAOF and WAIT (Redis and Valkey 7.2 or newer) wait for everything written before on the same
+connection: one wait for a whole burst. Under ``appendfsync everysec`` some servers, including
+Valkey 9.1, answer WAITAOF before they have written (redis#13793), and a client cannot detect that:
+``disk`` is certain only under ``always``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from tokenyard.protocol.errors import InvalidRequest
 
 Durability = Literal["memory", "disk", "replicated"]
 LEVELS: Final = get_args(Durability)
-#: Longest wait for a disk or a replica. Where the server writes to its disk once a second, a wait
-#: takes up to that.
+#: Longest wait for a disk or a replica. A server that syncs once a second takes up to a second.
 WAIT_S: Final = 5.0
 
 
@@ -29,7 +28,7 @@ def check_durability(value: Any) -> Durability:
 
 
 def wait_command(durability: Durability) -> Command | None:
-    """The command that waits for it, after what is to be waited for; None: there is none."""
+    """The command that waits, to be sent after the writes; None for ``memory``."""
     wait_ms = int(1000 * WAIT_S)
     match durability:
         case "disk":
@@ -40,8 +39,8 @@ def wait_command(durability: Durability) -> Command | None:
             return None
 
 
-def why_not(durability: Durability, answer: Any) -> str:
-    """Why that command did not say that it is so; "" where it did."""
+def durability_error(durability: Durability, answer: Any) -> str:
+    """Why the writes are not known to be durable, from the answer to `wait_command`; else ""."""
     if isinstance(answer, Exception):
         text = str(answer)
         if "unknown command" in text.lower():

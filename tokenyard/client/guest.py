@@ -1,6 +1,6 @@
-"""How a client speaks that is not trusted: by entries of its inbox, which the leader empties.
+"""How a guest reaches the yard: by entries in its inbox, which the leader reads; without I/O.
 
-No I/O here. What became of an entry comes back on the stream of replies, as a receipt.
+The answer to an entry comes on the stream of replies, as a receipt.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenyard.client.durability import Durability, wait_command, why_not
-from tokenyard.client.operations import Ask, Command, Pause, Steps
+from tokenyard.client.durability import Durability, durability_error, wait_command
+from tokenyard.client.operations import Ask, Command, Delay, Steps
 from tokenyard.client.router import ReplyRouter
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator
 from tokenyard.protocol.keys import Keys, PriorityClass
@@ -22,9 +22,9 @@ from tokenyard.protocol.receipts import MOST_ENDED, Receipt
 from tokenyard.protocol.wire import Request, RequestTemplate, prompt_value
 from tokenyard.scripts import Acceptance, Submitted
 
-#: Between looks whether receipts have come.
-_FIRST_LOOK_S: Final = 0.001
-_LONGEST_LOOK_S: Final = 0.02
+#: Pauses between two checks for receipts.
+_FIRST_POLL_S: Final = 0.001
+_MAX_POLL_S: Final = 0.02
 _CODES: Final = {
     "accepted": Submitted.ACCEPTED,
     "known": Submitted.KNOWN,
@@ -35,12 +35,12 @@ _CODES: Final = {
 
 
 class Guest:
-    """One client's way through the inbox of its user."""
+    """One client that uses the inbox of its user."""
 
-    def __init__(self, user: str, client_id: str, keys: Keys, session: ReplyRouter) -> None:
+    def __init__(self, user: str, client_id: str, keys: Keys, router: ReplyRouter) -> None:
         self._inbox = keys.inbox(user)
         self._client_id = client_id
-        self._session = session
+        self._router = router
         self._run = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
@@ -53,20 +53,19 @@ class Guest:
         is_watched: bool,
         refuse_late: bool,
         durability: Durability,
-        patience_s: float,
+        timeout_s: float,
     ) -> Steps[tuple[list[Acceptance], str]]:
-        """Submit a burst, and wait for what the leader says of each.
+        """Submit a burst and wait for the leader's receipts.
 
-        With why the entries of the inbox are not known to be as safe as was asked for, or "".
+        Returns the answers, and why the entries are not known to be durable ("" if they are).
 
-        Raises `NoCoordinator` where it says nothing for so long, `InvalidRequest` for one that it
-        cannot read.
+        Raises `NoCoordinator` where no receipt comes within ``timeout_s``, and `InvalidRequest`.
         """
         receipts = [f"{self._run}-{next(self._numbers)}" for _ in requests]
         more: dict[str, str | int] = {"class": priority_class}
         more |= {"attach": 1} if is_watched else {}
         more |= {"refuse_late": 1} if refuse_late else {}
-        self._session.expect(receipts)
+        self._router.expect(receipts)
         try:
             wait = wait_command(durability)
             answers: list[Any] = yield Ask(
@@ -75,7 +74,7 @@ class Guest:
                         {
                             "id": request.id,
                             template.field: prompt_value(request),
-                            "shared": template.common,
+                            "common": template.common,
                             "receipt": receipt,
                             **more,
                         }
@@ -86,30 +85,30 @@ class Guest:
                 ],
                 wait,
             )
-            why = why_not(durability, answers[-1]) if wait else ""
-            found = yield from self._wait(receipts, patience_s)
+            not_durable = durability_error(durability, answers[-1]) if wait else ""
+            found = yield from self._wait(receipts, timeout_s)
         finally:
-            self._session.expect_no_more(receipts)
-        return [_acceptance(receipt) for receipt in found], why
+            self._router.expect_no_more(receipts)
+        return [_acceptance(receipt) for receipt in found], not_durable
 
-    def _wait(self, receipts: Sequence[str], patience_s: float) -> Steps[list[Receipt]]:
-        give_up, pause_s = time.monotonic() + patience_s, _FIRST_LOOK_S
-        while (found := self._session.receipts(receipts)) is None:
+    def _wait(self, receipts: Sequence[str], timeout_s: float) -> Steps[list[Receipt]]:
+        give_up, pause_s = time.monotonic() + timeout_s, _FIRST_POLL_S
+        while (found := self._router.receipts(receipts)) is None:
             if time.monotonic() >= give_up:
                 raise NoCoordinator(
-                    f"nobody has taken the requests out of the inbox within {patience_s:g} s; they"
-                    " may be taken later: submit them again with the same ids"
+                    f"no coordinator has read the requests from the inbox within {timeout_s:g} s;"
+                    " one may do so later: submit them again with the same ids"
                 )
-            yield Pause(pause_s)
-            pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
+            yield Delay(pause_s)
+            pause_s = min(1.5 * pause_s, _MAX_POLL_S)
         return found
 
     def cancel(self, request_id: str) -> Ask:
-        """Ask for a request to be cancelled; its ledger shows when that is done."""
+        """Request a cancel; the ledger shows when it is done."""
         return Ask([self._add({"do": "cancel", "client": self._client_id, "id": request_id})])
 
     def attend(self, ended: Sequence[str], *, leaves: bool = False) -> Ask:
-        """Say that this client is there, or leaves, and which of its requests have ended."""
+        """Renew this client's lease, or end it, and report which of its requests have ended."""
         parts = [ended[at : at + MOST_ENDED] for at in range(0, len(ended), MOST_ENDED)] or [[]]
         entries: list[dict[str, Any]] = [
             {"do": "attend", "client": self._client_id, "ended": msgspec.json.encode(part)}

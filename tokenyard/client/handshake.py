@@ -1,4 +1,4 @@
-"""What a client learns when it meets a yard, and the errors when nobody is there.
+"""The handshake: what a client reads about a yard, and the errors where it has no leader.
 
 The leader writes the hash ``info`` (`protocol`, `models`, `default_model`,
 `max_num_queued_reqs`, `max_request_bytes`, `coordinator`) and holds the key ``leader``.
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tokenyard.broker.connection import public_url
 from tokenyard.broker.url import user_of
-from tokenyard.client.operations import Ask, Pause, Steps
+from tokenyard.client.operations import Ask, Delay, Steps
 from tokenyard.protocol.errors import (
     BrokerNotWritable,
     NoCoordinator,
@@ -35,27 +35,28 @@ _names_decoder = msgspec.json.Decoder(list[str])
 
 
 class YardInfo(Struct, frozen=True, kw_only=True):
-    """What a yard says of itself."""
+    """What a yard announces."""
 
     yard: str
     protocol: int
-    coordinator: str  # the one that leads
+    coordinator: str  # the leader
     models: list[str]
     default_model: str
-    max_num_queued_reqs: int  # requests that may wait; 0: no bound
-    max_request_bytes: int  # 0: no bound
+    max_num_queued_reqs: int  # 0: no limit
+    max_request_bytes: int  # 0: no limit
     workers: dict[str, WorkerInfo]  # those that hold a lease now
-    clock_offset_s: float = 0.0  # the server's clock less ours
-    #: Whether this client's user is a guest: it speaks by its inbox, and is not shown the workers.
+    clock_offset_s: float = 0.0  # the server's clock minus ours
+    #: Whether this client's user is a guest: it writes to its inbox and may not see the workers.
     is_guest: bool = False
 
 
-def shake_hands(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
-    """Wait at most ``timeout_s`` for a leader, then read what the yard says of itself.
+def read_yard(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
+    """Wait at most ``timeout_s`` for a leader, then read what the yard announces.
 
-    The yard's guests are known by the user in ``url``; they may not look at the workers.
+    The user in ``url`` decides whether the client is a guest.
 
-    Raises `NoCoordinator`, `BrokerNotWritable` where nobody can lead, or `ProtocolMismatch`.
+    Raises `NoCoordinator`, `BrokerNotWritable` where no coordinator can lead, or
+    `ProtocolMismatch`.
     """
     give_up = time.monotonic() + timeout_s
     while True:
@@ -73,22 +74,22 @@ def shake_hands(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
         left_s = give_up - time.monotonic()
         if left_s <= 0:
             yield from _expect_writable(keys)
-            raise NoCoordinator(_nobody(keys.yard, url, timeout_s))
-        yield Pause(min(_POLL_S, left_s))
+            raise NoCoordinator(_no_coordinator(keys.yard, url, timeout_s))
+        yield Delay(min(_POLL_S, left_s))
 
 
 def _expect_writable(keys: Keys) -> Steps[None]:
-    """Raises `BrokerNotWritable` where the server takes no writes, so that nobody can lead."""
+    """Raises `BrokerNotWritable` where the server takes no writes, so that none can lead."""
     try:
         yield probe(keys)
     except BrokerNotWritable:
         raise
     except TokenyardError:
-        return  # a user who may not ask; the yard is as it looks
+        return  # this user may not run the probe
 
 
 def _read(yard: str, answers: list[Any], now: float, *, is_guest: bool) -> YardInfo:
-    """The answers as a whole."""
+    """Read the answers; raises `ProtocolMismatch`."""
     leader, info, roster, leases, (seconds, micros) = answers
     protocol = _number(info, b"protocol")
     if protocol != WIRE_VERSION:
@@ -128,14 +129,14 @@ def _names(raw: bytes) -> list[str]:
 
 
 def _worker(packed: bytes) -> WorkerInfo | None:
-    """A worker's entry; None where a newer worker writes what we cannot read."""
+    """A worker's roster entry; None where this version cannot read it."""
     try:
         return decode_worker(packed)
     except msgspec.DecodeError:
         return None
 
 
-def _nobody(yard: str, url: str, timeout_s: float) -> str:
+def _no_coordinator(yard: str, url: str, timeout_s: float) -> str:
     shown = public_url(url)
     command = shlex.join(["tokenyard", "--redis-url", shown, "--yard", yard, "coordinator"])
     return (

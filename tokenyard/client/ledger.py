@@ -1,7 +1,7 @@
-"""What a client reads from the ledger of a request, and how.
+"""How a client reads the ledger of a request.
 
-The ledger is where a request stands whatever became of its replies: a client that comes back, or
-that has heard nothing for a while, looks there.
+The ledger has the state of a request even where its replies were lost: a client reads it after a
+restart, and for requests that were silent for a while.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _STATUS_FIELDS: Final = ("state", "sid", "worker", "attempt", "crashes")
 
 
 class Cancellation(enum.StrEnum):
-    """What became of a request that was to be cancelled."""
+    """The outcome of a cancel."""
 
     CANCELLED = "cancelled"  # it has its result, ``cancelled``
     OVER = "over"  # it had its result before
-    #: The yard does not know it. Should it come, it is not run; its result is there already.
-    CANCELLED_BEFORE_ARRIVAL = "forestalled"
+    #: The yard does not know the request. If it comes later, it is not run: it has its result.
+    CANCELLED_BEFORE_ARRIVAL = "cancelled_before_arrival"
 
 
 class RequestState(Struct, frozen=True, kw_only=True):
-    """Where a request stands."""
+    """The state of a request."""
 
     id: str
     state: str  # waiting, assigned, completed, failed, cancelled or expired
     server_id: str  # unique in the yard, in the order of arrival
-    worker: str = ""  # who has it, or had it last
-    attempt: int = 0  # times that it was given to a worker
-    crashes: int = 0  # workers that died with it
-    tokens_published: int = 0  # as deltas, by the attempts so far; 0 once there is a result
+    worker: str = ""  # that has it, or had it last
+    attempt: int = 0  # how often it was assigned to a worker
+    crashes: int = 0  # workers that died while they ran it
+    tokens_published: int = 0  # as deltas, by all attempts; 0 once there is a result
 
     @property
     def is_over(self) -> bool:
@@ -49,7 +49,7 @@ class RequestState(Struct, frozen=True, kw_only=True):
 
 
 def status_commands(keys: Keys, client: str, request_id: str) -> list[Command]:
-    """What to ask for a `RequestState`."""
+    """The commands for `read_status`."""
     return [
         ("HMGET", keys.ledger(client, request_id), *_STATUS_FIELDS),
         ("STRLEN", keys.tokens(client, request_id)),
@@ -74,7 +74,7 @@ def read_status(request_id: str, answers: Sequence[Any]) -> RequestState:
 
 
 def place_command(keys: Keys, client: str, request_id: str) -> Command:
-    """What to ask for `tokenyard.scripts.place_of`."""
+    """The command for `tokenyard.scripts.place_of`."""
     return ("HMGET", keys.ledger(client, request_id), *PLACE_FIELDS)
 
 
@@ -84,17 +84,17 @@ def unknown(request_id: str) -> UnknownRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A request at one moment: its state, its result if there is one, else its tokens so far."""
+class RequestSnapshot:
+    """A request at one moment: its state, and its result or its tokens so far."""
 
     state: str  # empty where the yard does not know the request
     result: bytes | None  # msgpack map
     published: bytes  # packed
-    digest: str = ""  # of the request; empty where nobody gave one
+    digest: str = ""  # of the request; empty where it has none
 
 
 def snapshot_commands(keys: Keys, client: str, request_ids: Sequence[str]) -> list[Command]:
-    """What to ask for the snapshots of some requests: each result, then the tokens without one."""
+    """The commands for `read_snapshots`, two for each request."""
     commands: list[Command] = []
     for request_id in request_ids:
         commands.append(("HMGET", keys.ledger(client, request_id), "state", "result", "digest"))
@@ -102,10 +102,10 @@ def snapshot_commands(keys: Keys, client: str, request_ids: Sequence[str]) -> li
     return commands
 
 
-def read_snapshots(answers: Sequence[Any]) -> list[Snapshot]:
+def read_snapshots(answers: Sequence[Any]) -> list[RequestSnapshot]:
     """Read the answers to `snapshot_commands`."""
     pairs = zip(answers[::2], answers[1::2], strict=True)
     return [
-        Snapshot((state or b"").decode(), result, published or b"", (digest or b"").decode())
+        RequestSnapshot((state or b"").decode(), result, published or b"", (digest or b"").decode())
         for (state, result, digest), published in pairs
     ]

@@ -1,6 +1,6 @@
-"""What the client's core asks of a connection, as values.
+"""The operations that the client's core asks of a connection.
 
-The core is a set of generators: each yields operations and is sent their answers, or has an error
+The core is a set of generators: each yields operations and is sent their answers, or an error is
 thrown in. `tokenyard.client.sync` carries them out with threads, `tokenyard.client.aio` with
 asyncio; neither decides anything.
 """
@@ -23,10 +23,10 @@ Command = tuple[str | bytes | int | float, ...]
 class Ask:
     """Run commands in one round trip. Answer: the list of their answers.
 
-    No transaction: a server without memory refuses to queue one, even of commands that only read.
+    Not a transaction: a server without memory refuses to queue one, even of reading commands.
 
-    With ``wait``, a command which waits until what the others wrote is safe, its answer comes last,
-    or the server's error in its place. Where the connection breaks, all are run again.
+    With ``wait`` (see `durability.wait_command`) its answer, or the server's error, comes last.
+    Where the connection breaks, all commands are run again.
     """
 
     commands: Sequence[Command]
@@ -34,19 +34,19 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Delay:
     """Wait; ends early when the client closes. Answer: None."""
 
     seconds: float
 
 
-Operation = Call[Any] | Ask | Pause
-#: A piece of the core that ends with a T.
+Operation = Call[Any] | Ask | Delay
+#: A generator of the core that returns a T.
 Steps = Generator[Operation, Any, T]
 
 
 def checked(answers: list[Any], ask: Ask) -> list[Any]:
-    """The answers; raises the first error among those of its commands."""
+    """The answers; raises the first error among those of the commands."""
     for answer in answers[: len(ask.commands)]:
         if isinstance(answer, Exception):
             raise answer

@@ -1,8 +1,8 @@
-"""What a client knows of one request: the replies so far, and how to read them.
+"""One request of a client: its replies so far, and how to read them; without I/O.
 
-No I/O here. Replies may come twice (from the stream and from the ledger) or leave a hole (a
-bounded stream was trimmed): every delta says how many tokens came before it, so that nothing is
-shown twice or skipped (guarantee G3).
+Replies may come twice (from the stream and from the ledger) or leave a gap (a bounded stream was
+trimmed). Every delta has the number of tokens before it, so that none is shown twice or skipped
+(guarantee G3).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _TOKEN_BYTES: Final = 4
 
 
 class PendingRequest:
-    """One request of this client and what came back. `Session` feeds it."""
+    """A request of this client and its replies, which `ReplyRouter` hands over."""
 
     __slots__ = (
         "checked_at",
         "deltas",
         "digest",
+        "error",
         "eta_s",
-        "fault",
         "final",
         "heard_at",
         "id",
@@ -56,32 +56,32 @@ class PendingRequest:
     def __init__(self, request_id: str, local_text: LocalText | None, now: float) -> None:
         self.id = request_id
         self.local_text = local_text
-        #: Of the request; empty where it is not known.
+        #: Digest of the request; empty where it is not known.
         self.digest = ""
         self.deltas: list[Reply] = []
         self.published = 0  # tokens in ``deltas``
         self.final: Reply | None = None
-        self.fault: TokenyardError | None = None
+        self.error: TokenyardError | None = None
         self.is_submitted = False
-        #: Requests that were to be served before it, and their time in s: as it was submitted.
+        #: At submission: the requests to be served before it, and their estimated time in s.
         self.position: int | None = None
         self.eta_s: float | None = None
-        #: Whether the reply has several choices, which the ledger's tokens do not tell apart.
+        #: Whether the reply has several choices, which the ledger's tokens do not distinguish.
         self.is_interleaved = False
-        #: Whether replies were missed, so that tokens must be fetched.
+        #: Whether replies were missed, so that tokens must be read from the ledger.
         self.needs_tokens = False
         self.heard_at = now
         self.checked_at = now
-        #: Called after news, by whoever brings them: they must be quick and not raise.
+        #: Called after each update, by the thread that reads replies; must be quick and not raise.
         self.listeners: list[Listener] = []
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
-        return self.final is not None or self.fault is not None
+        """Whether the request has its result or an error."""
+        return self.final is not None or self.error is not None
 
     def take(self, reply: Reply, now: float) -> None:
-        """Take in a reply, each token once."""
+        """Take a reply; tokens that are known already are dropped."""
         if self.is_over:
             return
         self.heard_at = now
@@ -92,31 +92,31 @@ class PendingRequest:
             return
         elif not self._append(reply):
             return
-        self._tell()
+        self._notify()
 
     def take_published(self, packed: bytes) -> None:
-        """Fill a hole with the tokens that the ledger has; choices wait for their result."""
+        """Fill a gap with the ledger's tokens; several choices wait for their result."""
         self.needs_tokens = False
         if self.is_over or self.is_interleaved:
             return
         whole = Reply(id=self.id, event="delta", seq=0, tokens=packed)
         if self._append(whole):
-            self._tell()
+            self._notify()
 
-    def fail(self, fault: TokenyardError) -> None:
+    def fail(self, error: TokenyardError) -> None:
         """End without a result."""
         if not self.is_over:
-            self.fault = fault
-            self._tell()
+            self.error = error
+            self._notify()
 
     def _append(self, delta: Reply) -> bool:
-        """Keep what is new of a delta that starts at or before what is known."""
+        """Keep the new tokens of a delta that starts at or before the end of the known ones."""
         known = self.published - delta.seq
         new = len(delta.tokens) // _TOKEN_BYTES - known
         if new <= 0:
             return False
         if known:
-            # Its text and logprobs cannot be cut: they come with the result.
+            # Its text and logprobs cannot be split: they come with the result.
             delta = Reply(
                 id=delta.id,
                 event="delta",
@@ -129,20 +129,20 @@ class PendingRequest:
         self.published += new
         return True
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in tuple(self.listeners):
             listener(self)
 
     def result(self) -> Result:
-        """The result, whatever it is; only once `is_over`. Raises the fault if there is none."""
-        if self.fault is not None:
-            raise self.fault
+        """The result, whatever its status; only once `is_over`. Raises `error` if there is none."""
+        if self.error is not None:
+            raise self.error
         if self.final is None:
             raise AssertionError("asked for the result of a request that is not over")
         return _with_text(to_result(self.final), self.local_text)
 
     def success(self) -> Result:
-        """`result`, where it is good; raises `RequestFailed` where it is not."""
+        """`result`; raises `RequestFailed` where the request did not complete."""
         result = self.result()
         if not result.ok:
             raise RequestFailed(result)
@@ -150,7 +150,7 @@ class PendingRequest:
 
 
 def _with_text(result: Result, local: LocalText | None) -> Result:
-    """A result with the text that was left to the client."""
+    """The result with its text, where the client makes that."""
     if local is None or result.text is not None:
         return result
     choices = result.choices and [
@@ -160,28 +160,28 @@ def _with_text(result: Result, local: LocalText | None) -> Result:
     return msgspec.structs.replace(result, text=local.whole(result.tokens), choices=choices)
 
 
-class Patience:
-    """A bound on one wait."""
+class WaitDeadline:
+    """The deadline of one wait."""
 
-    #: Longest single sleep: clocks of the operating system cannot sleep for ever.
-    _NAP_S: Final = 3600.0
+    #: Longest single sleep: operating systems do not accept infinite ones.
+    _MAX_SLEEP_S: Final = 3600.0
 
     def __init__(self, timeout_s: float | None, default_s: float) -> None:
         self._timeout_s = default_s if timeout_s is None else timeout_s
         self.renew()
 
     def renew(self) -> None:
-        """Another wait begins, with the same bound."""
+        """Start another wait with the same time-out."""
         self._give_up = time.monotonic() + self._timeout_s
 
-    def left_s(self, exchange: PendingRequest) -> float:
-        """How long to sleep at most; raises `WaitTimeout` when that is over."""
+    def left_s(self, pending: PendingRequest) -> float:
+        """The longest next sleep; raises `WaitTimeout` after the deadline."""
         left_s = self._give_up - time.monotonic()
         if left_s <= 0:
             raise WaitTimeout(
-                f"request {exchange.id!r}: nothing new within {self._timeout_s:g} s; it goes on"
+                f"request {pending.id!r}: nothing new within {self._timeout_s:g} s; it continues"
             )
-        return min(left_s, self._NAP_S)
+        return min(left_s, self._MAX_SLEEP_S)
 
 
 def rejected(request_id: str, code: Code, message: str) -> Result:
@@ -190,66 +190,66 @@ def rejected(request_id: str, code: Code, message: str) -> Result:
 
 
 @dataclass(slots=True)
-class _Shown:
-    """How much of one choice a reader has seen."""
+class _ChoiceProgress:
+    """How much of one choice was read."""
 
     tokens: int = 0
     text: int = 0  # characters
     detokenizer: Detokenizer | None = None
-    #: A piece came without its text: the rest of the text waits for the result.
-    is_text_held: bool = False
+    #: A delta came without its text: the rest of the text comes with the result.
+    is_text_withheld: bool = False
 
 
 @dataclass(slots=True)
 class DeltaCursor:
-    """Reads the deltas of one exchange, from the first to the tail that rides in the result.
+    """Reads the deltas of a request from the first on, and then what only its result has.
 
-    All pieces together are the whole reply, tokens and text.
+    All deltas together are the whole reply, tokens and text.
     """
 
-    exchange: PendingRequest
+    pending: PendingRequest
     is_over: bool = False
     _at: int = 0
-    _shown: dict[int, _Shown] = field(default_factory=dict)
+    _progress: dict[int, _ChoiceProgress] = field(default_factory=dict)
 
     @property
-    def has_news(self) -> bool:
-        """Whether `read` has anything to give, or to raise."""
-        return self._at < len(self.exchange.deltas) or self.exchange.is_over
+    def has_updates(self) -> bool:
+        """Whether `read` returns or raises anything now."""
+        return self._at < len(self.pending.deltas) or self.pending.is_over
 
     def read(self) -> Iterator[Delta]:
-        """The pieces not read so far; then raises like `PendingRequest.success`."""
-        # Before the deltas: none comes once it is over, but one may while we read.
-        is_last = self.exchange.is_over
-        while self._at < len(self.exchange.deltas):
-            delta = to_delta(self.exchange.deltas[self._at])
+        """The deltas not read so far; then raises like `PendingRequest.success`."""
+        # Read first: no delta comes once it is over, but one may come while we read.
+        is_last = self.pending.is_over
+        while self._at < len(self.pending.deltas):
+            delta = to_delta(self.pending.deltas[self._at])
             self._at += 1
             yield self._show(delta)
         if is_last:
             self.is_over = True
-            result = self.exchange.result()
+            result = self.pending.result()
             yield from self._tail(result)
             if not result.ok:
                 raise RequestFailed(result)
 
-    def _choice(self, index: int) -> _Shown:
-        shown = self._shown.get(index)
+    def _choice(self, index: int) -> _ChoiceProgress:
+        shown = self._progress.get(index)
         if shown is None:
-            local = self.exchange.local_text
+            local = self.pending.local_text
             detokenizer = Detokenizer(local) if local is not None else None
-            shown = self._shown[index] = _Shown(detokenizer=detokenizer)
+            shown = self._progress[index] = _ChoiceProgress(detokenizer=detokenizer)
         return shown
 
     def _show(self, delta: Delta) -> Delta:
         shown = self._choice(delta.index)
-        text = _piece(shown, delta)
+        text = _delta_text(shown, delta)
         shown.tokens += len(delta.tokens)
         shown.text += len(text or "")
         return delta if text is delta.text else msgspec.structs.replace(delta, text=text)
 
     def _tail(self, result: Result) -> Iterator[Delta]:
         whole = Choice(0, result.tokens, result.text, logprobs=result.logprobs)
-        seq = self.exchange.published
+        seq = self.pending.published
         for choice in result.choices or [whole]:
             shown = self._choice(choice.index)
             tokens = choice.tokens[shown.tokens :]
@@ -260,14 +260,14 @@ class DeltaCursor:
             seq += len(tokens)
 
 
-def _piece(shown: _Shown, delta: Delta) -> str | None:
-    """The text to show with a delta: the worker's, or the client's own, never a mixture."""
-    if shown.is_text_held:
+def _delta_text(shown: _ChoiceProgress, delta: Delta) -> str | None:
+    """The text of a delta: the worker's or the client's, never both."""
+    if shown.is_text_withheld:
         return None
     if delta.text is None and shown.detokenizer is not None:
         return shown.detokenizer.add(delta.tokens)
     if delta.text is None or (shown.detokenizer is not None and shown.tokens):
-        shown.is_text_held = True
+        shown.is_text_withheld = True
         return None
     shown.detokenizer = None
     return delta.text

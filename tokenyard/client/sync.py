@@ -1,7 +1,7 @@
 """The synchronous client: threads and blocking sockets around `tokenyard.client.core`.
 
-One daemon thread hears the replies to all of a client's requests over one blocking connection;
-it starts at the first request. A client may be used by many threads.
+One daemon thread, the listener, reads the replies to all of a client's requests over one blocking
+connection; it starts at the first request. Many threads may use one client.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import redis
 
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
-from tokenyard.client.build import Item, PreparedRequest, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.core import BLOCK_MS, ClientCore, sound
+from tokenyard.client.build import PreparedRequest
+from tokenyard.client.core import BLOCK_MS, ClientCore
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
-from tokenyard.client.operations import Ask, Operation, Pause, Steps, checked
-from tokenyard.client.pending import DeltaCursor, Patience, PendingRequest
+from tokenyard.client.operations import Ask, Delay, Operation, Steps, checked
+from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
+from tokenyard.client.pending import DeltaCursor, PendingRequest, WaitDeadline
+from tokenyard.client.submission import require_valid
 from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
 from tokenyard.protocol.errors import (
@@ -39,31 +41,30 @@ T = TypeVar("T")
 
 DEFAULT_CONNECT_TIMEOUT_S: Final = 10.0
 DEFAULT_RESULT_TIMEOUT_S: Final = 600.0
-# The margin is for a busy client's reads. One that idles has less, and loses nothing where a server
-# that stands still has it connect anew; a longer time-out would find lost connections later.
+# The margin is that of a busy client's reads. An idle client has less, and loses nothing by
+# reconnecting to a server that hangs; a longer time-out would detect lost connections later.
 LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
 
 
 class Client:
-    """Submits requests to one yard and hears the replies.
+    """Submits requests to one yard and reads the replies.
 
-    Use it as a context manager, or call `start` and `close`; without, it starts when first
-    used. ``url`` is redis://, rediss:// or unix://, ``yard`` the name of a yard (`main`). Without a
-    URL the variables ``TOKENYARD_REDIS_URL`` and ``TOKENYARD_YARD`` count, then the yard that
-    `tokenyard up` runs on this machine; where there is neither, `BrokerUnavailable` says what to
-    do. ``tokenizer`` is a folder, a Hugging Face name or a tokenizer object: with it, text becomes
-    tokens here and tokens become text here; without it, workers do both. Of chats, workers make
-    tokens and text in any case.
+    Use it as a context manager, or call `start` and `close`; otherwise it starts when first used.
+    ``url`` is redis://, rediss:// or unix://, ``yard`` the name of a yard (`main`). Without a URL
+    the variables ``TOKENYARD_REDIS_URL`` and ``TOKENYARD_YARD`` apply, then the yard that
+    `tokenyard up` runs on this machine; where there is neither, `BrokerUnavailable` explains what
+    to do. ``tokenizer`` is a folder, a Hugging Face name or a tokenizer object: with it, the client
+    tokenizes and detokenizes; without it, workers do. Chats are always left to the workers.
 
-    ``client_id`` names the stream of this client's replies. It is random where left out. A
-    program that gives one can come back after a crash under the same name and `attach` to its
-    requests; only one live process may use a name at a time.
+    ``client_id`` names the stream of this client's replies; by default it is random. A program that
+    sets it can restart under the same name and `attach` to its requests; only one live process may
+    use a name at a time.
 
-    Time-outs are in seconds: ``connect_timeout_s`` for a coordinator to show up,
-    ``result_timeout_s`` for any wait that is given none of its own.
+    Time-outs are in seconds: ``connect_timeout_s`` to find a coordinator, ``result_timeout_s`` for
+    each wait that has no time-out of its own.
 
-    ``max_connections`` bounds its connections to the broker, beside the one that hears replies.
-    With all of them in use, a call waits; after ``pool_timeout_s`` it raises `BrokerUnavailable`.
+    ``max_connections`` limits the connections to the broker, beside the listener's. While all of
+    them are in use, a call waits; after ``pool_timeout_s`` it raises `BrokerUnavailable`.
     """
 
     def __init__(
@@ -85,32 +86,31 @@ class Client:
         self._connection = open_connection(
             url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
         )
-        self._scripts = Scripts(self._connection, self._core.keys)
-        self._turn = threading.Lock()  # held while the dialogue runs, not during its operations
+        self._scripts = Scripts(self._connection, self._core.state.keys)
+        self._turn = threading.Lock()  # held while the core runs, not during its operations
         self._starting = threading.Lock()
         self._closing = threading.Event()
         self._listener: threading.Thread | None = None
-        self._has_met = False
+        self._has_started = False
 
     @property
     def client_id(self) -> str:
-        """The name under which replies come."""
-        return self._core.client_id
+        """The name of this client's reply stream."""
+        return self._core.state.client_id
 
     def start(self) -> None:
-        """Connect and shake hands; does nothing where that is done.
+        """Connect and make the handshake; idempotent.
 
-        Raises `BrokerUnavailable` (`BrokerNotWritable` where nobody can lead), `BrokerUnsuitable`,
-        `NoCoordinator` or `ProtocolMismatch`.
+        Raises `BrokerUnavailable` (`BrokerNotWritable` where no coordinator can lead),
+        `BrokerUnsuitable`, `NoCoordinator` or `ProtocolMismatch`.
         """
-        if not self._has_met:
+        if not self._has_started:
             self.info()
 
     def close(self) -> None:
-        """Stop hearing; requests under way go on, but for those with ``cancel_on_disconnect``.
+        """Stop listening and cancel requests with ``cancel_on_disconnect``; all others continue.
 
-        Idempotent.
-        The listener ends when its blocking read does, within `IDLE_BLOCK_MS`.
+        Idempotent. The listener ends with its blocking read, within `IDLE_BLOCK_MS`.
         """
         if self._closing.is_set():
             return
@@ -118,7 +118,7 @@ class Client:
         with self._turn:
             self._core.close()
         with contextlib.suppress(TokenyardError):
-            self._drive(self._core.take_leave())
+            self._drive(self._core.leave())
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -129,9 +129,9 @@ class Client:
         self.close()
 
     def info(self) -> YardInfo:
-        """What the yard says of itself: protocol, models, limits, workers."""
-        info = self._drive(self._core.meet())
-        self._has_met = True
+        """The yard's protocol version, models, limits and workers."""
+        info = self._drive(self._core.handshake())
+        self._has_started = True
         return info
 
     def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Handle:
@@ -139,31 +139,30 @@ class Client:
 
         Raises `InvalidRequest`, `QueueFull`, `DeadlineUnmeetable` (only with ``refuse_late``),
         `IdReused` where the ``id`` is known with another prompt, model or parameters (`attach`
-        reads the answer to that), or `BrokerUnavailable`. After the last, the request may have
-        been accepted: submit it again with the same ``id``, and it runs once.
+        reads its answer), or `BrokerUnavailable`. After the last, the request may have been
+        accepted: submit it again with the same ``id``, and it runs once.
         """
         self._listen()
-        draft = self._core.draft(prompt, options)
-        [handle] = self._submit([draft])
+        prepared = self._core.builder.prepare(prompt, options)
+        [handle] = self._submit([prepared])
         return handle
 
     def submit_many(self, items: Sequence[Item], **shared: Unpack[SharedOptions]) -> list[Handle]:
-        """Submit a burst in as few calls as possible; an item may be a mapping with options.
+        """Submit many requests in as few calls as possible; an item may be a mapping with options.
 
-        Raises like `submit`; nothing is sent where one is invalid, and ``accepted`` of
-        `QueueFull`, `DeadlineUnmeetable` and `IdReused` has the handles of those that were
-        accepted.
+        Raises like `submit`. If one item is invalid, nothing is sent; ``accepted`` of `QueueFull`,
+        `DeadlineUnmeetable` and `IdReused` has the handles of the accepted requests.
         """
         self._listen()
-        return self._submit(sound(self._core.draft_many(items, shared)))
+        return self._submit(require_valid(self._core.builder.prepare_many(items, shared)))
 
-    def _submit(self, drafts: Sequence[PreparedRequest]) -> list[Handle]:
+    def _submit(self, prepared: Sequence[PreparedRequest]) -> list[Handle]:
         try:
-            exchanges = self._drive(self._core.submit(drafts))
+            requests = self._drive(self._core.submitter.submit(prepared))
         except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
-            refused.accepted = [Handle(self, exchange) for exchange in refused.accepted]
+            refused.accepted = [Handle(self, pending) for pending in refused.accepted]
             raise
-        return [Handle(self, exchange) for exchange in exchanges]
+        return [Handle(self, pending) for pending in requests]
 
     def map(
         self,
@@ -175,41 +174,41 @@ class Client:
     ) -> Iterator[tuple[int, Result]]:
         """Run any number of requests, at most ``window`` at a time.
 
-        Yields the number of each item and its result, whatever it is, as results come or in the
-        order of the items. A full queue is waited for, and so is a broker that is away or takes
-        no writes. Where nothing moves for ``result_timeout_s``, raises `BrokerUnavailable` if that
+        Yields the index of each item and its result, whatever its status, as results come or in
+        the order of the items. Waits while the queue is full and while the broker is unavailable or
+        not writable. Without progress for ``result_timeout_s``, raises `BrokerUnavailable` if that
         is the cause, else `WaitTimeout`.
         """
-        news = threading.Event()
-        # Most results come while there is news already, and setting it takes a lock.
+        updated = threading.Event()
+        # Most results come while the event is set already, and setting it takes a lock.
         state = MapWindow(
-            items, window, ordered=ordered, wake=lambda: None if news.is_set() else news.set()
+            items, window, ordered=ordered, wake=lambda: None if updated.is_set() else updated.set()
         )
         self._listen()
-        patience_s = self._core.result_timeout_s
-        give_up = time.monotonic() + patience_s
+        timeout_s = self._core.state.result_timeout_s
+        give_up = time.monotonic() + timeout_s
         try:
             while not state.is_over:
-                news.clear()
-                state.add(self._core.draft_many(state.pull(), shared))
-                if self._drive(self._core.submit_window(state)):
-                    give_up = time.monotonic() + patience_s
+                updated.clear()
+                state.add(self._core.builder.prepare_many(state.pull(), shared))
+                if self._drive(self._core.submitter.submit_window(state)):
+                    give_up = time.monotonic() + timeout_s
                 has_moved = False
                 for numbered in state.ready():
                     yield numbered
                     has_moved = True
                 now = time.monotonic()
                 if has_moved:
-                    give_up = now + patience_s
+                    give_up = now + timeout_s
                 elif now >= give_up:
-                    raise self._drive(self._core.give_up(state))
-                news.wait(state.wait_s(now, give_up - now))
+                    raise self._drive(self._core.submitter.timeout_error(state))
+                updated.wait(state.wait_s(now, give_up - now))
         finally:
             with self._turn:
                 self._core.forget(state.running)
 
     def attach(self, request_id: str) -> Handle:
-        """A handle for a request that this client, or one of the same name, submitted earlier.
+        """A handle for a request that this client, or an earlier one of its name, has submitted.
 
         Raises `UnknownRequest`.
         """
@@ -217,58 +216,62 @@ class Client:
         return Handle(self, self._drive(self._core.attach(request_id)))
 
     def status(self, request_id: str) -> RequestState:
-        """Where a request of this client stands; raises `UnknownRequest`."""
+        """The state of a request of this client; raises `UnknownRequest`."""
         return self._drive(self._core.status(request_id))
 
     def cancel(self, request_id: str) -> Cancellation:
-        """Cancel a request of this client, wherever it is; says what became of it, at once.
+        """Cancel a request of this client, wherever it is; returns the outcome immediately.
 
-        Its result is then `cancelled`, with the tokens that were published. Needs no coordinator.
+        Its result is then `cancelled`, with the tokens that were published. Works without a
+        coordinator.
         """
         return self._drive(self._core.cancel(request_id))
 
     def wait_for(
-        self, exchange: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
+        self, pending: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
     ) -> None:
-        """Wait until an exchange has brought enough; raises `WaitTimeout`. For handles."""
-        # Quicker than an event, which is made of locks in Python, and here somebody waits for it.
-        news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Wait until ``is_enough``, which depends on ``pending``; raises `WaitTimeout`.
+
+        For handles.
+        """
+        # Faster than `threading.Event`, which is made of locks in Python.
+        updated: queue.SimpleQueue[None] = queue.SimpleQueue()
 
         def listener(_: PendingRequest) -> None:
-            news.put(None)
+            updated.put(None)
 
-        exchange.listeners.append(listener)
-        patience = Patience(timeout_s, self._core.result_timeout_s)
+        pending.listeners.append(listener)
+        deadline = WaitDeadline(timeout_s, self._core.state.result_timeout_s)
         try:
             while not is_enough():
                 with contextlib.suppress(queue.Empty):
-                    news.get(timeout=patience.left_s(exchange))
+                    updated.get(timeout=deadline.left_s(pending))
         finally:
-            exchange.listeners.remove(listener)
+            pending.listeners.remove(listener)
 
-    # Carrying out the dialogue
+    # Carrying out the core's operations
 
     def _drive(self, steps: Steps[T], connection: redis.Redis | None = None) -> T:
         """Carry out operations until the steps end."""
         answer: Any = None
-        fault: TokenyardError | None = None
+        failure: TokenyardError | None = None
         while True:
             try:
                 with self._turn:
-                    step = steps.send(answer) if fault is None else steps.throw(fault)
+                    step = steps.send(answer) if failure is None else steps.throw(failure)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer, fault = None, None
+            answer, failure = None, None
             try:
                 answer = self._do(step, connection or self._connection)
             except TokenyardError as error:
-                fault = error
+                failure = error
 
     def _do(self, operation: Operation, connection: redis.Redis) -> Any:
-        with translated(self._core.url):
+        with translated(self._core.state.url):
             match operation:
-                case Pause():
+                case Delay():
                     return self._closing.wait(operation.seconds)
                 case Ask():
                     return _ask(connection, operation)
@@ -276,8 +279,8 @@ class Client:
                     return self._call(operation)
 
     def _call(self, call: Call[Any]) -> Any:
-        """Call a script; one that the leader is to load is waited for."""
-        give_up = time.monotonic() + self._core.patience_s(call)
+        """Call a script; waits for one that only the leader may load."""
+        give_up = time.monotonic() + self._core.script_timeout_s(call)
         while True:
             try:
                 return self._scripts.call(call)
@@ -286,8 +289,8 @@ class Client:
                     raise
 
     def _listen(self) -> None:
-        """Meet the yard and start to hear replies, once."""
-        if self._core.is_closed:
+        """Start this client and its listener, once."""
+        if self._core.state.is_closed:
             raise RuntimeError("the client is closed")
         if self._listener is not None:
             return
@@ -295,23 +298,23 @@ class Client:
             self.start()
             if self._listener is None:
                 name = f"tokenyard-replies-{self.client_id}"
-                self._listener = threading.Thread(target=self._hear, name=name, daemon=True)
+                self._listener = threading.Thread(target=self._run_listener, name=name, daemon=True)
                 self._listener.start()
 
-    def _hear(self) -> None:
-        """The listener's life."""
-        fault = TokenyardError("the client has failed, see its log")
+    def _run_listener(self) -> None:
+        """The body of the listener."""
+        failure = TokenyardError("the client has failed, see its log")
         try:
             with open_connection(
-                self._core.url, timeout_s=LISTEN_TIMEOUT_S, retries=0
+                self._core.state.url, timeout_s=LISTEN_TIMEOUT_S, retries=0
             ) as connection:
                 self._drive(self._core.listen(), connection)
         except TokenyardError as error:
-            fault = error
+            failure = error
         finally:
             with self._turn:
-                self._listener = None  # the next request starts another
-                self._core.break_off(fault)
+                self._listener = None  # the next request starts a new one
+                self._core.state.router.forget_all(failure)
 
 
 def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
@@ -328,11 +331,11 @@ def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
 
 
 class Handle:
-    """One request that is under way or over."""
+    """One submitted request."""
 
-    def __init__(self, client: Client, exchange: PendingRequest) -> None:
+    def __init__(self, client: Client, pending: PendingRequest) -> None:
         self._client = client
-        self._exchange = exchange
+        self._pending = pending
 
     def __repr__(self) -> str:
         return f"<Handle {self.id!r}>"
@@ -340,52 +343,52 @@ class Handle:
     @property
     def id(self) -> str:
         """The id of the request."""
-        return self._exchange.id
+        return self._pending.id
 
     @property
     def position(self) -> int | None:
-        """How many requests were to be served before it, when it was submitted.
+        """The number of requests before it in the queue when it was submitted.
 
-        None where that is not known: for a request that the yard had already.
+        None where that is unknown: for a request that the yard had already.
         """
-        return self._exchange.position
+        return self._pending.position
 
     @property
     def eta_s(self) -> float | None:
-        """How long those before it were likely to take; None while the yard knows no rate."""
-        return self._exchange.eta_s
+        """The estimated time for the requests before it; None while the yard has no estimate."""
+        return self._pending.eta_s
 
     def cancel(self) -> Cancellation:
         """Cancel the request; see `Client.cancel`. `result` then raises with code CANCELLED."""
         return self._client.cancel(self.id)
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result, at most ``timeout`` seconds (the client's own where None).
+        """Wait for the result, at most ``timeout`` seconds (by default the client's time-out).
 
         Raises `RequestFailed` for one that is not `completed`, `WaitTimeout`, `UnknownRequest`.
-        ``math.inf`` waits for ever.
+        ``math.inf`` waits forever.
         """
-        self._wait(lambda: self._exchange.is_over, timeout)
-        return self._exchange.success()
+        self._wait(lambda: self._pending.is_over, timeout)
+        return self._pending.success()
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Like `result`, but gives any result back, also of a request that failed."""
-        self._wait(lambda: self._exchange.is_over, timeout)
-        return self._exchange.result()
+        """Like `result`, but also returns the result of a request that did not complete."""
+        self._wait(lambda: self._pending.is_over, timeout)
+        return self._pending.result()
 
     def __iter__(self) -> Iterator[Delta]:
         """The deltas from the first on, as they come; together they are the whole reply.
 
-        Raises like `result`, after the last; `WaitTimeout` counts from delta to delta.
+        Raises like `result`, after the last one. The time-out applies to each delta.
         """
-        cursor = DeltaCursor(self._exchange)
+        cursor = DeltaCursor(self._pending)
         while not cursor.is_over:
-            self._wait(lambda: cursor.has_news, None)
+            self._wait(lambda: cursor.has_updates, None)
             yield from cursor.read()
 
     def status(self) -> RequestState:
-        """Where the request stands, read from its ledger; raises `UnknownRequest`."""
+        """The state of the request, read from its ledger; raises `UnknownRequest`."""
         return self._client.status(self.id)
 
     def _wait(self, is_enough: Callable[[], bool], timeout_s: float | None) -> None:
-        self._client.wait_for(self._exchange, is_enough, timeout_s)
+        self._client.wait_for(self._pending, is_enough, timeout_s)

@@ -1,11 +1,8 @@
-"""Text to token ids and back, at the client, with the model's own tokenizer.
+"""Tokenizing and detokenizing at the client, with the model's own tokenizer.
 
-Chats are not for here: how vLLM makes a prompt of one depends on its own reading of the model's
-chat template, so the worker does it.
+Chats are left to the worker, since vLLM has its own reading of a model's chat template.
 
-transformers is imported when a tokenizer is loaded, never before. Text that is detokenized piece
-by piece is the same as text detokenized at once: a piece that ends inside a character waits for
-the rest.
+transformers is imported when a tokenizer is loaded, never before.
 """
 
 from __future__ import annotations
@@ -16,10 +13,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from tokenyard.protocol.errors import SettingsError
 
-#: Tokens of the prompt that detokenizing looks back at: whether the first word of a reply starts
-#: with a space depends on what stands before it (vLLM uses the same number).
+#: Last tokens of the prompt that are decoded with a reply: whether its first word starts with a
+#: space depends on them (vLLM uses the same number).
 PROMPT_TAIL: Final = 5
-#: What decoders put for bytes that do not form a character yet.
+#: Decoders write this for bytes that do not form a character yet.
 _UNFINISHED: Final = "\ufffd"
 
 
@@ -52,16 +49,16 @@ class HuggingFaceTokenizer:
         text: str = self._tokenizer.decode(
             list(tokens),
             skip_special_tokens=skip_special_tokens,
-            # Cleaning looks across pieces, so that their sum would differ from the whole.
+            # Cleaning depends on the neighbours of a piece, so that pieces would not add up.
             clean_up_tokenization_spaces=False,
         )
         return text
 
 
 def load_tokenizer(source: object) -> Tokenizer:
-    """A tokenizer from a folder, a Hugging Face name, or an object that is one already.
+    """A tokenizer from a folder, a Hugging Face name, or a tokenizer object.
 
-    Raises `SettingsError` where transformers is missing, or cannot load it.
+    Raises `SettingsError` where transformers is missing or cannot load it.
     """
     if isinstance(source, Tokenizer) and not hasattr(source, "apply_chat_template"):
         return source
@@ -81,7 +78,7 @@ def load_tokenizer(source: object) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LocalText:
-    """How the client makes the text of one reply itself."""
+    """How the client makes the text of one reply."""
 
     tokenizer: Tokenizer
     prompt_tail: tuple[int, ...] = ()
@@ -100,7 +97,7 @@ class LocalText:
 
 
 class Detokenizer:
-    """Text of a reply, piece by piece.
+    """Text of a reply, piece by piece; the pieces add up to `LocalText.whole`.
 
     The method is that of vLLM and text-generation-inference: decode a window of recent tokens
     with and without the new ones; the difference is the new text, once it ends on a character.
@@ -110,10 +107,10 @@ class Detokenizer:
         self._local = local
         tail = local.prompt_tail
         self._window = [] if local.decode(tail).endswith(_UNFINISHED) else list(tail)
-        self._read = len(self._window)  # tokens of the window whose text has been given out
+        self._read = len(self._window)  # tokens of the window whose text was returned
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete; the rest waits for the next."""
+        """The text that is complete with these tokens; the rest comes with later ones."""
         self._window += tokens
         before = self._local.decode(self._window[: self._read])
         after = self._local.decode(self._window)

@@ -1,7 +1,6 @@
-"""A bounded window over an endless list of prompts: what `Client.map` does, without I/O.
+"""A bounded window over any number of prompts, for `Client.map`; without I/O.
 
-At most ``size`` requests are submitted and not yet given back, so memory stays flat whatever
-the number of prompts. Replies come from another thread or task; here they meet in one queue.
+At most ``size`` requests are held at once, so memory use does not depend on the number of prompts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from tokenyard.client.build import Item, PreparedRequest
+from tokenyard.client.build import PreparedRequest
+from tokenyard.client.options import Item
 from tokenyard.client.pending import PendingRequest, rejected
 from tokenyard.protocol.errors import (
     BrokerUnavailable,
@@ -24,10 +24,10 @@ from tokenyard.protocol.errors import (
 )
 from tokenyard.protocol.replies import Result
 
-#: Most prompts that are drafted in one go.
+#: Most prompts that are prepared in one call.
 _BURST: Final = 256
-#: A slow source is not waited for longer than this before what it gave is submitted.
-_PATIENCE_S: Final = 0.05
+#: After this long, the prompts that a slow source has yielded are submitted.
+_PULL_S: Final = 0.05
 
 Numbered = tuple[int, PreparedRequest]
 
@@ -48,20 +48,22 @@ class MapWindow:
         self._next_out = 0
         self._is_exhausted = False
         self._unsubmitted: deque[Numbered] = deque()
-        self._closed_until = 0.0  # the intake was full
-        self.fault: BrokerUnavailable | None = None  # why the last submission failed
+        self._retry_at = 0.0  # the queue was full
+        self.error: BrokerUnavailable | None = None  # why the last submission failed
         self._running: dict[int, PendingRequest] = {}
-        self._over: deque[tuple[int, PendingRequest]] = deque()  # written by whoever brings replies
+        self._over: deque[tuple[int, PendingRequest]] = (
+            deque()
+        )  # appended by the thread that reads replies
         self._results: dict[int, Result] = {}
 
     @property
     def is_over(self) -> bool:
-        """Whether every prompt's result has been given back."""
+        """Whether the result of every prompt was returned."""
         return self._is_exhausted and not (self._unsubmitted or self._running or self._results)
 
     @property
     def running(self) -> list[PendingRequest]:
-        """The requests under way."""
+        """The submitted requests without a result."""
         return list(self._running.values())
 
     @property
@@ -71,77 +73,77 @@ class MapWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether a burst worth its round trip fits, and there may be more prompts."""
+        """Whether there may be more prompts, and room for enough to be worth a round trip."""
         return not self._is_exhausted and self._room >= min(_BURST, max(1, self._size // 4))
 
     def pull(self) -> list[Item]:
-        """Prompts that there is room for."""
+        """The next prompts, as many as there is room for."""
         room = self._room if self.has_room else 0
         items: list[Item] = []
-        patience_ends = time.monotonic() + _PATIENCE_S
+        stop_at = time.monotonic() + _PULL_S
         for item in itertools.islice(self._items, room):
             items.append(item)
-            if time.monotonic() > patience_ends:
+            if time.monotonic() > stop_at:
                 return items
         self._is_exhausted = self._is_exhausted or len(items) < room
         return items
 
-    def add(self, drafts: Sequence[PreparedRequest | InvalidRequest]) -> None:
-        """What became of the prompts pulled; a bad one has its result at once."""
-        for draft in drafts:
+    def add(self, prepared: Sequence[PreparedRequest | InvalidRequest]) -> None:
+        """Add the prompts that were pulled; an invalid one has its result immediately."""
+        for one in prepared:
             index = self._next_index
             self._next_index += 1
-            if isinstance(draft, InvalidRequest):
+            if isinstance(one, InvalidRequest):
                 name = f"#{index}"
-                self._results[index] = rejected(name, Code.INVALID_REQUEST, str(draft))
+                self._results[index] = rejected(name, Code.INVALID_REQUEST, str(one))
             else:
-                self._unsubmitted.append((index, draft))
+                self._unsubmitted.append((index, one))
 
     def take_unsubmitted(self, now: float) -> list[Numbered]:
-        """The requests to submit now, which the caller must give to `submitted` or `refuse`."""
-        if now < self._closed_until:
+        """The requests to submit now; pass each to `submitted`, `reject` or `postpone`."""
+        if now < self._retry_at:
             return []
         ready = list(self._unsubmitted)
         self._unsubmitted.clear()
         return ready
 
-    def refuse(self, refused: Iterable[Numbered], retry_at: float) -> None:
-        """These found the intake full: keep them until then."""
-        self._unsubmitted.extendleft(reversed(list(refused)))
-        self._closed_until = retry_at
+    def postpone(self, requests: Iterable[Numbered], retry_at: float) -> None:
+        """Keep requests that found the queue full until ``retry_at``."""
+        self._unsubmitted.extendleft(reversed(list(requests)))
+        self._retry_at = retry_at
 
     def reject(self, refused: Mapping[int, tuple[str, DeadlineUnmeetable | IdReused]]) -> None:
-        """These, given with their ids, are not taken later either: that is their result."""
-        for index, (name, fault) in refused.items():
-            is_reused = isinstance(fault, IdReused)
+        """Give requests, named by their ids, that would be refused again the error as result."""
+        for index, (name, error) in refused.items():
+            is_reused = isinstance(error, IdReused)
             code = Code.ID_REUSED if is_reused else Code.DEADLINE_EXCEEDED
-            self._results[index] = rejected(name, code, str(fault))
+            self._results[index] = rejected(name, code, str(error))
 
-    def submitted(self, index: int, exchange: PendingRequest) -> None:
-        """A request is under way, and its result may be there already."""
-        self._running[index] = exchange
-        exchange.listeners.append(partial(self._note, index))
-        if exchange.is_over:
-            self._note(index, exchange)
+    def submitted(self, index: int, pending: PendingRequest) -> None:
+        """Follow a submitted request, which may have its result already."""
+        self._running[index] = pending
+        pending.listeners.append(partial(self._note, index))
+        if pending.is_over:
+            self._note(index, pending)
 
-    def _note(self, index: int, exchange: PendingRequest) -> None:
-        if exchange.is_over:
-            self._over.append((index, exchange))
+    def _note(self, index: int, pending: PendingRequest) -> None:
+        if pending.is_over:
+            self._over.append((index, pending))
             self._wake()
 
     def ready(self) -> Iterator[tuple[int, Result]]:
-        """Results to give back now, with the numbers of their prompts.
+        """Results to return now, with the indexes of their prompts.
 
-        Raises what ended a request without a result.
+        Raises the error of a request that has ended without a result.
         """
         while self._over:
-            index, exchange = self._over.popleft()
+            index, pending = self._over.popleft()
             if self._running.pop(index, None) is None:
                 continue
             if self._ordered:
-                self._results[index] = exchange.result()
+                self._results[index] = pending.result()
             else:
-                yield index, exchange.result()
+                yield index, pending.result()
         if not self._ordered:
             while self._results:
                 index = next(iter(self._results))
@@ -152,9 +154,9 @@ class MapWindow:
             yield index, self._results.pop(index)
 
     def wait_s(self, now: float, most_s: float) -> float:
-        """How long it may wait for news; 0 where there is something to do already."""
+        """How long to wait for updates; 0 where there is something to do now."""
         if self._over or self.has_room or self.is_over:
             return 0.0
         if self._unsubmitted:
-            return min(most_s, max(0.0, self._closed_until - now))
+            return min(most_s, max(0.0, self._retry_at - now))
         return most_s

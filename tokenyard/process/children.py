@@ -1,13 +1,14 @@
-"""Child processes that end when their parent does, however it ends.
+"""Child processes that end with their parent, however it ends.
 
-On Linux the kernel sends the child SIGTERM when the thread that started it dies, also by SIGKILL
+On Linux the kernel signals the child when the thread that started it dies, also by SIGKILL
 (``PR_SET_PDEATHSIG``): start children from a thread that lives as long as they should. Elsewhere
-a child outlives a parent that is killed; one that ends in order stops its children itself.
+a child outlives a parent that is killed; a parent that ends in order stops its children itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,25 +18,45 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+_PR_SET_PDEATHSIG: Final = 1
 #: Runs in the child before the program itself. Not a ``preexec_fn``, which may deadlock where the
-#: parent has threads. The parent may have died before the kernel knew whom to watch.
-_LAUNCHER: Final = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+#: parent has threads. The parent may have died before the call.
+_LAUNCHER: Final = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-#: Time for a child that was told twice.
+#: Time for a child after its second SIGTERM.
 HURRY_S: Final = 3.0
-#: How often a stopping child is looked at.
 _POLL_S: Final = 0.02
-#: A killed process is gone at once, unless the machine is very busy.
+#: A killed process ends immediately, unless the machine is very busy.
 _KILL_WAIT_S: Final = 5.0
 
 
-def start_tethered(
+def bind_forked_children() -> None:
+    """Let the kernel kill each child that this process forks from now on when this process ends.
+
+    Linux only.
+    """
+    if sys.platform != "linux":
+        return
+    parent = [0]
+    prctl = ctypes.CDLL(None).prctl
+
+    def remember() -> None:
+        parent[0] = os.getpid()
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent[0]:
+            os._exit(1)
+
+    os.register_at_fork(before=remember, after_in_child=bind)
+
+
+def start_child(
     command: Sequence[str],
     log: Path,
     *,
@@ -44,8 +65,8 @@ def start_tethered(
 ) -> subprocess.Popen[bytes]:
     """Start ``command``, whose first part is an absolute path; its output is appended to ``log``.
 
-    It leads a process group of its own, so that Ctrl-C in a terminal reaches the parent alone,
-    which then stops its children in the right order.
+    It leads its own process group, so that Ctrl-C in a terminal reaches only the parent, which then
+    stops its children in the right order.
     """
     prefix: list[str] = []
     if sys.platform == "linux":
@@ -62,21 +83,21 @@ def start_tethered(
         )
 
 
-def stop_tethered(
+def stop_child(
     process: subprocess.Popen[bytes],
     grace_s: float,
     hurry: Callable[[], bool] = lambda: False,
 ) -> int:
-    """End a child and its process group; its exit status.
+    """End a child and its process group; returns its exit status.
 
-    SIGTERM first, and once more as soon as ``hurry`` says so, which leaves it `HURRY_S`. What is
-    left in the end is killed.
+    Sends SIGTERM, and again once ``hurry`` returns True, which leaves it `HURRY_S`. Then kills the
+    processes that are left.
     """
     _terminate(process)
     if not _has_ended(process, grace_s, hurry) and hurry():
         _terminate(process)
         _has_ended(process, HURRY_S)
-    # Also where the leader has ended: what it has left behind is in the same group.
+    # Also where the leader has ended: its own children are in the same group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.wait(_KILL_WAIT_S)

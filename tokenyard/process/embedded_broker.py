@@ -22,7 +22,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.servers import find_server, foreign_data
 from tokenyard.protocol.errors import BrokerUnavailable
 
@@ -127,14 +127,14 @@ class EmbeddedBroker:
     def _ports(self) -> Iterator[int]:
         """The ports to try, in their order."""
         if self._wanted_port:
-            if why := _fault_of(self._wanted_port):
+            if why := _listen_error(self._wanted_port):
                 raise BrokerUnavailable(
                     f"port {self._wanted_port}: {why}: give another --port, or leave it out"
                 )
             yield self._wanted_port
         if self._wanted_port is None:
             first = dict.fromkeys([_remembered_port(self._dir) or USUAL_PORT, USUAL_PORT])
-            yield from (port for port in first if not _fault_of(port))
+            yield from (port for port in first if not _listen_error(port))
         while True:
             yield _free_port()
 
@@ -164,7 +164,7 @@ class EmbeddedBroker:
         # The server inherits the lock, so the folder stays taken for as long as it lives.
         locks = () if self._lock is None else (self._lock,)
         env = {"GLIBC_TUNABLES": _ALLOCATOR, **os.environ}
-        self._process = start_tethered(command, self.log, env=env, pass_fds=locks)
+        self._process = start_child(command, self.log, env=env, pass_fds=locks)
 
     def _wait_until_ready(self, until: float) -> bool:
         """Whether the server came up; False once it has ended."""
@@ -199,7 +199,7 @@ class EmbeddedBroker:
         """End the server, by force after ``timeout_s``; idempotent, also before `start`."""
         process, self._process = self._process, None
         if process is not None:
-            stop_tethered(process, timeout_s)
+            stop_child(process, timeout_s)
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -252,12 +252,12 @@ def _remembered_port(data_dir: Path) -> int | None:
     return port if 0 < port < 2**16 else None
 
 
-def _fault_of(port: int) -> str:
+def _listen_error(port: int) -> str:
     """Why a server cannot listen at a port, in the system's words; "" where it can."""
     try:
         socket.create_server((HOST, port)).close()
-    except OSError as fault:
-        return os.strerror(fault.errno or 0)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
     return ""
 
 

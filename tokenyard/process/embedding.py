@@ -38,7 +38,7 @@ _END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ServiceAddress:
     """Where a coordinator or a controller is, once it is up."""
 
     role: Literal["coordinator", "worker"]
@@ -56,8 +56,8 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFault:
-    """Why a process has ended before it was up; travels over the pipe in place of `Address`."""
+class StartupError:
+    """Why a process did not start; sent over the pipe instead of a `ServiceAddress`."""
 
     kind: str  # the name of the error
     message: str
@@ -75,7 +75,7 @@ class Embedded(Protocol):
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait until it is up."""
 
-    def address(self) -> Address:
+    def address(self) -> ServiceAddress:
         """Where it is."""
 
 
@@ -88,7 +88,7 @@ def run_embedded(
     die_with_parent: bool,
 ) -> NoReturn:
     """Run it until SIGTERM or SIGINT, and end the process; what goes wrong goes over the pipe."""
-    report = _Report(ready_event, pipe)
+    report = _StartupReport(ready_event, pipe)
     collect_seldom()
     try:
         _expect_broker(settings)
@@ -111,7 +111,7 @@ def run_embedded(
 
 def wait_started(
     process: BaseProcess, pipe: Connection, timeout_s: float = DEFAULT_START_TIMEOUT_S
-) -> Address:
+) -> ServiceAddress:
     """Wait in the parent until the process is up; ``pipe`` is the parent's end.
 
     Raises `NotStarted` with its reason where it is not or has died, and `WaitTimeout`, after
@@ -121,8 +121,8 @@ def wait_started(
     # What it has said counts, also where it has ended since.
     with contextlib.suppress(EOFError, OSError):
         if pipe.poll():
-            said: Address | StartFault = pipe.recv()
-            if isinstance(said, Address):
+            said: ServiceAddress | StartupError = pipe.recv()
+            if isinstance(said, ServiceAddress):
                 return said
             raise NotStarted(f"{process.name}: {said.kind}: {said.message}")
     # Its pipes close a moment before it can be seen to have ended.
@@ -132,7 +132,7 @@ def wait_started(
     raise WaitTimeout(f"{process.name} is not up within {timeout_s:g} s")
 
 
-class _Report:
+class _StartupReport:
     """Tells the parent once whether it is up; nobody need be there to hear it."""
 
     def __init__(self, ready_event: Event | None, pipe: Connection | None) -> None:
@@ -151,9 +151,9 @@ class _Report:
 
     def failed(self, kind: str, message: str) -> None:
         """It ends; of interest where it was not up before."""
-        self._tell(StartFault(kind, message))
+        self._tell(StartupError(kind, message))
 
-    def _tell(self, what: Address | StartFault) -> bool:
+    def _tell(self, what: ServiceAddress | StartupError) -> bool:
         with self._turn:
             if self._has_told:
                 return False
@@ -194,9 +194,9 @@ def started_address(
     *,
     epoch: int = 0,
     workers: tuple[str, ...] = (),
-) -> Address:
+) -> ServiceAddress:
     """The address of what runs with these settings."""
-    return Address(
+    return ServiceAddress(
         role=role,
         redis_url=public_url(settings.redis_url),
         yard=settings.yard,

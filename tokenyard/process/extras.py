@@ -22,17 +22,17 @@ EXTRAS: Final = {
 _USAGE: Final = 2  # `tokenyard.process.program.Exit`, which needs an extra itself
 
 
-def how_to_install(fault: ImportError) -> str:
+def how_to_install(error: ImportError) -> str:
     """One sentence for a package that an extra brings; "" for any other."""
-    package = (fault.name or "").partition(".")[0]
+    package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
     return f"this needs {package}: pip install 'tokenyard[{extra}]'" if extra else ""
 
 
-def refuse(fault: ImportError) -> NoReturn:
+def refuse(error: ImportError) -> NoReturn:
     """End a program with that sentence and status 2; raises any other fault again."""
-    told = how_to_install(fault)
+    told = how_to_install(error)
     if not told:
-        raise fault
+        raise error
     sys.stderr.write(f"Error: {told}\n")
     raise SystemExit(_USAGE) from None

@@ -23,7 +23,7 @@ import redis
 from click.core import ParameterSource
 from setproctitle import setproctitle
 
-from tokenyard.broker.calm import calm_down
+from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.environment import misspelt, unknown
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, running_url
@@ -38,7 +38,7 @@ from tokenyard.protocol.errors import (
     UnknownRequest,
     WaitTimeout,
 )
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from tokenyard.protocol.texts import harmless
 from tokenyard.protocol.wording import nearest
@@ -163,7 +163,7 @@ class PlainCommand(click.Command):
 def _lines_of(error: Exception) -> Sequence[str]:
     """An expected error in words: each fault of the settings is a line."""
     if isinstance(error, SettingsError):
-        return error.faults
+        return error.errors
     if isinstance(error, OSError) and not isinstance(error, TokenyardError):
         name = f"{error.filename}: " if error.filename else ""
         return [f"{name}{error.strerror or error}"]
@@ -195,8 +195,8 @@ def _check_variables(ctx: click.Context) -> None:
     if isinstance(ctx.command, click.Group) or not isinstance(ctx.command, PlainCommand):
         return
     programs = ctx.command.reads
-    if faults := misspelt(os.environ, programs):
-        raise SettingsError(faults)
+    if errors := misspelt(os.environ, programs):
+        raise SettingsError(errors)
     for warning in unknown(os.environ, programs):
         click.echo(f"Warning: {harmless(warning)}", err=True)
 
@@ -243,7 +243,7 @@ def _take(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 def yard_value(_: click.Context, param: click.Parameter, value: Any) -> Any:
     """The value of an option of `tokenyard`; raises `click.BadParameter` for a bad name."""
     if param.name == "yard" and not is_name(value):
-        raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+        raise click.BadParameter(NAME_RULE)
     return value
 
 
@@ -336,7 +336,7 @@ def start_logging(redis_url: str, *, debug: bool = False) -> None:
     """Log to standard error, in the one form that `tokenyard up` reads."""
     logs.start(logging.DEBUG if debug else logging.INFO)
     if not debug:
-        calm_down(redis_url)
+        throttle_errors(redis_url)
 
 
 def _settings_options(

@@ -80,8 +80,8 @@ def describe(program: Path) -> ServerProgram:
             check=False,
         )
         said = done.stdout.decode(errors="replace")
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        raise SettingsError([f"--server {program}: it cannot be run: {fault}"]) from fault
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SettingsError([f"--server {program}: it cannot be run: {error}"]) from error
     known = _VERSION.search(said)
     if known is None:
         raise SettingsError([f"--server {program}: it is neither a Valkey nor a Redis server"])

@@ -191,9 +191,9 @@ class ProtocolMismatch(PermanentError):
 class SettingsError(PermanentError):
     """The settings are wrong; every fault is reported at once."""
 
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = tuple(faults)
+    def __init__(self, errors: Sequence[str]) -> None:
+        super().__init__("; ".join(errors))
+        self.errors = tuple(errors)
 
 
 class BrokerUnsuitable(PermanentError):

@@ -36,6 +36,7 @@ COUNTED: Final = (
 
 #: Yards, clients and workers are named within these bounds, so that keys cannot be forged.
 NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
+NAME_RULE: Final = "use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
 
 
 def is_name(text: str) -> bool:
@@ -52,7 +53,7 @@ class Keys:
 
     def __post_init__(self) -> None:
         if not is_name(self.yard):
-            raise ValueError(f"yard {self.yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+            raise ValueError(f"yard {self.yard!r}: {NAME_RULE}")
         object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
 
     def intake(self, name: IntakeClass) -> str:

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from tokenyard.protocol.chat import check_messages, check_objects, check_template_kwargs
 from tokenyard.protocol.errors import Code, InvalidRequest
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     DEFAULT_CLIENT,
@@ -95,8 +95,8 @@ def parse_request(
             return request
         try:
             fields = unfold(fields)
-        except InvalidRequest as fault:
-            return _refuse_unread(fields, str(fault))
+        except InvalidRequest as error:
+            return _refuse_unread(fields, str(error))
     return _parse_request(fields, defaults)
 
 
@@ -155,13 +155,13 @@ def _template(common: bytes) -> Request | None:
     return request if isinstance(request, Request) else None
 
 
-def _refuse_unread(fields: Mapping[bytes, bytes], fault: str) -> Refused | Unanswerable:
+def _refuse_unread(fields: Mapping[bytes, bytes], error: str) -> Refused | Unanswerable:
     """What becomes of an entry whose field ``common`` cannot be read.
 
     Who asks may stand there, unless the entry says it by itself.
     """
     if b"client" not in fields:
-        return Unanswerable(fault)
+        return Unanswerable(error)
     reply_to = ""
     try:
         request_id, client = _parse_address(fields)
@@ -169,7 +169,7 @@ def _refuse_unread(fields: Mapping[bytes, bytes], fault: str) -> Refused | Unans
         return Unanswerable(str(other))
     with contextlib.suppress(InvalidRequest):
         reply_to = _parse_reply_to(fields, client)
-    return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, fault)
+    return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, error)
 
 
 def _parse_request(
@@ -177,14 +177,14 @@ def _parse_request(
 ) -> Request | Refused | Unanswerable:
     try:
         request_id, client = _parse_address(fields)
-    except InvalidRequest as fault:
-        return Unanswerable(str(fault))
+    except InvalidRequest as error:
+        return Unanswerable(str(error))
     reply_to = ""
     try:
         reply_to = _parse_reply_to(fields, client)
         return _parse_body(fields, request_id, client, reply_to, defaults)
-    except InvalidRequest as fault:
-        return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(fault))
+    except InvalidRequest as error:
+        return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(error))
 
 
 def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
         raise InvalidRequest("id", f"give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
     client = _text(fields, "client") if b"client" in fields else DEFAULT_CLIENT
     if not is_name(client):
-        raise InvalidRequest("client", "use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+        raise InvalidRequest("client", NAME_RULE)
     return _text(fields, "id"), client
 
 
@@ -246,7 +246,7 @@ def parse_assignment(
 ) -> Assignment | None:
     """Read a lane entry; None where nobody could be answered for it, so that it is no assignment.
 
-    A request that the coordinator passed and this version cannot read has its `Assignment.fault`.
+    A request that the coordinator passed and this version cannot read has its `Assignment.error`.
     ``defaults`` are the model's sampling parameters, as in `parse_request`.
     """
     request = parse_request(fields, defaults)
@@ -258,11 +258,11 @@ def parse_assignment(
         return None
     if not _SID.fullmatch(sid) or len(published) % 4:
         return None
-    fault = ""
+    error = ""
     if not isinstance(request, Request):
         if isinstance(request, Unanswerable):
             return None
-        fault = request.message
+        error = request.message
         request = Request(id=request.id, client=request.client, reply_to=request.reply_to)
     return Assignment(
         request=request,
@@ -272,7 +272,7 @@ def parse_assignment(
         crashes=crashes,
         published=published,
         faults=faults,
-        fault=fault,
+        fault=error,
         first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
         choices=fields.get(b"choices", b""),
     )
@@ -288,8 +288,8 @@ def _count(text: bytes | None) -> int | None:
 def _text(fields: Mapping[bytes, bytes], name: str) -> str:
     try:
         return fields.get(name.encode(), b"").decode()
-    except UnicodeDecodeError as fault:
-        raise InvalidRequest(name, f"is not UTF-8 at byte {fault.start}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(name, f"is not UTF-8 at byte {error.start}") from None
 
 
 def _integer(fields: Mapping[bytes, bytes], name: str, default: int, low: int, high: int) -> int:
@@ -318,15 +318,15 @@ def _json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) 
         return default
     try:
         return decoder.decode(raw)
-    except msgspec.ValidationError as fault:
-        message, _, place = str(fault).partition(" - at ")
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at ")
         path = _PATH.search(place)
         unknown = _UNKNOWN_FIELD.fullmatch(message)
         if unknown and name == "params" and not path:
             raise InvalidRequest(f"params.{unknown[1]}", why_unknown(unknown[1])) from None
         raise InvalidRequest(name + (path[1] if path else ""), message) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise InvalidRequest(name, f"is not the JSON expected: {fault}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(name, f"is not the JSON expected: {error}") from None
 
 
 def _params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> SamplingParams:
@@ -373,11 +373,11 @@ def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
     """
     try:
         return msgspec.convert(msgspec.to_builtins(given, str_keys=True), ChatOptions)
-    except msgspec.ValidationError as fault:
-        message, _, path = str(fault).partition(" - at ")
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at ")
         raise InvalidRequest(path.strip("`").removeprefix("$."), message) from None
-    except (TypeError, ValueError, RecursionError) as fault:
-        raise InvalidRequest(min(given), f"cannot be written as JSON: {fault}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(min(given), f"cannot be written as JSON: {error}") from None
 
 
 def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 
 PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
 EngineName = Literal["vllm", "simulated"]
@@ -33,8 +33,8 @@ def default_name(role: str) -> str:
     return f"{role}-{host}-{os.getpid()}"
 
 
-def _check(faults: Iterator[str]) -> None:
-    found = list(faults)
+def _check(errors: Iterator[str]) -> None:
+    found = list(errors)
     if found:
         raise SettingsError(found)
 
@@ -123,21 +123,21 @@ class CoordinatorSettings:
     otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
-        _check(self._faults())
+        _check(self._errors())
 
-    def _faults(self) -> Iterator[str]:
+    def _errors(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
-                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
-        yield from self._faults_of_guests()
+                yield f"{label} {name!r}: {NAME_RULE}"
+        yield from self._guest_errors()
         if self.expect_workers < 0:
             yield "expect_workers: must not be negative"
-        yield from self._faults_of_schedules()
+        yield from self._schedule_errors()
         if self.lease_ms < 500:
             yield "lease_ms: must be at least 500"
         if self.max_model_wait_s < 0:
             yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
-        yield from self._faults_of_shares()
+        yield from self._share_errors()
         positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
         limits = (
             "max_crashes",
@@ -149,9 +149,9 @@ class CoordinatorSettings:
         for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
-        yield from _faults_of_watching(self)
+        yield from _watch_errors(self)
 
-    def _faults_of_shares(self) -> Iterator[str]:
+    def _share_errors(self) -> Iterator[str]:
         if self.lost_entry_wait_s < 0:
             yield "lost_entry_wait_s: must not be negative"
         if not 0 < self.max_swap_share <= 1:
@@ -163,10 +163,10 @@ class CoordinatorSettings:
         if self.trial_s <= 0:
             yield "trial_s: must be positive"
 
-    def _faults_of_guests(self) -> Iterator[str]:
+    def _guest_errors(self) -> Iterator[str]:
         for guest in self.guests:
             if not is_name(guest):
-                yield f"guests {guest!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
+                yield f"guests {guest!r}: {NAME_RULE}"
         if self.guest_inbox_bytes < self.max_request_bytes:
             yield "guest_inbox_bytes: must be at least max_request_bytes"
         if not 0 < self.guest_queue_share <= 1:
@@ -176,7 +176,7 @@ class CoordinatorSettings:
         if self.guest_cut_off_s < 0:
             yield "guest_cut_off_s: must not be negative"
 
-    def _faults_of_schedules(self) -> Iterator[str]:
+    def _schedule_errors(self) -> Iterator[str]:
         if self.deterministic and not self.expect_workers:
             yield "deterministic: needs expect_workers, so that the set of workers is known"
         if self.deterministic and self.policy != "round_robin":
@@ -265,7 +265,7 @@ class WorkerSettings:
     otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
-        _check(self._faults())
+        _check(self._errors())
 
     @property
     def serves(self) -> str:
@@ -274,15 +274,15 @@ class WorkerSettings:
             return self.model_name
         return Path(self.model).name if self.model else "simulated"
 
-    def _faults(self) -> Iterator[str]:
+    def _errors(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
-                yield f"{label} {name!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
-        yield from self._faults_of_models()
+                yield f"{label} {name!r}: {NAME_RULE}"
+        yield from self._model_errors()
         try:
             msgspec.json.decode(self.engine_args, type=dict)
-        except msgspec.MsgspecError as fault:
-            yield f"engine_args: must be a JSON object: {fault}"
+        except msgspec.MsgspecError as error:
+            yield f"engine_args: must be a JSON object: {error}"
         counts = ("slots", "max_num_seqs", "block_ms", "reply_maxlen", "max_start_failures")
         for name in counts:
             if getattr(self, name) < 1:
@@ -297,9 +297,9 @@ class WorkerSettings:
         for name in (*amounts, "spares", "sleepers"):
             if getattr(self, name) < 0:
                 yield f"{name}: must not be negative"
-        yield from _faults_of_watching(self)
+        yield from _watch_errors(self)
 
-    def _faults_of_models(self) -> Iterator[str]:
+    def _model_errors(self) -> Iterator[str]:
         if self.models and (self.model or self.model_name):
             yield "models: the file names the models; give either it or one model"
         if self.models and not self.models.is_file():
@@ -312,7 +312,7 @@ class WorkerSettings:
             yield "devices: are GPUs; leave them out with device cpu"
 
 
-def _faults_of_watching(settings: CoordinatorSettings | WorkerSettings) -> Iterator[str]:
+def _watch_errors(settings: CoordinatorSettings | WorkerSettings) -> Iterator[str]:
     if not 0 <= settings.metrics_port < 2**16:
         yield "metrics_port: must be from 1 to 65535, or 0 for none"
     if settings.liveness_timeout_s <= 0:

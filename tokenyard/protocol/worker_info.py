@@ -25,7 +25,7 @@ WorkerState = Literal[
 WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 
-class Tally(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerTotals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker has published since it joined. Numbers only: `renew` takes them for no news."""
 
     finished: int = 0  # results
@@ -67,7 +67,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     profiling: bool = False
     weights: str = ""  # that it has loaded in place of the model's own
     obeyed: str = ""  # id of the newest signal that it is in accord with
-    tally: Tally = Tally()  # about once a second
+    tally: WorkerTotals = WorkerTotals()  # about once a second
     last_error: str = ""  # why its process died the last time, or what its engine could not do
     last_error_ms: int = 0  # unix time of that
     lease_ms: int = 0  # length of its lease

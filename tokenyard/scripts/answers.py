@@ -141,7 +141,7 @@ class Publication(Struct, frozen=True):
     epoch: int | None = None  # to be kept as that of the first published token, if none is
 
 
-class Astray(Struct, frozen=True, gc=False):
+class LostRequest(Struct, frozen=True, gc=False):
     """A request whose entry is not where its ledger says."""
 
     client: str
@@ -152,11 +152,11 @@ class Astray(Struct, frozen=True, gc=False):
     may_run: bool  # its worker holds its lease, and may have read the entry before it was deleted
 
 
-class AstrayLook(Struct, frozen=True):
+class LedgerScan(Struct, frozen=True):
     """What a look through a part of the ledgers has shown."""
 
     cursor: int  # where to go on; 0 at the end
     ledgers: int
     tokens: int  # of those that wait where they should
     queued_tokens: int  # of all, by the yard's count
-    found: list[Astray]
+    found: list[LostRequest]

@@ -113,6 +113,6 @@ class Caller:
         except NoScriptError:
             try:
                 run("SCRIPT LOAD", source(script))
-            except NoPermissionError as fault:
-                raise ScriptsMissing(script) from fault
+            except NoPermissionError as error:
+                raise ScriptsMissing(script) from error
             return run(*command)

@@ -24,7 +24,7 @@ from tokenyard.scripts.calls import Arg, Call, Caller
 #: A client that wants to be watched renews its lease three times in this.
 CLIENT_LEASE_MS = 30_000
 #: A request moves a few times in its life, and seldom between a look and a call.
-CANCEL_LOOKS = 8
+CANCEL_ATTEMPTS = 8
 #: A client may wish for so many cancels at once, and a wish that no leader hears is dropped then.
 MOST_CANCELS = 10_000
 CANCEL_TTL_S = 3600
@@ -207,7 +207,7 @@ class ClientScripts(Caller):
     ) -> Cancelled:
         """Cancel a request wherever it is; MOVED only where it moves faster than one can look."""
         code = Cancelled.MOVED
-        for _ in range(CANCEL_LOOKS):
+        for _ in range(CANCEL_ATTEMPTS):
             ledger = self.keys.ledger(client, request_id)
             seen: Any = self._connection.hmget(ledger, *PLACE_FIELDS)
             state, where = place_of(seen)

@@ -10,7 +10,14 @@ from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, IntakeClass, is_name
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
-from tokenyard.scripts.answers import Answered, Astray, AstrayLook, Dispatched, Move, Reconciled
+from tokenyard.scripts.answers import (
+    Answered,
+    Dispatched,
+    LedgerScan,
+    LostRequest,
+    Move,
+    Reconciled,
+)
 from tokenyard.scripts.calls import Arg, Caller, codes
 from tokenyard.scripts.destinations import destination
 
@@ -163,17 +170,17 @@ class LeaderScripts(Caller):
         cursor, *entries = self._run("overdue", [self.keys.intake(intake)], [after, count])
         return cursor.decode(), [entry.decode() for entry in entries]
 
-    def astray(self, cursor: int, count: int) -> AstrayLook:
+    def astray(self, cursor: int, count: int) -> LedgerScan:
         """Requests whose entry is gone, among about ``count`` keys of the server."""
         keys = [self.keys.leases, self.keys.tally]
         after, ledgers, tokens, queued, found = self._run("astray", keys, [cursor, count])
         missed = [one for each in found for one in _astray(*each)]
-        return AstrayLook(int(after), ledgers, tokens, queued, missed)
+        return LedgerScan(int(after), ledgers, tokens, queued, missed)
 
     def reconcile(
         self,
         token: str,
-        lost: Sequence[Astray] = (),
+        lost: Sequence[LostRequest] = (),
         *,
         excess_tokens: int = 0,
         told: Mapping[str, Arg] = types.MappingProxyType({}),
@@ -211,7 +218,7 @@ class LeaderScripts(Caller):
 
 def _astray(
     name: bytes, state: bytes, where: bytes, entry: bytes, may_run: int
-) -> Iterator[Astray]:
+) -> Iterator[LostRequest]:
     """The request, unless somebody made up a ledger that can be none's."""
     client, _, request_id = name.partition(b"/")
     try:
@@ -219,10 +226,10 @@ def _astray(
     except UnicodeDecodeError:
         return
     if is_name(owner) and own:
-        yield Astray(owner, own, state.decode(), where.decode(), entry.decode(), bool(may_run))
+        yield LostRequest(owner, own, state.decode(), where.decode(), entry.decode(), bool(may_run))
 
 
-def _lost_where(one: Astray) -> str:
+def _lost_where(one: LostRequest) -> str:
     if not one.where:
         return "its ledger names no place where it could be"
     stream = "intake:" if one.state == "waiting" else "lane:"

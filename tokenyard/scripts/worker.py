@@ -53,7 +53,7 @@ class WorkerScripts(Caller):
         self._connection.hdel(self.keys.hosts, name)
 
     def hand_back(
-        self, worker: str, assignment: Assignment, pause_ms: int, fault: str
+        self, worker: str, assignment: Assignment, pause_ms: int, error: str
     ) -> HandedBack:
         """Give a request back that the engine could not serve, to be tried after a pause."""
         request = assignment.request
@@ -62,7 +62,7 @@ class WorkerScripts(Caller):
         keys += [self.keys.ledger(request.client, request.id)]
         keys += [self.keys.tokens(request.client, request.id)]
         keys += [self.keys.choices(request.client, request.id)]
-        args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, fault]
+        args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, error]
         return HandedBack(self._run("hand_back", keys, args))
 
     def count_published(self, assignment: Assignment) -> int:

@@ -1,6 +1,6 @@
-"""Whether a program works and is ready, as the probes of a container platform ask.
+"""Whether a program is live and ready, for the probes of a container platform.
 
-The endpoint of the metrics answers them: ``/livez`` and ``/readyz``, Kubernetes' own names.
+The endpoint serves it at ``/livez`` and ``/readyz``, Kubernetes' own names.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _STOPPING: Final = "it is stopping"
 
 
 class Health:
-    """What the main loop of a program reports about itself; other threads read it.
+    """Reported by the main loop of a program, read by other threads.
 
-    A loop that has not come round for ``timeout_s`` hangs: restarting the program helps then.
-    A program that works and cannot do its job (no broker, no model yet) is live and not ready:
-    restarting it would not help.
+    A loop without an iteration for ``timeout_s`` hangs, so the program should be restarted. A
+    program that runs but cannot do its job (no broker, no model yet) is live and not ready: a
+    restart would not help.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,17 +29,17 @@ class Health:
         self._is_stopping = False
 
     def turned(self, unready: str = "") -> None:
-        """The loop has come round; ``unready`` says why the program cannot do its job now."""
+        """Note an iteration; ``unready`` is why the program cannot do its job now."""
         self._unready = unready
         self._turned_at = self._clock()
 
     def stopping(self) -> None:
-        """The loop has ended, in order: what still runs may take its time."""
+        """Note that the loop has ended in order, and that the rest may take its time."""
         self._is_stopping = True
 
     @property
     def not_live(self) -> str:
-        """Why it should be restarted; empty while it works."""
+        """Why the program should be restarted; empty while it is live."""
         if self._is_stopping:
             return ""
         if self._turned_at is None:
@@ -49,5 +49,5 @@ class Health:
 
     @property
     def not_ready(self) -> str:
-        """Why it cannot do its job now; empty where it can."""
+        """Why the program cannot do its job now; empty where it can."""
         return _STOPPING if self._is_stopping else self.not_live or self._unready

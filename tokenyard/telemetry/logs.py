@@ -1,7 +1,7 @@
-"""How every program of a yard writes its log.
+"""The log format of all programs.
 
-Ids, models and errors in it were chosen by clients: nothing in a line can end it, move a cursor or
-turn the direction of what follows.
+Clients choose the ids, models and error texts in it, so control characters are escaped: no value
+can start a line, move the cursor or change the direction of text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class HarmlessFormatter(logging.Formatter):
-    """Escapes what is no text in the values of a record, and newlines in them."""
+    """Escapes control characters and newlines in the values of a record."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
@@ -34,7 +34,7 @@ class HarmlessFormatter(logging.Formatter):
 
 
 def _value(value: Any) -> Any:
-    """Text in one line; numbers stay numbers, for formats that want them."""
+    """Text in one line; numbers stay numbers, for formats that need them."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, int | float | bytes) or value is None:
@@ -43,7 +43,7 @@ def _value(value: Any) -> Any:
 
 
 def start(level: int) -> None:
-    """Log to standard error, where nobody has set up anything else."""
+    """Log to standard error, unless logging is configured already."""
     handler = logging.StreamHandler()
     handler.setFormatter(HarmlessFormatter())
     logging.basicConfig(level=level, handlers=[handler])

@@ -1,8 +1,8 @@
 """Traces from client to engine: each request carries W3C's ``traceparent`` in its metadata.
 
-Where nobody traces, nothing of OpenTelemetry (the extra ``tracing``) is imported. A client uses
-what its program has set up. Coordinators and workers set up an exporter of their own, and make a
-span once it is over, from times, under the trace of its request; without one there is no span.
+OpenTelemetry (the extra ``tracing``) is imported only where traces are on. A client uses the
+program's own setup. Coordinators and workers set up an exporter of their own, and record each span
+after its end, in the trace of its request; requests without a trace have no spans.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger("tokenyard.telemetry.tracing")
 
 TRACEPARENT: Final = "traceparent"
 _STATE: Final = "tracestate"
-#: Bytes by which a request grows that carries its trace, at most; ``tracestate`` has 512.
+#: Most bytes that a trace adds to a request; ``tracestate`` has up to 512.
 ROOM: Final = 700
-#: OpenTelemetry's own variables of which one is enough to have traces.
+#: Either of these variables of OpenTelemetry turns traces on.
 _VARIABLES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _STOP_S: Final = 3.0
 _NAME: Final = "tokenyard"
@@ -35,17 +35,17 @@ Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
 
 def carrier_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """What a request carries of its trace; empty where that is nothing, or no text."""
+    """The trace context in the metadata of a request; empty where it has no valid one."""
     found = {name: metadata.get(name) for name in (TRACEPARENT, _STATE)}
     carried = {name: value for name, value in found.items() if isinstance(value, str)}
     return carried if TRACEPARENT in carried else {}
 
 
 class Tracer:
-    """Sends the spans of one process; off until `start` finds that somebody wants them."""
+    """Exports the spans of one process, if an endpoint is configured."""
 
     def __init__(self, service: str, instance: str, endpoint: str = "") -> None:
-        """``endpoint`` is a URL without path; else OpenTelemetry's own variables count."""
+        """``endpoint`` is a URL without path; by default OpenTelemetry's variables apply."""
         self.is_on = False
         self._service = service
         self._instance = instance
@@ -55,16 +55,16 @@ class Tracer:
         self._extract: Any = None
 
     def check(self) -> None:
-        """Raises `SettingsError` where spans are to be sent and the extra is missing."""
+        """Raises `SettingsError` where an endpoint is configured and the extra is missing."""
         if self._endpoint and not _is_installed():
             raise SettingsError(["otlp_endpoint: needs more: pip install 'tokenyard[tracing]'"])
 
     def start(self) -> None:
-        """Set the exporter up, if somebody wants spans; raises like `check`."""
+        """Set up the exporter, if an endpoint is configured; raises like `check`."""
         self.check()
         if not self._endpoint and not any(map(os.environ.get, _VARIABLES)):
             return
-        if not _is_installed():  # the variables may have been meant for others
+        if not _is_installed():  # the variables may be meant for other programs
             log.warning("OTEL_* is set, but no traces are sent: pip install 'tokenyard[tracing]'")
             return
         self._set_up()
@@ -87,7 +87,7 @@ class Tracer:
         self._extract = TraceContextTextMapPropagator().extract
 
     def stop(self) -> None:
-        """Send what is left, within a few seconds; idempotent."""
+        """Export the remaining spans, within a few seconds; idempotent."""
         self.is_on = False
         provider, self._provider = self._provider, None
         if provider is not None:
@@ -107,9 +107,9 @@ class Tracer:
         events: Mapping[str, float] | None = None,
         error: str = "",
     ) -> None:
-        """A span that is over, of the trace in ``carrier``; nothing where that is no trace.
+        """Record a span that has ended, in the trace of ``carrier``, if that has one.
 
-        Times, also of ``events`` by their names, are unix seconds. ``error`` says what failed.
+        Times, including those of ``events`` by name, are unix seconds.
         """
         from opentelemetry.trace import SpanKind, Status, StatusCode, get_current_span
 
@@ -137,7 +137,7 @@ def _is_installed() -> bool:
 
 
 class Sending:
-    """The spans of requests that a client is about to submit in one call."""
+    """The spans of requests that a client submits in one call."""
 
     def __init__(self, api: Any, yard: str) -> None:
         self._api = api
@@ -146,7 +146,7 @@ class Sending:
         self._spans: dict[str, Any] = {}  # by request id
 
     def carry(self, request: Request) -> Request:
-        """The request with its trace; one that has a trace already keeps it, and has no span."""
+        """The request with its trace; one that has a trace already keeps it, without a span."""
         if TRACEPARENT in request.metadata:
             return request
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -166,20 +166,20 @@ class Sending:
         TraceContextTextMapPropagator().inject(metadata, self._api.set_span_in_context(span))
         return msgspec.structs.replace(request, metadata=metadata)
 
-    def end(self, outcomes: Mapping[str, str], fault: Exception | None = None) -> None:
-        """The call is over: what became of the requests, by their ids, or its fault; once."""
+    def end(self, outcomes: Mapping[str, str], error: Exception | None = None) -> None:
+        """End the spans, with the outcomes of the requests by id, or the error of the call."""
         spans, self._spans = self._spans, {}
         for request_id, span in spans.items():
-            if fault is not None:
-                span.record_exception(fault)
-                span.set_status(self._api.Status(self._api.StatusCode.ERROR, str(fault)))
+            if error is not None:
+                span.record_exception(error)
+                span.set_status(self._api.Status(self._api.StatusCode.ERROR, str(error)))
             elif request_id in outcomes:
                 span.set_attribute("tokenyard.submission", outcomes[request_id])
             span.end()
 
 
 def sending(yard: str) -> Sending | None:
-    """For requests that are about to be submitted; None where this program traces nothing."""
+    """The spans for the requests of one submission; None where this program has no traces."""
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.host.leak import Verdict
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.models import ModelSpec
 
 
@@ -113,11 +114,11 @@ class _Host:
     def _must_end(self, holder: WorkerProcessHandle) -> bool:
         """Whether it, or another one of its group, is to end."""
         everybody = (one for members in self._on.values() for one in members)
-        doomed = [one for one in everybody if one.is_doomed]
+        doomed = [one for one in everybody if one.is_retiring]
         return any(one is holder or one.is_mate_of(holder) for one in doomed)
 
     def _end(self, holder: WorkerProcessHandle, goal: Goal | None) -> Step:
-        if holder.is_doomed:
+        if holder.is_retiring:
             return Replace(holder)
         return GiveWay(holder, sleeps=self._may_sleep(holder, goal))
 
@@ -152,7 +153,7 @@ class _Host:
             Replace(member)
             for members in self._on.values()
             for member in members
-            if member.leak is not Verdict.SOUND or (member.is_doomed and not member.is_awake)
+            if member.leak is not Verdict.SOUND or (member.is_retiring and not member.is_awake)
         ]
 
     def _holders(self, device: int) -> list[WorkerProcessHandle]:
@@ -160,7 +161,7 @@ class _Host:
 
     def _choose(self, device: int, goal: Goal) -> WorkerProcessHandle | None:
         """The process of a device that is to hold the goal's model; none that a model clings to."""
-        others = [member for member in self._on[device] if not member.is_doomed]
+        others = [member for member in self._on[device] if not member.is_retiring]
         for member in others:
             if member.state is State.ASLEEP and member.spec is goal.spec and _is_alone(goal):
                 return member

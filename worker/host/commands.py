@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from worker.host.allocation import Goal, fits
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.messages import Profile, ResetPrefixCache
 from worker.models import ModelSpec
 

@@ -26,8 +26,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts, Why
+from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-from tokenyard.telemetry.metrics import Endpoint
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
@@ -39,7 +39,8 @@ from worker.host.membership import Membership
 from worker.host.metrics import HostMetrics
 from worker.host.output import log_place
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.host.reconciler import StateReconciler
 from worker.host.roster_entry import roster_entry
 from worker.host.start_failures import StartFailures
@@ -188,7 +189,7 @@ class Controller:
             self._leave_behind(self._lost.get())
         for member in self._pool.members:
             is_shown = member.process is not None or member.is_in_crash_loop
-            if (member.worker and not member.is_spent) or not is_shown:
+            if (member.worker and not member.has_released_lane) or not is_shown:
                 continue
             if not self._join(member, "it was paused"):
                 return
@@ -203,12 +204,12 @@ class Controller:
         try:
             self._reconciler.read()
             self._reconciler.lead(member)
-            member.become(self._membership.join(self._entry(member)))
+            member.set_worker(self._membership.join(self._entry(member)))
         except redis.RedisError as error:
             self._outage.note(error)
             return False
         self._outage.over()
-        member.is_spent = False
+        member.has_released_lane = False
         if before:
             self._leave_as(before, "left", why_anew)
         return True
@@ -239,7 +240,7 @@ class Controller:
             if member.worker == worker:
                 log.warning("%s was fenced; joins anew", worker)
                 self._membership.forget(worker)
-                member.become("")
+                member.set_worker("")
 
     def _lose(self, worker: str) -> None:
         self._lost.put(worker)
@@ -258,8 +259,8 @@ class Controller:
     def _leave(self, member: WorkerProcessHandle, why: Why, reason: str = "") -> None:
         if member.worker:
             self._leave_as(member.worker, why, reason)
-        member.become("")
-        member.is_spent = False
+        member.set_worker("")
+        member.has_released_lane = False
 
     def _leave_as(self, worker: str, why: Why, reason: str) -> None:
         try:
@@ -267,7 +268,7 @@ class Controller:
         except redis.RedisError as error:
             log.warning("%s: its lease has to run out: %s", worker, error)
 
-    # What the pool tells (worker.host.pool.Owner)
+    # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""
@@ -351,7 +352,7 @@ class Controller:
             case Fenced(worker):
                 self._leave_behind(worker)
             case LaneReleased(worker) if worker == member.worker:
-                member.is_spent = True
+                member.has_released_lane = True
             case Paused(mode):
                 member.observed.rests(mode)
             case Done(errand) if not member.observed.has_done(errand):

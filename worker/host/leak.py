@@ -1,37 +1,40 @@
-"""Whether a process keeps memory of the models that it has held: judged over several unloads.
+"""Whether a process leaks memory of the models that it has held, judged over several unloads.
 
-One look tells little. The first models leave caches behind, the heap keeps fragments, and both
-stop growing: a process whose memory has reached its plateau is as good as a new one. So what
-counts is growth that does not end. Only a model that stays as a whole shows at once.
+A single reading says little: the first models fill caches, the heap fragments, and both stop
+growing. A process whose memory has reached a plateau is as good as a new one, so only growth that
+does not end counts. A model that stays as a whole shows immediately.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 from typing import Final
 
-#: So many unloads, one after the other, are looked at together.
+from worker.engines import Memory
+
+#: Unloads in a row that are judged together.
 READINGS: Final = 6
-#: In each of its two halves, which overlap, the memory must grow.
+#: Memory must grow in each of two halves of this length, which overlap.
 _HALF: Final = 4
-#: A model has stayed where so much of what it took is still there, and so many floors of it.
+#: A model has stayed if this share of its memory remains, and at least so many floors.
 _STAYED: Final = 0.5
 _STAYED_FLOORS: Final = 8
-#: However slowly it came to that: so much of the warm memory in all, and so many floors.
+#: However slow the growth: this share of the warm memory in all, and at least so many floors.
 _MOST: Final = 1.0
 _MOST_FLOORS: Final = 16
 _MIB: Final = 1024**2
 
 
 class Verdict(enum.Enum):
-    """What is to be done with a process."""
+    """What to do with a process."""
 
     SOUND = "sound"
-    GROWING = "growing"  # replace it once nobody needs it
+    GROWING = "growing"  # replace it when it is idle
     GROSS = "gross"  # replace it before its next model
 
 
@@ -40,49 +43,90 @@ class MemoryReading:
     """The scarce memory of a process after an unload, in bytes."""
 
     after: int
-    #: What the model had taken; 0: not known.
+    #: What the model had taken; 0 if unknown.
     took: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeakRule:
-    """What may stay behind."""
+    """How much may stay behind."""
 
-    tolerance: float = 0.02  # growth within `READINGS` unloads, as a part of the warm memory,
-    floor_mib: float = 64.0  # and at least so much, since a baseline may be tiny
+    tolerance: float = 0.02  # growth within `READINGS` unloads, as a share of the warm memory
+    floor_mib: float = 64.0  # the least growth that counts, since the warm memory may be tiny
 
-    def judge(self, warm: int, looks: Sequence[MemoryReading]) -> Verdict:
-        """The verdict on a process with ``warm`` bytes before its first model; newest look last."""
-        if self._has_stayed(warm, looks):
+    def judge(self, warm: int, readings: Sequence[MemoryReading]) -> Verdict:
+        """The verdict on a process with ``warm`` bytes before its first model; newest last."""
+        if self._has_stayed(warm, readings):
             return Verdict.GROSS
         floor = self.floor_mib * _MIB
-        is_growing = growth(looks) > max(self.tolerance * warm, floor)
-        is_large = kept(warm, looks) > max(_MOST * warm, _MOST_FLOORS * floor)
+        is_growing = growth(readings) > max(self.tolerance * warm, floor)
+        is_large = kept(warm, readings) > max(_MOST * warm, _MOST_FLOORS * floor)
         return Verdict.GROWING if is_growing or is_large else Verdict.SOUND
 
-    def _has_stayed(self, warm: int, looks: Sequence[MemoryReading]) -> bool:
-        """Whether the model that went last is still there, for the most part."""
-        if not looks:
+    def _has_stayed(self, warm: int, readings: Sequence[MemoryReading]) -> bool:
+        """Whether most of the last model is still there."""
+        if not readings:
             return False
-        before = looks[-2].after if len(looks) > 1 else warm
-        kept, took = looks[-1].after - before, looks[-1].took
+        before = readings[-2].after if len(readings) > 1 else warm
+        kept, took = readings[-1].after - before, readings[-1].took
         return took > 0 and kept >= max(_STAYED * took, _STAYED_FLOORS * self.floor_mib * _MIB)
 
 
-def kept(warm: int, looks: Sequence[MemoryReading]) -> int:
-    """The least that has stayed behind in the last `READINGS` unloads, in bytes; else 0."""
-    return min(one.after for one in list(looks)[-READINGS:]) - warm if len(looks) >= READINGS else 0
+class MemoryHistory:
+    """The memory of one process, from its warm-up on."""
+
+    def __init__(self, rule: LeakRule) -> None:
+        self.now: Memory | None = None  # when last measured
+        self.baseline: Memory | None = None  # when it was warm for the first time
+        self.readings: deque[MemoryReading] = deque(maxlen=READINGS)  # newest last
+        self._rule = rule
+        self._most = 0  # bytes, with the loaded model
+
+    def note_warm(self, memory: Memory) -> None:
+        """No model is loaded, or no longer."""
+        self.now = memory
+        if self.baseline is None:
+            self.baseline = memory
+        else:
+            before = self.readings[-1].after if self.readings else self.baseline.scarce
+            took = max(0, self._most - before)
+            self.readings.append(MemoryReading(memory.scarce, took))
+        self._most = 0
+
+    def note_loaded(self, memory: Memory) -> None:
+        """A model is loaded."""
+        self.now = memory
+        self._most = max(self._most, memory.scarce)
+
+    @property
+    def kept(self) -> int:
+        """Bytes beyond the baseline, when last measured."""
+        return self.now.scarce - self.baseline.scarce if self.now and self.baseline else 0
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether a process that is warm leaks."""
+        if self.baseline is None:
+            return Verdict.SOUND
+        return self._rule.judge(self.baseline.scarce, self.readings)
 
 
-def growth(looks: Sequence[MemoryReading]) -> float:
-    """Bytes by which the memory has grown in the last `READINGS` unloads, all the time; else 0.
+def kept(warm: int, readings: Sequence[MemoryReading]) -> int:
+    """The least that stayed behind in the last `READINGS` unloads, in bytes; 0 if fewer."""
+    if len(readings) < READINGS:
+        return 0
+    return min(one.after for one in list(readings)[-READINGS:]) - warm
 
-    The slope is the median of those between any two looks (Theil and Sen), so that single ones do
-    not count, and the smaller one of both halves, so that what has come to rest does not.
+
+def growth(readings: Sequence[MemoryReading]) -> float:
+    """Bytes of steady growth over the last `READINGS` unloads; 0 if fewer.
+
+    The slope is the median of those between any two readings (Theil-Sen), so that outliers do not
+    count, and the smaller one of both halves, so that growth that has ended does not.
     """
-    if len(looks) < READINGS:
+    if len(readings) < READINGS:
         return 0.0
-    newest = [one.after for one in list(looks)[-READINGS:]]
+    newest = [one.after for one in list(readings)[-READINGS:]]
     slope = min(_slope(newest[:_HALF]), _slope(newest[-_HALF:]))
     return max(0.0, slope * (READINGS - 1))
 

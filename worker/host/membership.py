@@ -18,7 +18,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.broker.outage import Outage
-from tokenyard.protocol.worker_info import HostInfo, Tally, WorkerInfo, encode_worker
+from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, WorkerTotals, encode_worker
 from tokenyard.scripts import Renewed, Scripts, Why
 
 log = logging.getLogger("tokenyard.worker.membership")
@@ -79,7 +79,7 @@ class Membership:
                 self._entries[worker] = entry
         self._wake.set()
 
-    def count(self, worker: str, tally: Tally, error: str = "", error_ms: int = 0) -> None:
+    def count(self, worker: str, tally: WorkerTotals, error: str = "", error_ms: int = 0) -> None:
         """Change what the roster says of how a worker gets on, within a second."""
         with self._lock:
             entry = self._entries.get(worker)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from tokenyard.scripts import Why
 from tokenyard.telemetry.metrics import Histogram, Metric, histograms, numbers
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.messages import EngineStats, Heartbeat
 from worker.published_counts import PublishedCounts
 

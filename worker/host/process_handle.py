@@ -1,33 +1,30 @@
-"""One process of the pool: where it is in its life, and its standing in the yard.
+"""One process of the pool: its state, its memory, and its worker in the yard.
 
-A `WorkerProcessHandle` decides nothing about models or Redis: the pool tells it what to do, and it
-says what state it is in. It is started by the host's fork-server, which has imported the engine and
-holds no device, so no CUDA context is ever inherited.
+A `WorkerProcessHandle` decides nothing about models or Redis: the pool gives it commands and reads
+its state. Processes come from the host's fork-server, which has imported the engine and holds no
+device, so no CUDA context is ever inherited.
 """
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import logging
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from redis.backoff import ExponentialWithJitterBackoff
-
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Why
-from worker.engines import EngineInfo, Group, Memory
-from worker.host.diagnosis import FailedStart
+from worker.engines import EngineInfo, Group
+from worker.host.diagnosis import FailedStart, Phase
 from worker.host.fork_server import ForkServer
-from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict
+from worker.host.leak import LeakRule, MemoryHistory, Verdict
 from worker.host.output import Output
+from worker.host.process_exit import ProcessExit
+from worker.host.process_state import AWAKE, CHANGING, SERVING, State
+from worker.host.restart_backoff import HEALTHY_S, RestartBackoff
 from worker.host.run_state import ObservedState
 from worker.messages import (
     Asleep,
@@ -48,53 +45,10 @@ from worker.process.main import ProcessArguments, main
 
 log = logging.getLogger("tokenyard.worker.pool")
 
-#: A process that lived so long before it died starts the count of failures anew.
-HEALTHY_S = 60.0
-#: So many incarnations of a process are remembered; a command is obeyed within a turn or so.
+#: Earlier incarnations that are remembered, for commands that were given to one of them.
 MOST_FORMER = 100
-#: So many deaths in a row are a crash loop: it is shown as failed while the longest pause lasts.
-CRASH_LOOP = 5
-#: Of deaths in service so many in a row cost the shortest pause: the search for a request that
-#: kills engines takes some, and whoever was beside it waits.
-MOST_IN_SERVICE = 10
-#: What multiprocessing says of a process whose fork-server cannot say any more how it ended.
-UNKNOWN_STATUS = 255
-#: Signals that come from outside the process, such as the kernel's when memory runs out.
-KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 _server = ForkServer
-
-
-class State(enum.Enum):
-    """Life of a process."""
-
-    DOWN = "down"  # none runs; started again when the pause is over
-    WARMING = "warming"  # runs, and pays what needs no model
-    WARM = "warm"  # holds no model
-    LOADING = "loading"  # a model comes, from its files or from sleep
-    READY = "ready"  # the engine is up
-    DRAINING = "draining"  # finishes what it has
-    DRAINED = "drained"  # has nothing left
-    ASLEEP = "asleep"  # the engine has let go of the device
-    UNLOADING = "unloading"  # the model goes, or falls asleep
-    ATTACHED = "attached"  # lent to the leader of a group
-    STOPPED = "stopped"  # ended for good
-
-
-#: Something is on the device, comes or goes.
-AWAKE = frozenset(
-    {
-        State.LOADING,
-        State.READY,
-        State.DRAINING,
-        State.DRAINED,
-        State.UNLOADING,
-        State.ATTACHED,
-    }
-)
-#: States in which nothing is to be heard from a process for a bounded time only.
-_CHANGING = frozenset({State.WARMING, State.LOADING, State.UNLOADING})
-_SERVING = frozenset({State.READY, State.DRAINING})
 
 
 class WorkerProcessHandle:
@@ -104,71 +58,68 @@ class WorkerProcessHandle:
         self.name = name
         self.device = device
         self.state = State.DOWN
-        self.worker = ""  # its name in the yard, with incarnation, while it has one
-        self.former: deque[str] = deque(maxlen=MOST_FORMER)  # those of its process before that
-        self.served = ""  # the incarnation whose lane it has been told to consume
-        self.is_spent = False  # that incarnation has let go of its lane, and has to leave
-        self.observed = ObservedState()  # what it does of what operators want
-        self.spec: ModelSpec | None = None  # what it holds, or is about to
+        self.worker = ""  # its incarnation in the yard; "" for none
+        self.former: deque[str] = deque(maxlen=MOST_FORMER)  # earlier ones of this process
+        self.served = ""  # the incarnation whose lane it serves
+        self.has_released_lane = False  # that incarnation must leave the yard
+        self.observed = ObservedState()
+        self.spec: ModelSpec | None = None  # the model that it holds or is about to
         self.group: Group | None = None
         self.engine: EngineInfo | None = None
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
         self.output: Output | None = None
         self.start_at = 0.0  # monotonic
-        self.since = time.time()  # when it came into its state
-        self.phases_s: Mapping[str, float] = {}  # of the last change of state that took time
-        self.memory: Memory | None = None
-        self.baseline: Memory | None = None  # when it was warm for the first time
+        self.since = time.time()  # of its state
+        self.phases_s: Mapping[str, float] = {}  # of the last timed change of state
         self.last_words = ""  # what the process said of its end, or why it was killed
-        self.end: Why | None = None  # how its end counts where that is known better
-        self.sleep_level = 0  # at which it is to sleep when it gives way; 0: as its model says
-        self.is_doomed = False  # its process is to end once it has nothing to do
-        self.is_last = False  # no process is to follow this one
-        self.tally = Tally()  # what it has published under its present name
-        self.last_error = ""  # why its process died the last time, or what its engine could not do
+        self.exit_cause: Why | None = None  # overrides what its exit status says
+        self.sleep_level = 0  # for its next sleep; 0: the model's own
+        self.is_retiring = False  # its process ends once it is idle
+        self.is_last = False  # no process follows this one
+        self.tally = WorkerTotals()  # what its incarnation has published
+        self.last_error = ""  # of its process or its engine
         self.last_error_ms = 0  # unix time of that
         self._settings = settings
-        self._backoff = ExponentialWithJitterBackoff(
-            cap=settings.max_backoff_s, base=settings.backoff_s
-        )
-        self._failures = 0
-        self._deaths_in_service = 0  # in a row
-        self._looks: deque[MemoryReading] = deque(
-            maxlen=READINGS
-        )  # after each unload, the newest last
-        self._most = 0  # bytes, with the model that it holds
+        self._backoff = RestartBackoff(settings.backoff_s, settings.max_backoff_s)
+        self.memory = self._new_memory()
         self._started = 0.0
         self._drain_since = 0.0
-        self._beat = Heartbeat(0, 0)
-        self._moved = 0.0  # when progress was last seen, or had no reason to be
+        self._heartbeat = Heartbeat(0, 0)
+        self._moved = 0.0  # when it last made progress, or had no work
 
     def __repr__(self) -> str:
         model = f" {self.spec.name}" if self.spec else ""
         return f"<{self.name} {self.state.value}{model}>"
 
-    # What the pool tells it to do
+    def _new_memory(self) -> MemoryHistory:
+        settings = self._settings
+        return MemoryHistory(LeakRule(settings.leak_tolerance, settings.leak_floor_mib))
+
+    # Commands of the pool
 
     def start(self) -> FailedStart | None:
         """Start a process, which warms up.
 
-        Where that cannot be, the next try is after a pause, and what hinders it is given.
+        If that fails, returns why, and the next try is due after a pause.
         """
         self.pipe, theirs = _server.Pipe()
         output, their_output = _server.Pipe(duplex=False)
         self.output = Output(output)
-        birth = ProcessArguments(self._settings, self.device, log.getEffectiveLevel())
-        process = _server.Process(target=main, args=(birth, theirs, their_output), name=self.name)
+        arguments = ProcessArguments(self._settings, self.device, log.getEffectiveLevel())
+        process = _server.Process(
+            target=main, args=(arguments, theirs, their_output), name=self.name
+        )
         self._started = time.monotonic()
         try:
             process.start()
         except (EOFError, OSError) as error:
-            # The fork-server, or what it had just started, was killed at this very moment.
+            # The fork-server, or the process that it had just started, was killed.
             log.warning("%s: no process could be started: %s", self.name, error)
             self.pipe.close()
             self.output.close()
             self.pipe, self.output = None, None
-            self._pause(self._failures + 1)
+            self.start_at = time.monotonic() + self._backoff.failed_start()
             return FailedStart("warming up", said=f"{type(error).__name__}: {error}")
         else:
             self.process = process
@@ -180,7 +131,7 @@ class WorkerProcessHandle:
             their_output.close()
 
     def load(self, spec: ModelSpec, group: Group | None = None, weights: str = "") -> None:
-        """Make an engine, of these weights; as the leader of a group where one is given."""
+        """Load a model, with these weights; as the leader of ``group`` if there is one."""
         self.spec, self.group = spec, group
         self.send(LoadModel(spec, group, weights))
         self._enter(State.LOADING)
@@ -192,17 +143,17 @@ class WorkerProcessHandle:
         self._enter(State.ATTACHED)
 
     def drain(self) -> None:
-        """Finish what runs and take no more."""
+        """Finish running requests and take no more."""
         self.send(Drain())
         self._enter(State.DRAINING)
 
     def unload(self) -> None:
-        """Let go of the model."""
+        """Unload the model."""
         self.send(Unload())
         self._enter(State.UNLOADING)
 
     def fall_asleep(self, level: int) -> None:
-        """Let go of the device, not of the model."""
+        """Release the device but keep the model."""
         self.send(Sleep(level))
         self._enter(State.UNLOADING)
 
@@ -212,7 +163,7 @@ class WorkerProcessHandle:
         self._enter(State.LOADING)
 
     def send(self, command: ToProcess) -> None:
-        """Tell the process; one that is gone is noticed by its sentinel."""
+        """Send a command; does nothing if the process is dead, which its sentinel reports."""
         if self.pipe is None:
             return
         try:
@@ -221,14 +172,20 @@ class WorkerProcessHandle:
             log.debug("%s: pipe is gone", self.name)
 
     def kill(self) -> None:
-        """End the process at once; its sentinel tells the rest."""
+        """Kill the process; its sentinel reports the rest."""
         if self.process is not None:
             self.process.kill()
 
-    # What it says
+    def replace(self) -> None:
+        """Kill the process for a new one, without a pause: it has not failed."""
+        self.last_words = "replaced"
+        self.exit_cause = "left"
+        self.kill()
+
+    # Messages of the process
 
     def receive(self) -> list[ToController]:
-        """What the process has said since."""
+        """The messages since the last call."""
         messages: list[ToController] = []
         try:
             while self.pipe is not None and self.pipe.poll():
@@ -238,27 +195,18 @@ class WorkerProcessHandle:
         return messages
 
     def warm(self, message: Warm) -> None:
-        """It holds no model (any more)."""
-        self._look(message.memory)
-        self.memory, self.phases_s = message.memory, message.phases_s
+        """It holds no model."""
+        self.memory.note_warm(message.memory)
+        self.phases_s = message.phases_s
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
         self.observed, self.served = ObservedState(), ""
-        self.tally = Tally()
+        self.tally = WorkerTotals()
         self._enter(State.WARM)
-
-    def _look(self, memory: Memory) -> None:
-        """Note what has stayed behind of a model that has gone, and what it had taken."""
-        if self.baseline is None:
-            self.baseline = memory
-        else:
-            before = self._looks[-1].after if self._looks else self.baseline.scarce
-            self._looks.append(MemoryReading(memory.scarce, max(0, self._most - before)))
-        self._most = 0
 
     def ready(self, message: Ready) -> None:
         """The engine is up."""
-        self._most = max(self._most, message.memory.scarce)
-        self.engine, self.memory = message.info, message.memory
+        self.memory.note_loaded(message.memory)
+        self.engine = message.info
         self.phases_s = message.info.phases_s
         self.observed.weights = message.info.weights
         self.sleep_level = 0
@@ -266,51 +214,51 @@ class WorkerProcessHandle:
 
     def asleep(self, message: Asleep) -> None:
         """The engine sleeps."""
-        self.memory, self.phases_s = message.memory, {"sleep": message.seconds}
+        self.memory.now, self.phases_s = message.memory, {"sleep": message.seconds}
         self.served = ""
         self._enter(State.ASLEEP)
 
     def drained(self) -> None:
-        """Nothing is left to do."""
+        """No request is left."""
         if self.state is State.DRAINING:
             self._enter(State.DRAINED)
 
     def refused(self) -> None:
-        """What was asked cannot be done: it is as it was before."""
+        """It could not load or sleep, and is as it was before."""
         if self.state is State.LOADING:
             self.spec, self.group, self.engine = None, None, None
             self._enter(State.WARM)
         elif self.state is State.UNLOADING:
             self._enter(State.DRAINED)
 
-    def note_beat(self, beat: Heartbeat) -> None:
-        """The process is alive; whether it also gets on is seen from ``beat``."""
-        if beat.progress != self._beat.progress or not beat.unfinished:
+    def note_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """The process is alive; ``heartbeat`` shows whether it makes progress."""
+        if heartbeat.progress != self._heartbeat.progress or not heartbeat.unfinished:
             self._moved = time.monotonic()
-        if beat.error != self._beat.error:
-            self.note_error(beat.error)
-        self.tally = beat.tally
-        self._beat = beat
+        if heartbeat.error != self._heartbeat.error:
+            self.note_error(heartbeat.error)
+        self.tally = heartbeat.tally
+        self._heartbeat = heartbeat
 
     def note_error(self, error: str) -> None:
-        """Something went wrong that operators should see; kept until the next one."""
+        """Keep an error for operators to see, until the next one."""
         if error:
             self.last_error, self.last_error_ms = error, int(time.time() * 1000)
 
     def excuse(self, seconds: float) -> None:
-        """Time in which nobody listened to the process does not count against it."""
+        """Ignore a time in which nobody read the messages of the process."""
         self._moved = min(time.monotonic(), self._moved + seconds)
 
-    # What is known of it
+    # Queries
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 where none runs."""
+        """The process id; 0 if none runs."""
         return (self.process.pid or 0) if self.process else 0
 
     @property
     def lived_s(self) -> float:
-        """Since its process was started."""
+        """Seconds since its process was started."""
         return time.monotonic() - self._started
 
     @property
@@ -324,143 +272,88 @@ class WorkerProcessHandle:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it has been draining for longer than it may."""
+        """Whether it has been draining for too long."""
         drained_s = time.monotonic() - self._drain_since
         return self.state is State.DRAINING and drained_s > self._settings.drain_timeout_s
 
     @property
-    def kept(self) -> int:
-        """Bytes that it has beyond its warm memory, when last measured."""
-        return self.memory.scarce - self.baseline.scarce if self.memory and self.baseline else 0
-
-    @property
     def leak(self) -> Verdict:
-        """Whether the models that it has held have left too much behind."""
-        if self.state is not State.WARM or not self.baseline:
-            return Verdict.SOUND
-        rule = LeakRule(self._settings.leak_tolerance, self._settings.leak_floor_mib)
-        return rule.judge(self.baseline.scarce, self._looks)
+        """Whether it leaks; known only while it is warm."""
+        return self.memory.verdict if self.state is State.WARM else Verdict.SOUND
 
     @property
     def is_in_crash_loop(self) -> bool:
-        """Whether it dies again and again."""
-        return self.state is State.DOWN and self._failures >= CRASH_LOOP
+        """Whether its processes die again and again."""
+        return self.state is State.DOWN and self._backoff.is_crash_loop
 
     @property
-    def fault(self) -> str:
-        """Why the process should be killed, or "" while it should not."""
+    def kill_reason(self) -> str:
+        """Why the process hangs and should be killed, or ""."""
         quiet_s = time.monotonic() - self._moved
-        if self.state in _CHANGING and quiet_s > self._settings.start_timeout_s:
+        if self.state in CHANGING and quiet_s > self._settings.start_timeout_s:
             return f"still {self.state.value} after {quiet_s:.0f} s"
-        if self.state in _SERVING and quiet_s > self._settings.hang_timeout_s:
-            return f"no progress for {quiet_s:.0f} s while {self._beat.unfinished} requests wait"
+        if self.state in SERVING and quiet_s > self._settings.hang_timeout_s:
+            waiting = self._heartbeat.unfinished
+            return f"no progress for {quiet_s:.0f} s while {waiting} requests wait"
         return ""
 
-    # Its end
+    # The end of the process
 
-    def death(self) -> FailedStart | None:
-        """How the process, which is dead, never came to be of use; None where it was.
-
-        That its model could not be loaded is a death as well, where it said so and lives.
-        """
-        if self.end == "left" or self.state not in (State.WARMING, State.LOADING):
+    def failed_start(self) -> FailedStart | None:
+        """Why the process died, or could not load its model, before it was of use; else None."""
+        if self.exit_cause == "left" or self.state not in (State.WARMING, State.LOADING):
             return None
-        status = None
-        if self.process is not None:
-            self.process.join()
-            status = self.process.exitcode
+        exited = ProcessExit.of(self.process, self.last_words)
         if self.output is not None:
             self.output.pass_on()
-        is_killed = status is not None and status < 0 and not self.last_words
-        return FailedStart(
-            "warming up" if self.state is State.WARMING else "loading the model",
-            signal=_signal_name(-status) if is_killed and status else "",
-            status=status,
-            said=self.last_words,
-            output=self.output.lines if self.output else (),
-            crash=self.output.crash if self.output else (),
-            model=self.spec.path if self.spec else "",
-        )
+        phase: Phase = "warming up" if self.state is State.WARMING else "loading the model"
+        return exited.failed_start(phase, self.output, self.spec.path if self.spec else "")
 
-    def departure(self) -> tuple[Why, str]:
-        """How the process, which is dead, ended: by itself or by a hand from outside."""
-        status = None
-        if self.process is not None:
-            self.process.join()
-            status = self.process.exitcode
-        words = f": {self.last_words}" if self.last_words else ""
-        if status == UNKNOWN_STATUS and _is_alive(self.pid):
-            return self.end or "lost", f"its fork-server is gone{words}"
-        if status is None or status >= 0:
-            return self.end or "crashed", f"exit status {status}{words}"
-        name = _signal_name(-status)
-        from_outside = -status in KILLS and not self.last_words
-        return self.end or ("lost" if from_outside else "crashed"), f"ended by {name}{words}"
+    def why_exited(self) -> tuple[Why, str]:
+        """How the dead process ended: the cause for the yard, and the reason in words."""
+        return ProcessExit.of(self.process, self.last_words).why(self.exit_cause)
 
-    def bury(self) -> int | None:
-        """The process is dead: clean up and plan the next start; its exit status, if it had one."""
-        status = None
+    def reap(self) -> int | None:
+        """Clean up after a dead process and plan the next start; returns its exit status."""
+        exited = ProcessExit.of(self.process, self.last_words)
         if self.process is not None:
-            self.process.join()
-            status = self.process.exitcode
-            # A fork-server that was killed makes its processes look dead that are not.
-            with contextlib.suppress(ProcessLookupError):
-                if status == UNKNOWN_STATUS:
-                    os.kill(self.pid, signal.SIGKILL)
+            exited.kill_survivor()
             self.process.close()
         if self.pipe is not None:
             self.pipe.close()
         if self.output is not None:
             self.output.pass_on()
             self.output.close()
-        is_replaced = self.end == "left"
-        # One that takes long to warm up and dies of it has not been healthy.
-        was_healthy = self.baseline is not None and self.lived_s > HEALTHY_S
-        failures = self._count_death(was_healthy=was_healthy)
+        is_replaced = self.exit_cause == "left"
+        # A process that dies in a long warm-up has not been healthy.
+        was_healthy = self.memory.baseline is not None and self.lived_s > HEALTHY_S
+        pause_s = self._backoff.died(was_healthy=was_healthy, was_serving=self.state in SERVING)
+        if is_replaced:
+            self._backoff.reset()
+            pause_s = 0.0
+        self._forget_process()
+        self._enter(State.STOPPED if self.is_last else State.DOWN)
+        self.start_at = time.monotonic() + pause_s
+        return exited.status
+
+    def _forget_process(self) -> None:
         self.output = None
         self.process, self.pipe, self.engine, self.worker = None, None, None, ""
-        self.spec, self.group, self.baseline, self.memory = None, None, None, None
-        self._looks.clear()
-        self._most = 0
-        self.tally = Tally()
-        self.last_words, self.end, self.sleep_level, self.is_doomed = "", None, 0, False
-        self.observed, self.served, self.is_spent = ObservedState(), "", False
+        self.spec, self.group = None, None
+        self.memory = self._new_memory()
+        self.tally = WorkerTotals()
+        self.last_words, self.exit_cause, self.sleep_level, self.is_retiring = "", None, 0, False
+        self.observed, self.served, self.has_released_lane = ObservedState(), "", False
         self.former.clear()
-        self._enter(State.STOPPED if self.is_last else State.DOWN)
-        if is_replaced:
-            self._failures, self.start_at = 0, time.monotonic()
-        else:
-            self._pause(failures)
-        return status
 
-    def _count_death(self, *, was_healthy: bool) -> int:
-        """How many deaths in a row this one makes, for the pause before the next start."""
-        if was_healthy:
-            self._deaths_in_service = 0
-            return 1
-        if self.state in _SERVING and self._deaths_in_service < MOST_IN_SERVICE:
-            self._deaths_in_service += 1
-            return 1
-        return self._failures + 1
-
-    def _pause(self, failures: int) -> None:
-        self._failures = failures
-        self.start_at = time.monotonic() + self._backoff.compute(failures)
-
-    def become(self, worker: str) -> None:
-        """It has another place in the yard, or "" none."""
+    def set_worker(self, worker: str) -> None:
+        """Set its incarnation in the yard; "" for none."""
         if self.worker:
             self.former.append(self.worker)
         self.worker = worker
 
-    def replace(self) -> None:
-        """The process is to be replaced, without a pause: it has done nothing wrong but leak."""
-        self.last_words = "replaced"
-        self.end = "left"
-        self.kill()
-
     def stopped(self) -> None:
-        """Nothing more will be started."""
+        """No further process will be started."""
         self._enter(State.STOPPED)
 
     def _enter(self, state: State) -> None:
@@ -470,20 +363,4 @@ class WorkerProcessHandle:
             self.since = time.time()
         self.state = state
         self._moved = time.monotonic()
-        self._beat = Heartbeat(0, 0, error=self._beat.error)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _signal_name(number: int) -> str:
-    """``SIGKILL`` and so on; most of real time have no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        self._heartbeat = Heartbeat(0, 0, error=self._heartbeat.error)

@@ -26,7 +26,8 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.streams import position
 from worker.host.allocation import Goal
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.host.run_state import is_fit, next_step, why_not
 from worker.messages import Profile, ReloadWeights
 
@@ -135,7 +136,9 @@ class StateReconciler:
 
     def may_serve(self, member: WorkerProcessHandle) -> bool:
         """Whether a process may have its lane: nothing unwanted would happen there."""
-        is_there = member.state is State.READY and not member.is_spent and not member.is_doomed
+        is_there = (
+            member.state is State.READY and not member.has_released_lane and not member.is_retiring
+        )
         return is_there and self._postures is not None and self._is_fit(member)
 
     def _is_fit(self, member: WorkerProcessHandle) -> bool:
@@ -184,7 +187,7 @@ class StateReconciler:
     def _is_in_accord(self, member: WorkerProcessHandle, wanted: DesiredState) -> bool:
         observed = member.observed
         if member.state in _LED:
-            fits = wanted.run_state != "SUSPENDED" and not member.is_spent
+            fits = wanted.run_state != "SUSPENDED" and not member.has_released_lane
             return fits and not observed.refused and self._is_fit(member)
         if member.state is State.LOADING:
             is_right = observed.weights == wanted.weights and wanted.run_state != "SUSPENDED"

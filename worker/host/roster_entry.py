@@ -7,7 +7,8 @@ import socket
 import time
 
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 
 _SHOWN: dict[State, WorkerState] = {
     State.WARMING: "warming",
@@ -55,8 +56,8 @@ def roster_entry(
         group=group,
         since_ms=int(member.since * 1000),
         swapped_ms=swapped_ms,
-        memory_bytes=member.memory.scarce if member.memory else 0,
-        warm_bytes=member.baseline.scarce if member.baseline else 0,
+        memory_bytes=member.memory.now.scarce if member.memory.now else 0,
+        warm_bytes=member.memory.baseline.scarce if member.memory.baseline else 0,
         run_state=member.observed.run_state,
         epoch=member.observed.epoch,
         profiling=member.observed.profiling,

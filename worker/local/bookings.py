@@ -16,7 +16,8 @@ from worker.engines import Unsupported
 from worker.host.allocation import Goal
 from worker.host.diagnosis import FailedStart
 from worker.host.pool import Pool
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.local.booking import Booking
 from worker.local.status import ProcessStatus, process_status
 from worker.messages import Replies, ToController
@@ -159,7 +160,7 @@ class Bookings:
     def _of(self, spec: ModelSpec | None) -> Booking | None:
         return next((one for one in self._all if one.spec is spec or _was(one, spec)), None)
 
-    # What the pool tells (worker.host.pool.Owner)
+    # PoolListener
 
     def changed(self, member: WorkerProcessHandle) -> None:
         """It has come into another state."""

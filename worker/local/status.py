@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worker.engines import Memory
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.host.roster_entry import roster_entry
 
 _MIB = 1024**2
@@ -44,7 +45,7 @@ def process_status(member: WorkerProcessHandle, fault: str) -> ProcessStatus:
         model=member.spec.name if member.spec else "",
         pid=member.pid,
         phases_s=dict(member.phases_s),
-        memory=member.memory,
-        baseline=member.baseline,
+        memory=member.memory.now,
+        baseline=member.memory.baseline,
         fault=fault,
     )

@@ -1,4 +1,4 @@
-"""What is done to an engine beside giving it requests: sleep, wake, reset, profile, reload."""
+"""Commands that change the engine itself: sleep, wake, reset, profile, reload."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from worker.messages import (
 
 
 class EngineControl:
-    """Tends one engine, in the thread that owns it."""
+    """Runs the control commands of one engine, in the thread that owns it."""
 
     def __init__(
-        self, engine: Engine, backend: Backend, tell: Callable[[ToController], None]
+        self, engine: Engine, backend: Backend, send: Callable[[ToController], None]
     ) -> None:
         self._engine = engine
         self._backend = backend
-        self._tell = tell
+        self._send = send
 
     def __call__(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
-        """Do it and tell the controller; what the engine cannot do leaves all as it was."""
+        """Run a command and report; a command that the engine does not support changes nothing."""
         began = time.perf_counter()
         try:
             self._do(command)
         except Unsupported as error:
-            errand = None if isinstance(command, Sleep | Wake) else command
-            self._tell(CommandRefused(str(error), errand))
+            refused = None if isinstance(command, Sleep | Wake) else command
+            self._send(CommandRefused(str(error), refused))
             return
         seconds = time.perf_counter() - began
         if isinstance(command, Sleep):
-            self._tell(Asleep(seconds, self._backend.memory()))
+            self._send(Asleep(seconds, self._backend.memory()))
         elif isinstance(command, Wake):
             info = replace(self._engine.info, phases_s={"wake": seconds})
-            self._tell(Ready(info, self._backend.memory()))
+            self._send(Ready(info, self._backend.memory()))
         else:
-            self._tell(Done(command))
+            self._send(Done(command))
 
     def _do(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
         match command:

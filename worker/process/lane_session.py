@@ -17,11 +17,11 @@ from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo
 from worker.models import ModelSpec
-from worker.process.ended import Ended
 from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
 from worker.process.outcomes import Outcome, Run
 from worker.process.publisher import Publisher
 from worker.process.reader import LaneReader
+from worker.process.recent_results import RecentResults
 from worker.process.spans import EngineSpans
 from worker.process.stats import RunningStats
 
@@ -73,9 +73,9 @@ class RedisLaneSession:
         *,
         stats: RunningStats | None = None,
         tracer: Tracer | None = None,
-        ended: Ended | None = None,
+        results: RecentResults | None = None,
     ) -> None:
-        """What is read goes into ``inbox``; ``ended`` is shared by all sessions of an engine."""
+        """What is read goes into ``inbox``; ``results`` is shared by all sessions of an engine."""
         self.worker = worker
         self._settings = settings
         keys = Keys(settings.yard)
@@ -87,9 +87,9 @@ class RedisLaneSession:
             info,
             on_stale=lambda entry: inbox.put(Stale(worker, entry)),
             on_lost=lambda: inbox.put(LeaseLost(worker)),
-            tally=stats,
+            stats=stats,
             spans=EngineSpans(tracer or Tracer("", ""), info, worker),
-            ended=ended or Ended(),
+            results=results or RecentResults(),
         )
         self._reader = LaneReader(
             self._connect(),

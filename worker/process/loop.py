@@ -33,10 +33,10 @@ from worker.messages import (
     UnpauseEngine,
     Wake,
 )
-from worker.process.ended import Ended
 from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
 from worker.process.lane_session import LaneSession
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
+from worker.process.recent_results import RecentResults
 
 log = logging.getLogger("tokenyard.worker.loop")
 
@@ -68,10 +68,10 @@ class EngineLoop:
         inbox: queue.SimpleQueue[InboxItem],
         open_session: OpenSession,
         control: ControlHandler,
-        tell: Callable[[ToController], None],
-        ended: Ended | None = None,
+        send: Callable[[ToController], None],
+        results: RecentResults | None = None,
     ) -> None:
-        """``ended`` holds what was answered in all sessions of the engine."""
+        """``results`` holds what was answered in all sessions of the engine."""
         self.inbox = inbox
         self.steps = 0
         self.is_stopped = False  # the process shall end, not only the engine
@@ -79,8 +79,8 @@ class EngineLoop:
         self._engine = engine
         self._open_session = open_session
         self._control = control
-        self._tell = tell
-        self._ended = ended or Ended()
+        self._send = send
+        self._results = results or RecentResults()
         self._names = {"", engine.info.model, *engine.info.adapters}
         self._session: LaneSession | None = None
         self._deadlines: list[tuple[float, str]] = []  # heap of unix ms by our clock, lane entry
@@ -117,7 +117,7 @@ class EngineLoop:
             self.steps += 1
         elif self._draining and not self.unfinished and self.inbox.empty():
             self._draining = False
-            self._tell(Drained())
+            self._send(Drained())
         elif self._pause == "wait" and not self._is_at_rest and self.unfinished <= len(self._held):
             self._rest()
 
@@ -149,7 +149,7 @@ class EngineLoop:
             case LeaseLost(worker):
                 if self._is_current(worker):
                     self._end_session()
-                    self._tell(Fenced(worker))
+                    self._send(Fenced(worker))
             case Serve(worker):
                 self._end_session()
                 self._session = self._open_session(worker)
@@ -173,7 +173,7 @@ class EngineLoop:
             self._end_session()
         self._control(command)
         if isinstance(command, ReloadWeights):
-            self._ended.forget()
+            self._results.forget()
 
     # Run state
 
@@ -188,7 +188,7 @@ class EngineLoop:
                 self.epoch = epoch
                 if self._session:
                     self._session.epoch = epoch
-        self._tell(Done(command))
+        self._send(Done(command))
 
     def _pause_engine(self, mode: PauseMode) -> None:
         """Begin no request; drop, finish or keep the running ones, by ``mode``."""
@@ -202,7 +202,7 @@ class EngineLoop:
         """Nothing runs until the engine is unpaused."""
         self._is_at_rest = True
         if self._pause:
-            self._tell(Paused(self._pause))
+            self._send(Paused(self._pause))
         if self._held:
             self._release_held()
 
@@ -215,7 +215,7 @@ class EngineLoop:
         if self._session:
             worker = self._session.worker
             self._end_session()
-            self._tell(LaneReleased(worker))
+            self._send(LaneReleased(worker))
 
     def _resume(self) -> None:
         self._pause, self._is_at_rest = None, False
@@ -253,7 +253,7 @@ class EngineLoop:
                 reason = f"{assignment.request.model} is not served here"  # goes back to the yard
                 self._put([RequestFailed(assignment.entry, Code.INFERENCE_ERROR, reason)])
                 return
-            known = self._ended.find(assignment)
+            known = self._results.find(assignment)
             if known is None:
                 self._engine.add(assignment)
             else:

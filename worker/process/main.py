@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 from setproctitle import setproctitle
 
-from tokenyard.broker.calm import calm_down
+from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.telemetry import logs
@@ -40,12 +40,12 @@ from worker.messages import (
     ToProcess,
     Warm,
 )
-from worker.process.ended import Ended
 from worker.process.engine_control import EngineControl
 from worker.process.inbox import Delivery, InboxItem, Stale
 from worker.process.lane_session import LaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
 from worker.process.pipe_session import LOCAL, PipeLaneSession
+from worker.process.recent_results import RecentResults
 from worker.process.stats import RunningStats
 
 log = logging.getLogger("tokenyard.worker.process")
@@ -76,7 +76,7 @@ def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> N
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
     logs.start(arguments.log_level)
-    calm_down(settings.redis_url)
+    throttle_errors(settings.redis_url)
     threading.excepthook = _end_process
     collect_seldom()
     process = WorkerProcess(settings, device, pipe)
@@ -154,7 +154,7 @@ class WorkerProcess:
             log.debug("%s cannot be loaded", spec.name, exc_info=True)
             self._send(CommandRefused(f"{spec.name}: {type(error).__name__}: {error}"))
             return True
-        ended = Ended()
+        results = RecentResults()
 
         def open_session(worker: str) -> LaneSession:
             if worker == LOCAL:
@@ -167,12 +167,12 @@ class WorkerProcess:
                 self._inbox,
                 stats=self._stats,
                 tracer=self._tracer,
-                ended=ended,
+                results=results,
             )
 
         control = EngineControl(engine, backend, self._send)
         self._loop = loop = EngineLoop(
-            engine, self._inbox, open_session, control, self._send, ended
+            engine, self._inbox, open_session, control, self._send, results
         )
         self._send(Ready(engine.info, backend.memory()))
         loop.run()

@@ -1,4 +1,4 @@
-"""From what an engine says to what is published: pure functions."""
+"""Converts engine events to published replies: pure functions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from worker.engines import EngineEvent, EngineInfo, Finished, RequestFailed, Tok
 
 
 class Run(Struct, eq=False):
-    """A request that the engine has, and how much of it has been published."""
+    """A request in the engine, and how much of it is published."""
 
     assignment: Assignment
     began: float  # monotonic seconds
-    epoch: int | None = None  # of generation, when it began here
+    epoch: int | None = None  # generation epoch in which it began here
     seq: int = 0  # tokens published, over all choices
     #: Tokens published of the first choice, packed.
     shown: bytearray = field(default_factory=bytearray)
     first_token: float | None = None
-    has_told_epoch: bool = False  # its ledger has the epoch of its first token, if it has any
+    has_stored_epoch: bool = False  # the ledger has the epoch of its first token
     waited_ms: int = 0  # `Assignment.waited_ms`, which takes its time to be read
 
     def __post_init__(self) -> None:
@@ -45,16 +45,16 @@ class Run(Struct, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A request whose deadline passed; ``where`` says in words how far it was."""
+    """A request whose deadline passed; ``where`` describes how far it was."""
 
     key: str
-    made: Finished | None  # what the engine had of it
+    made: Finished | None  # what the engine had generated
     where: str
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A request that this engine has answered before, and the server has lost that."""
+    """A request that this engine has answered, and whose result the server lost."""
 
     key: str
     reply: Reply
@@ -64,16 +64,16 @@ Outcome = EngineEvent | Expired | Remembered
 
 
 def merge(events: Iterable[Outcome]) -> list[Outcome]:
-    """Events of one or more steps, with the deltas of each choice joined.
+    """The events of several steps with the deltas of each choice joined.
 
-    Deltas of a request that has ended since are left out: its result carries their tokens.
+    Deltas of a request that has ended are dropped: its result carries their tokens.
     """
     ends: dict[str, Outcome] = {}
     deltas: dict[tuple[str, int], TokenDelta] = {}
-    several: dict[tuple[str, int], list[TokenDelta]] = {}  # of which there is more than one
+    several: dict[tuple[str, int], list[TokenDelta]] = {}  # choices with more than one delta
     for event in events:
         if not isinstance(event, TokenDelta):
-            ends.setdefault(event.key, event)  # its deadline may pass when it is done already
+            ends.setdefault(event.key, event)  # a deadline may pass after the result
             continue
         choice = event.key, event.index
         first = deltas.setdefault(choice, event)
@@ -99,7 +99,7 @@ def _join(parts: list[TokenDelta]) -> TokenDelta:
 
 
 def delta_reply(run: Run, delta: TokenDelta) -> Reply:
-    """A delta as it travels; counts its tokens as published."""
+    """The reply for a delta; counts its tokens as published."""
     packed = pack_tokens(delta.tokens)
     reply = Reply(
         id=run.assignment.request.id,
@@ -116,14 +116,14 @@ def delta_reply(run: Run, delta: TokenDelta) -> Reply:
     return reply
 
 
-def epoch_to_tell(run: Run, delta: Reply, epoch: int | None) -> int | None:
-    """The generation epoch that the ledger is to keep with this delta; None where it has it.
+def epoch_to_store(run: Run, delta: Reply, epoch: int | None) -> int | None:
+    """The epoch that the ledger stores with this delta; None if it has one already.
 
-    ``epoch`` is that in which the delta was made. So the next attempt knows when this began.
+    ``epoch`` is the one in which the delta was made. The next attempt reads when this one began.
     """
-    if epoch is None or run.has_told_epoch or not delta.tokens:
+    if epoch is None or run.has_stored_epoch or not delta.tokens:
         return None
-    run.has_told_epoch = True
+    run.has_stored_epoch = True
     if run.assignment.first_epoch is not None:
         return None
     return epoch if run.epoch is None else run.epoch
@@ -137,7 +137,7 @@ def result_reply(
     now: float,
     epoch: int | None = None,
 ) -> Reply:
-    """The result as it travels; ``epoch`` is that of generation in which it was made."""
+    """The reply for a result that was made in generation ``epoch``."""
     if isinstance(end, Remembered):
         return structs.replace(end.reply, seq=run.seq)
     provenance = _provenance(run, info, worker, epoch)
@@ -175,7 +175,7 @@ def result_reply(
 
 
 def _expired_reply(run: Run, end: Expired, provenance: str, timing: str) -> Reply:
-    """What was made until the deadline; at least what was published."""
+    """The tokens made until the deadline, at least those that were published."""
     choice = end.made.choices[0] if end.made else None
     made = pack_tokens(choice.tokens) if choice else b""
     longer = len(made) >= len(run.shown)
@@ -227,7 +227,7 @@ def _provenance(run: Run, info: EngineInfo, worker: str, epoch: int | None) -> s
 
 @lru_cache(maxsize=1024)
 def _provenance_text(*values: Any) -> str:
-    """Nearly all results of one worker say the same of where they come from."""
+    """Cached: nearly all results of a worker have the same provenance."""
     return json_text(Provenance(*values))
 
 

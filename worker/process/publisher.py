@@ -1,4 +1,4 @@
-"""Publishes what the engine makes: a thread that ships a whole step in one script call."""
+"""Publishes the events of the engine: a thread that sends each step in one script call."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, RequestFailed, TokenDelta
-from worker.process.ended import Ended
 from worker.process.outcomes import (
     Outcome,
     Remembered,
     Run,
     delta_reply,
-    epoch_to_tell,
+    epoch_to_store,
     merge,
     result_reply,
 )
+from worker.process.recent_results import RecentResults
 from worker.process.spans import EngineSpans
 from worker.process.stats import RunningStats
 
@@ -43,16 +43,16 @@ _Ship = Callable[[str, Sequence[Publication]], list[Published]]
 #: Steps that may wait to be published before the engine has to wait.
 MOST_WAITING = 64
 STEPS_AT_ONCE = 16
-_PUBLISHED: Final = Published.PUBLISHED  # an enumeration takes its time to say it
-#: Before a request that the engine could not serve is tried again.
+_PUBLISHED: Final = Published.PUBLISHED  # enum attribute access is slow; bound once
+#: The pause before a request that the engine could not serve is tried again.
 RETRY_PAUSE = ExponentialWithJitterBackoff(cap=30.0, base=0.5)
 
 
 class Publisher:
-    """Publishes for one incarnation of a worker, until its lease is lost.
+    """Publishes for one incarnation of a worker until its lease is lost.
 
-    Both scripts are idempotent, so a call whose answer was lost is simply made again; while
-    Redis is away the queue fills and the engine waits.
+    Both scripts are idempotent, so a call whose answer was lost is repeated. While Redis is away
+    the queue fills up and the engine waits.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class Publisher:
         *,
         on_stale: Callable[[str], None],
         on_lost: Callable[[], None],
-        tally: RunningStats | None = None,
+        stats: RunningStats | None = None,
         spans: EngineSpans | None = None,
-        ended: Ended | None = None,
+        results: RecentResults | None = None,
     ) -> None:
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
-        self.epoch: int | None = None  # of generation, in which the steps are made that come now
+        self.epoch: int | None = None  # generation epoch of the steps from now on
         self._scripts = scripts
         self._worker = worker
         self._info = info
         self._on_stale = on_stale
         self._on_lost = on_lost
-        self._tally = tally or RunningStats()
+        self._stats = stats or RunningStats()
         self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
-        self._ended = ended or Ended()
-        # Steps with their epoch: what waits was made before a change of it. The simple kind of
-        # queue wakes its reader in half the time; its bound is kept by `put`.
+        self._results = results or RecentResults()
+        # Steps with the epoch in which they were made. A SimpleQueue wakes its reader in half the
+        # time of a Queue; `put` enforces the bound.
         self._queue: queue.SimpleQueue[tuple[int | None, Sequence[Outcome]]] = queue.SimpleQueue()
         self._has_taken = threading.Event()
         self._outage = Outage(log, f"publishing for {worker}")
@@ -91,13 +91,13 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish no more; idempotent. What waits is dropped: it is another attempt's now."""
+        """Stop publishing and drop waiting steps, which another attempt repeats; idempotent."""
         self._stop.set()
 
     def put(self, events: Sequence[Outcome]) -> None:
-        """Publish the events of one step; waits while too many steps wait already.
+        """Publish the events of one step; blocks while too many steps wait.
 
-        For one thread: the engine's.
+        Only the engine's thread calls it.
         """
         while events and not self._stop.is_set():
             if self._queue.qsize() < MOST_WAITING:
@@ -111,7 +111,7 @@ class Publisher:
             self.run_once()
 
     def run_once(self) -> None:
-        """Publish what has gathered, waiting a little for the first of it."""
+        """Publish the waiting steps; wait a little for the first."""
         try:
             steps = [self._queue.get(timeout=0.2)]
         except queue.Empty:
@@ -144,52 +144,52 @@ class Publisher:
         results: list[_Shipment] = []
         for event in events:
             run = self.runs.get(event.key)
-            if run is None:  # stale, and forgotten since
+            if run is None:  # stale
                 continue
             if run.first_token is None and not run.assignment.published:
                 run.first_token = now if isinstance(event, TokenDelta) else None
                 if run.first_token is not None:
-                    self._tally.note_first(run, now)
+                    self._stats.note_first(run, now)
             if isinstance(event, Remembered):
-                # Its deltas may be there still, behind what this attempt began with.
+                # Deltas of the earlier attempt may be published beyond what this one began with.
                 run.seq = self._call(partial(self._scripts.count_published, run.assignment)) or 0
             if isinstance(event, TokenDelta):
                 reply = delta_reply(run, event)
-                told = epoch_to_tell(run, reply, epoch)
+                told = epoch_to_store(run, reply, epoch)
                 deltas.append((run, event, Publication(run.assignment, reply, told)))
             else:
                 reply = result_reply(run, event, self._info, self._worker, now, epoch)
                 results.append((run, event, Publication(run.assignment, reply)))
         return deltas, results
 
-    def _hand_back(self, fault: RequestFailed) -> None:
-        """Give a request back that may succeed another time; whether it may, the leader says."""
-        run = self.runs.pop(fault.key, None)
+    def _hand_back(self, failed: RequestFailed) -> None:
+        """Return a request that another attempt may complete; the leader decides whether."""
+        run = self.runs.pop(failed.key, None)
         if run is None:
             return
         assignment = run.assignment
-        self._tally.error = f"{assignment.request.id}: {fault.message}"
+        self._stats.error = f"{assignment.request.id}: {failed.message}"
         pause_ms = int(1000 * RETRY_PAUSE.compute(assignment.faults + 1))
-        log.warning("%s: %s; back in %d ms", assignment.request.id, fault.message, pause_ms)
+        log.warning("%s: %s; back in %d ms", assignment.request.id, failed.message, pause_ms)
         code = self._call(
-            lambda: self._scripts.hand_back(self._worker, assignment, pause_ms, fault.message)
+            lambda: self._scripts.hand_back(self._worker, assignment, pause_ms, failed.message)
         )
         if code is HandedBack.LEASE_LOST:
             self._lose()
         elif code is HandedBack.HANDED_BACK:
-            self._tally.note_fault()
-            self._spans.ended(run, fault)
+            self._stats.note_fault()
+            self._spans.ended(run, failed)
 
-    def _give_back_behind_lost(self, assignment: Assignment) -> None:
-        """Give a stream back that is still ours: tokens that were published are not there any more.
+    def _hand_back_lost_stream(self, assignment: Assignment) -> None:
+        """Return a stream whose published tokens the server has lost.
 
-        So it is where the server came back without its last writes. The next attempt goes on
-        behind those that are left.
+        That happens when the server comes back without its last writes. The next attempt continues
+        after the tokens that are left.
         """
         why = "the server has lost tokens that were published"
         code = self._call(lambda: self._scripts.hand_back(self._worker, assignment, 0, why))
         if code is HandedBack.HANDED_BACK:
-            log.warning("%s: %s; given back", assignment.request.id, why)
+            log.warning("%s: %s; handed back", assignment.request.id, why)
 
     def _lose(self) -> None:
         log.warning("%s has lost its lease", self._worker)
@@ -197,10 +197,10 @@ class Publisher:
         self._on_lost()
 
     def _ship(self, shipments: Sequence[_Shipment], ship: _Ship) -> None:
-        """Publish in one call, and act on what became of each."""
+        """Publish in one call, and act on each return code."""
         before, items = self.attempts, [item for _, _, item in shipments]
         codes = self._call(lambda: ship(self._worker, items))
-        # Else it was cancelled: who cancels publishes the result.
+        # Otherwise it was cancelled, and the cancelling side has published the result.
         may_repeat = self.attempts > before + 1
         published: list[tuple[Run, Outcome]] = []
         ended: list[tuple[Run, Reply]] = []
@@ -211,23 +211,23 @@ class Publisher:
                     self._spans.ended(run, outcome)
                     ended.append((run, item.reply))
             elif code is Published.LEASE_LOST:
-                self._tally.note_stale(len(items))
+                self._stats.note_stale(len(items))
                 self._lose()
                 return
             elif code is Published.STALE:
-                self._tally.note_stale(1)
+                self._stats.note_stale(1)
                 log.warning("%s is another attempt's now", run.assignment.request.id)
                 self.runs.pop(run.assignment.entry, None)
                 self._spans.ended(run, None)
                 self._on_stale(run.assignment.entry)
                 if isinstance(outcome, TokenDelta):
-                    self._give_back_behind_lost(run.assignment)
+                    self._hand_back_lost_stream(run.assignment)
         if ended:
-            self._ended.keep(ended, time.monotonic())
-        self._tally.note(published)
+            self._results.keep(ended, time.monotonic())
+        self._stats.note(published)
 
     def _call(self, call: Callable[[], T]) -> T | None:
-        """Make a call until it is answered or this incarnation is over (then None)."""
+        """Repeat a call until it is answered; None if this incarnation ends first."""
         backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while not self._stop.is_set():
             self.attempts += 1

@@ -1,4 +1,4 @@
-"""Reads one lane: a thread that turns its entries into assignments."""
+"""Reads one lane: a thread that parses its entries as assignments."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from worker.process.stream_reader import StreamReader
 
 log = logging.getLogger("tokenyard.worker.reader")
 
-#: Assignments that are handed over together, at most: the engine begins with the first of a long
-#: read while the rest is parsed.
+#: Most assignments in one delivery: the engine begins with the first of a long read while the
+#: rest is parsed.
 _TOGETHER: Final = 32
 
 
 class LaneReader(StreamReader):
-    """Hands each assignment on a lane to ``deliver``, in order; many of a read together.
+    """Calls ``deliver`` with the assignments of a lane, in order and in batches.
 
-    ``cancel`` is given the entries of those that were cancelled since. ``sampling`` holds the
-    parameters that the model takes where a request says nothing.
+    ``cancel`` is called with the entry of each cancelled request. ``sampling`` has the model's
+    defaults for parameters that a request leaves out.
 
-    The lane belongs to one incarnation, so a plain read behind the last entry seen is enough;
-    the entries stay until their results are published. Each comes once, and once more after an
-    outage.
+    The lane belongs to one incarnation, so a plain read after the last entry is enough. Entries
+    stay until their results are published; after an outage they are delivered again.
     """
 
-    reads_anew = True
+    rereads = True
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class LaneReader(StreamReader):
         self._deliver = deliver
         self._cancel = cancel
         self._sampling = sampling or {}
-        self._found: list[Assignment] = []
+        self._batch: list[Assignment] = []
 
     def run_once(self) -> None:
         """One bounded read."""
@@ -60,14 +59,14 @@ class LaneReader(StreamReader):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """One by one they would wake the engine's thread again and again while this one reads."""
-        if self._found:
-            found, self._found = self._found, []
+        """In batches: single ones would wake the engine's thread too often while this one reads."""
+        if self._batch:
+            found, self._batch = self._batch, []
             self._deliver(found)
 
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
         cancelled = fields.get(b"cancel")
-        # A request may carry a field of that name, too: whatever was dispatched has its attempt.
+        # A request may have a field of that name too, but a dispatched one has an attempt.
         if cancelled is not None and b"attempt" not in fields:
             self._hand_over()
             self._cancel(cancelled.decode(errors="replace"))
@@ -78,14 +77,14 @@ class LaneReader(StreamReader):
             log.error("entry %s of %s is no assignment; removed", entry, self._stream)
             self._remove(entry)
             return
-        self._found.append(assignment)
-        if len(self._found) >= _TOGETHER:
+        self._batch.append(assignment)
+        if len(self._batch) >= _TOGETHER:
             self._hand_over()
 
     def _remove(self, entry: str) -> None:
-        """Take an entry off the lane that stands for no request, and give its place free."""
+        """Delete an entry that is no request, and free its place on the lane."""
         self._connection.xdel(self._stream, entry)
         capacity: dict[Any, Any] = {"event": "capacity", "worker": self._worker, "count": 1}
-        # A server without memory refuses this; the coordinator counts again once a second.
+        # A server that is out of memory refuses; the coordinator recounts every second.
         with contextlib.suppress(redis.exceptions.OutOfMemoryError):
             self._connection.xadd(self._capacity, capacity, maxlen=1000, approximate=True)

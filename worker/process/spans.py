@@ -1,4 +1,4 @@
-"""The span of each attempt that a worker has made at a request, in OpenTelemetry's GenAI terms."""
+"""The span of each attempt at a request, by OpenTelemetry's GenAI conventions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ End = Finished | RequestFailed | Expired | Remembered | None
 
 
 class EngineSpans:
-    """Tells a tracer of what has ended; where that is off, nothing happens."""
+    """Records ended attempts; does nothing while tracing is off."""
 
     def __init__(self, tracer: Tracer, info: EngineInfo, worker: str) -> None:
         self._tracer = tracer
@@ -21,7 +21,7 @@ class EngineSpans:
         self._worker = worker
 
     def ended(self, run: Run, end: End) -> None:
-        """An attempt is over; without ``end``, since the request is another attempt's now."""
+        """Record an attempt; ``end`` is None if the request now belongs to another attempt."""
         if not self._tracer.is_on:
             return
         carrier = carrier_of(run.assignment.request.metadata)

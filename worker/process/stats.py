@@ -1,7 +1,6 @@
-"""How much a worker has published: counted by its publisher, told with each beat.
+"""What a worker has published: counted by its publisher and reported with each heartbeat.
 
-Once for the roster, from the beginning of a term, and once for the metrics, from the beginning of
-the process.
+Counted twice: per incarnation for the roster, and per process for the metrics.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from worker.engines import Finished, RequestFailed, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
 from worker.published_counts import PublishedCounts
 
-#: The median is of first tokens that are no older, and of so many at most.
+#: The median time to first token covers this window and at most `MOST_KEPT` requests.
 WINDOW_S: Final = 60.0
 MOST_KEPT: Final = 1000
 End = Finished | RequestFailed | Expired | Remembered
@@ -31,12 +30,12 @@ _OUTCOMES: Final = {
 
 
 class RunningStats:
-    """Counts; written and read by different threads."""
+    """The counters of a worker process; thread-safe."""
 
     def __init__(self, *, has_readers: bool = True) -> None:
-        """Without readers of the metrics nothing is counted for them."""
+        """Without ``has_readers`` only the roster's numbers are counted."""
         self._has_readers = has_readers
-        self.error = ""  # what the engine could not do the last time
+        self.error = ""  # the engine's last error
         self._lock = threading.Lock()
         self._counts = PublishedCounts()
         self._model = ""
@@ -48,13 +47,13 @@ class RunningStats:
         self._firsts: deque[tuple[float, float]] = deque(maxlen=MOST_KEPT)  # monotonic, ms
 
     def begin(self, model: str = "") -> None:
-        """Another incarnation counts from nothing, for this base model."""
+        """Reset the roster's counters for a new incarnation, which serves this base model."""
         with self._lock:
             self._reset()
             self._model = model
 
     def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
-        """Outcomes that have just been published."""
+        """Count outcomes that were just published."""
         tokens, now = 0, time.monotonic()
         with self._lock:
             for run, outcome in published:
@@ -82,43 +81,43 @@ class RunningStats:
             if made > 1:
                 counts.tpot[model].observe((now - run.first_token) / (made - 1))
         elif assignment.request.stream and not assignment.published:
-            counts.ttft[model].observe(whole_s)  # all came with the result
+            counts.ttft[model].observe(whole_s)  # all tokens came with the result
 
     def note_first(self, run: Run, now: float) -> None:
-        """The first token of a request is there; ``now`` is monotonic."""
+        """Note the first token of a request; ``now`` is monotonic."""
         waited_ms = run.waited_ms + (now - run.began) * 1000
         with self._lock:
             self._firsts.append((now, waited_ms))
             self._counts.ttft[self._model].observe(waited_ms / 1000)
 
     def note_stale(self, count: int) -> None:
-        """Publications were refused: the requests are another attempt's."""
+        """Count publications that the fence refused."""
         with self._lock:
             self._counts.stale += count
 
     def note_fault(self) -> None:
-        """A request was given back since the engine could not serve it."""
+        """Count a request that was handed back because the engine could not serve it."""
         with self._lock:
             self._counts.faults += 1
 
-    def now(self) -> Tally:
-        """The count of this term until now."""
+    def now(self) -> WorkerTotals:
+        """The counters of the current incarnation."""
         with self._lock:
             since = time.monotonic() - WINDOW_S
             while self._firsts and self._firsts[0][0] < since:
                 self._firsts.popleft()
             waited = [ms for _, ms in self._firsts]
             median = round(statistics.median(waited), 1) if waited else None
-            return Tally(finished=self._finished, tokens=self._tokens, ttft_ms=median)
+            return WorkerTotals(finished=self._finished, tokens=self._tokens, ttft_ms=median)
 
     def counts(self) -> PublishedCounts:
-        """The counts of this process until now."""
+        """The counters of this process."""
         with self._lock:
             return self._counts.copy()
 
 
 def _made(end: End) -> int:
-    """Tokens of a request over all its choices, also those of earlier attempts."""
+    """Tokens of a request in all its choices, including those of earlier attempts."""
     made = end.made if isinstance(end, Expired) else end
     if not isinstance(made, Finished):
         return 0

@@ -1,4 +1,4 @@
-"""A thread that reads a stream behind the last entry seen, whatever becomes of the connection."""
+"""A thread that reads a stream from the last entry on and survives outages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger("tokenyard.worker.reader")
 
 
 class StreamReader(ABC):
-    """Takes each entry of a stream once, in order, from the first on; the connection is its own.
+    """Takes each entry of a stream once, in order; it owns the connection.
 
-    With ``reads_anew`` all that is there comes again after an outage: the server may have come
-    back without its last writes, and with entries that had been dealt with.
+    With ``rereads`` it starts over after an outage: a server that comes back without its last
+    writes may have entries again that were already taken.
     """
 
     #: Most entries of one read.
     count: ClassVar[int] = 256
-    reads_anew: ClassVar[bool] = False
+    rereads: ClassVar[bool] = False
 
     def __init__(self, connection: redis.Redis, stream: str, block_ms: int, thread: str) -> None:
         self._connection = connection
@@ -39,7 +39,7 @@ class StreamReader(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """Read no more; idempotent. A read that is under way is not waited for, nor taken from."""
+        """Stop reading; idempotent. The result of a read in progress is ignored."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -52,7 +52,7 @@ class StreamReader(ABC):
                 outage.over()
             except redis.RedisError as error:
                 failures += 1
-                if self.reads_anew:
+                if self.rereads:
                     self._last = "0"
                 outage.note(error)
                 self._stop.wait(backoff.compute(failures))
@@ -73,4 +73,4 @@ class StreamReader(ABC):
 
     @abstractmethod
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
-        """Do with an entry what is to be done; it comes again where that fails."""
+        """Handle an entry; it comes again if this raises."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from tests.support.looks import make_look, make_view_worker
 from tokenyard.admin.history import MOST_LOOKS, SMOOTH_MS, Rate, SnapshotHistory, rates_between
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 
 
 def test_rates_are_what_was_done_since() -> None:
-    before = make_look(0, [make_view_worker("a.1", Tally(finished=10, tokens=100))])
+    before = make_look(0, [make_view_worker("a.1", WorkerTotals(finished=10, tokens=100))])
     now = make_look(
         2000,
         [
-            make_view_worker("a.1", Tally(finished=14, tokens=300, ttft_ms=20.0)),
-            make_view_worker("b.2", Tally(finished=1, tokens=50, ttft_ms=40.0), model="other"),
+            make_view_worker("a.1", WorkerTotals(finished=14, tokens=300, ttft_ms=20.0)),
+            make_view_worker(
+                "b.2", WorkerTotals(finished=1, tokens=50, ttft_ms=40.0), model="other"
+            ),
         ],
     )
 
@@ -28,14 +30,14 @@ def test_rates_are_what_was_done_since() -> None:
 
 
 def test_a_count_that_went_down_has_begun_anew() -> None:
-    before = make_look(0, [make_view_worker("a.1", Tally(finished=10, tokens=100))])
-    now = make_look(1000, [make_view_worker("a.1", Tally(finished=3, tokens=40))])
+    before = make_look(0, [make_view_worker("a.1", WorkerTotals(finished=10, tokens=100))])
+    now = make_look(1000, [make_view_worker("a.1", WorkerTotals(finished=3, tokens=40))])
 
     assert rates_between(before, now).yard == Rate(3.0, 40.0)
 
 
 def test_two_looks_at_the_same_moment_divide_by_no_zero() -> None:
-    look = make_look(0, [make_view_worker("a.1", Tally())])
+    look = make_look(0, [make_view_worker("a.1", WorkerTotals())])
 
     assert rates_between(look, look).yard == Rate()
 
@@ -52,7 +54,9 @@ def test_rates_are_taken_over_some_seconds() -> None:
     # Given a worker that says every two seconds what it has done, and looks each second
     looks = SnapshotHistory()
     for second in range(10):
-        looks.add(make_look(1000 * second, [make_view_worker("a.1", Tally(tokens=second // 2))]))
+        looks.add(
+            make_look(1000 * second, [make_view_worker("a.1", WorkerTotals(tokens=second // 2))])
+        )
 
     rates = looks.rates()
     assert rates

@@ -52,7 +52,7 @@ def test_a_bad_url_is_refused(open_one: type, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"),
+    ("error", "kind"),
     [
         (exceptions.ConnectionError("refused"), BrokerUnavailable),
         (exceptions.TimeoutError("slow"), BrokerUnavailable),
@@ -66,11 +66,11 @@ def test_a_bad_url_is_refused(open_one: type, url: str) -> None:
     ],
 )
 def test_errors_are_translated_and_keep_their_cause(
-    fault: Exception, kind: type[TokenyardError]
+    error: Exception, kind: type[TokenyardError]
 ) -> None:
     with pytest.raises(kind) as caught, translated("redis://:secret@host"):
-        raise fault
-    assert caught.value.__cause__ is fault
+        raise error
+    assert caught.value.__cause__ is error
     assert "redis://host" in str(caught.value)
 
 
@@ -80,7 +80,7 @@ def test_our_own_errors_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"),
+    ("error", "code"),
     [
         (exceptions.OutOfMemoryError("command not allowed"), "OOM"),
         (exceptions.ReadOnlyError("You can't write against a read only replica."), "READONLY"),
@@ -88,15 +88,15 @@ def test_our_own_errors_stay_as_they_are() -> None:
         (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), "NOREPLICAS"),
     ],
 )
-def test_a_refused_write_is_an_error_of_its_own(fault: Exception, code: str) -> None:
+def test_a_refused_write_is_an_error_of_its_own(error: Exception, code: str) -> None:
     with pytest.raises(BrokerNotWritable) as caught, translated("redis://host"):
-        raise fault
+        raise error
     assert caught.value.code == code
     assert str(caught.value).endswith(f"({code})")
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("error", "said"),
     [
         (exceptions.BusyLoadingError("loading"), "is still loading its data"),
         (exceptions.MasterDownError("Link with MASTER is down"), "has lost its master"),
@@ -104,7 +104,7 @@ def test_a_refused_write_is_an_error_of_its_own(fault: Exception, code: str) -> 
         (exceptions.NoPermissionError("NOPERM"), "lacks a permission"),
     ],
 )
-def test_what_else_keeps_one_out_is_no_refused_write(fault: Exception, said: str) -> None:
+def test_what_else_keeps_one_out_is_no_refused_write(error: Exception, said: str) -> None:
     with pytest.raises(TokenyardError, match=said) as caught, translated("redis://host"):
-        raise fault
+        raise error
     assert not isinstance(caught.value, BrokerNotWritable)

@@ -13,7 +13,7 @@ DISK = exceptions.ResponseError("MISCONF Errors writing to the AOF file: No spac
 AWAY = exceptions.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused.")
 
 
-class Told:
+class Logged:
     """An outage with a clock of its own, and what its log says."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -28,37 +28,37 @@ class Told:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Told:
-    return Told(caplog)
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    return Logged(caplog)
 
 
-def test_a_fault_is_told_once_and_again_after_a_while(told: Told) -> None:
+def test_an_error_is_logged_once_and_again_after_a_while(logged: Logged) -> None:
     for _ in range(100):
-        told.outage.note(DISK)
-    told.now += EVERY_S
-    told.outage.note(DISK)
+        logged.outage.note(DISK)
+    logged.now += EVERY_S
+    logged.outage.note(DISK)
 
-    first, second = told.lines
+    first, second = logged.lines
     assert first == (
         "leading: the broker cannot write to its disk and refuses all writes. Make room on its"
-        " disk, and look into the server's log (MISCONF); trying again"
+        " disk, and check the server's log (MISCONF); trying again"
     )
     assert second == f"{first}, for 30 s now"
 
 
-def test_another_fault_is_told_at_once(told: Told) -> None:
-    for fault in (DISK, AWAY, AWAY, DISK):
-        told.outage.note(fault)
+def test_a_different_error_is_logged_immediately(logged: Logged) -> None:
+    for error in (DISK, AWAY, AWAY, DISK):
+        logged.outage.note(error)
 
-    assert len(told.lines) == 3
-    assert "Connection refused" in told.lines[1]
+    assert len(logged.lines) == 3
+    assert "Connection refused" in logged.lines[1]
 
 
-def test_the_end_is_told(told: Told) -> None:
-    told.outage.over()
-    told.outage.note(AWAY)
-    told.now += 7
-    told.outage.over()
-    told.outage.over()
+def test_the_end_of_an_outage_is_logged(logged: Logged) -> None:
+    logged.outage.over()
+    logged.outage.note(AWAY)
+    logged.now += 7
+    logged.outage.over()
+    logged.outage.over()
 
-    assert told.lines[1:] == ["leading: works again after 7 s"]
+    assert logged.lines[1:] == ["leading: works again after 7 s"]

@@ -90,7 +90,7 @@ def test_every_wait_has_a_bound(open_one: type, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "error",
     [
         exceptions.ResponseError("UNBLOCKED force unblock from blocking operation"),
         exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
@@ -99,10 +99,10 @@ def test_every_wait_has_a_bound(open_one: type, url: str) -> None:
         exceptions.MasterDownError("Link with MASTER is down"),
     ],
 )
-def test_what_passes_by_itself_may_be_tried_again(fault: Exception) -> None:
+def test_what_passes_by_itself_may_be_tried_again(error: Exception) -> None:
     # If a server cannot serve now but will, I expect the error that says so.
     with (
         pytest.raises(BrokerUnavailable, match=r"Redis at redis://host (cannot|refuses all|is a)"),
         translated("redis://:secret@host"),
     ):
-        raise fault
+        raise error

@@ -30,7 +30,7 @@ def run(story: Callable[[AsyncEvent], Coroutine[Any, Any, None]]) -> None:
 
 def test_news_end_a_wait() -> None:
     async def story(news: AsyncEvent) -> None:
-        asyncio.get_running_loop().call_soon(news.come)
+        asyncio.get_running_loop().call_soon(news.set)
         await news.wait(FOR_EVER_S)
 
     run(story)
@@ -38,14 +38,14 @@ def test_news_end_a_wait() -> None:
 
 def test_what_came_before_the_wait_ends_it_until_it_is_seen() -> None:
     async def story(news: AsyncEvent) -> None:
-        news.come()
+        news.set()
         await news.wait(FOR_EVER_S)
         await news.wait(FOR_EVER_S)
         news.clear()
         wait = asyncio.create_task(news.wait(FOR_EVER_S))
         await asyncio.sleep(0)
         assert not wait.done()
-        news.come()
+        news.set()
         await wait
 
     run(story)
@@ -56,7 +56,7 @@ def test_each_wait_has_its_own_bound(before_s: float) -> None:
     async def story(news: AsyncEvent) -> None:
         # Given a wait with another bound, longer or shorter, that news have ended
         loop = asyncio.get_running_loop()
-        loop.call_soon(news.come)
+        loop.call_soon(news.set)
         await news.wait(before_s)
         news.clear()
 
@@ -82,7 +82,7 @@ def test_a_wait_that_was_cancelled_leaves_nothing_behind() -> None:
         wait.cancel()
         with pytest.raises(asyncio.CancelledError):
             await wait
-        news.come()
+        news.set()
         await news.wait(FOR_EVER_S)
 
     run(story)
@@ -100,7 +100,7 @@ def test_one_timer_serves_many_waits() -> None:
 
         loop.call_at = counted  # type: ignore[method-assign]
         for _ in range(100):
-            loop.call_soon(news.come)
+            loop.call_soon(news.set)
             await news.wait(FOR_EVER_S)
             news.clear()
         assert len(made) == 1
@@ -111,13 +111,13 @@ def test_one_timer_serves_many_waits() -> None:
 def test_a_stream_hears_its_exchange_until_its_reader_leaves() -> None:
     async def story() -> None:
         # Given a reader who waits for a stream
-        exchange = PendingRequest("q", None, 0.0)
-        pieces = aiter(AsyncHandle(AsyncClient("redis://127.0.0.1:1/0"), exchange))
+        pending = PendingRequest("q", None, 0.0)
+        pieces = aiter(AsyncHandle(AsyncClient("redis://127.0.0.1:1/0"), pending))
         first = asyncio.ensure_future(anext(pieces))
         await asyncio.sleep(0)
 
         # If something comes, I expect it to be read, and once.
-        exchange.take(make_delta("q", 0, [5]), 1.0)
+        pending.take(make_delta("q", 0, [5]), 1.0)
         assert (await first).tokens == [5]
         second = asyncio.ensure_future(anext(pieces))
         await asyncio.sleep(0)
@@ -126,6 +126,6 @@ def test_a_stream_hears_its_exchange_until_its_reader_leaves() -> None:
         # If the reader leaves, I expect the exchange to tell nobody.
         second.cancel()
         await asyncio.wait([second])
-        assert not exchange.listeners
+        assert not pending.listeners
 
     asyncio.run(story())

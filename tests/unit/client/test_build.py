@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenyard.client import build as drafting
-from tokenyard.client.build import RequestBuilder, SamplingOptions
+from tokenyard.client import checks
+from tokenyard.client.build import RequestBuilder
+from tokenyard.client.options import SamplingOptions
 from tokenyard.client.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
 from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.wire import (
@@ -41,10 +42,10 @@ class Bytes:
         return b"".join(parts).decode(errors="replace")
 
 
-def wire_size(draft: Any) -> int:
+def wire_size(prepared: Any) -> int:
     """Bytes of the entry that `submit` writes."""
-    template, prompt = template_of(draft.request), prompt_value(draft.request)
-    fields = {"id": draft.request.id, template.field: prompt, "common": template.common}
+    template, prompt = template_of(prepared.request), prompt_value(prepared.request)
+    fields = {"id": prepared.request.id, template.field: prompt, "common": template.common}
     return sum(
         len(name) + len(value if isinstance(value, bytes) else value.encode())
         for name, value in fields.items()
@@ -65,9 +66,9 @@ def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: A
     said: list[dict[str, Any]] = [{}, {"id": "ß"}, {"stop": ["ß"], "detokenize": True}]
     said += [{"max_tokens": 3, "metadata": {"x": '"ß"'}, "stream": True}]
     for options in said:
-        draft = builder.draft(prompt, options)
-        assert draft.size == wire_size(draft)
-        assert draft.request_template == template_of(draft.request)
+        prepared = builder.prepare(prompt, options)
+        assert prepared.size == wire_size(prepared)
+        assert prepared.template == template_of(prepared.request)
 
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
@@ -83,17 +84,17 @@ def test_a_chat_travels_with_what_its_template_is_given() -> None:
         "continue_final_message": True,
     }
     for builder in (RequestBuilder("me", None), RequestBuilder("me", Bytes())):
-        draft = builder.draft(CHAT, options)
-        assert draft.request.messages == CHAT
-        assert draft.request.chat == ChatOptions(**options)
-        assert draft.size == wire_size(draft)
+        prepared = builder.prepare(CHAT, options)
+        assert prepared.request.messages == CHAT
+        assert prepared.request.chat == ChatOptions(**options)
+        assert prepared.size == wire_size(prepared)
         assert {"tools", "documents", "chat_template_kwargs"} <= request_fields(
-            draft.request
+            prepared.request
         ).keys()
 
 
 @pytest.mark.parametrize(
-    ("messages", "options", "fault"),
+    ("messages", "options", "error"),
     [
         (["x"], {}, "messages"),
         ([{"content": "x"}], {}, "messages[0].role"),
@@ -111,69 +112,69 @@ def test_a_chat_travels_with_what_its_template_is_given() -> None:
     ],
 )
 def test_a_chat_that_cannot_be_is_refused_at_the_client(
-    messages: Any, options: dict[str, Any], fault: str
+    messages: Any, options: dict[str, Any], error: str
 ) -> None:
     if messages == ["x"]:
         messages = [CHAT[0], "x"]
-        fault = "messages[1]"
+        error = "messages[1]"
     with pytest.raises(InvalidRequest) as refused:
-        RequestBuilder("me", None).draft(messages, options)
-    assert refused.value.field == fault
+        RequestBuilder("me", None).prepare(messages, options)
+    assert refused.value.field == error
 
 
 def test_default_options_of_a_chat_may_be_said_of_a_text() -> None:
-    draft = RequestBuilder("me", None).draft("x", {"add_generation_prompt": True})
-    assert draft.request.prompt == "x"
+    prepared = RequestBuilder("me", None).prepare("x", {"add_generation_prompt": True})
+    assert prepared.request.prompt == "x"
 
 
 def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
     builder = RequestBuilder("me", None)
-    builder.max_request_bytes = builder.draft("xxxx", {"id": "q"}).size
-    builder.draft("xxxx", {"id": "q"})
+    builder.max_request_bytes = builder.prepare("xxxx", {"id": "q"}).size
+    builder.prepare("xxxx", {"id": "q"})
     with pytest.raises(InvalidRequest, match="bytes"):
-        builder.draft("xxxxx", {"id": "q"})
+        builder.prepare("xxxxx", {"id": "q"})
 
 
 @pytest.mark.parametrize("alike", [True, 1.0])
 def test_what_only_looks_the_same_is_read_again(alike: Any) -> None:
     builder = RequestBuilder("me", None)
-    builder.draft([1], {"seed": 1})
+    builder.prepare([1], {"seed": 1})
 
     with pytest.raises(InvalidRequest, match="seed"):
-        builder.draft([1], {"seed": alike})
+        builder.prepare([1], {"seed": alike})
     with pytest.raises(InvalidRequest, match="seed"):
-        builder.draft_many([[1]], {"seed": alike})
+        builder.prepare_many([[1]], {"seed": alike})
 
 
-def test_threads_that_say_different_things_get_what_they_said(
+def test_options_of_concurrent_threads_are_not_mixed_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a thread that looks whether the options are those that are known,
     builder = RequestBuilder("me", None)
-    builder.draft([1], {"model": "a"})
-    compare = drafting._is_same
+    builder.prepare([1], {"model": "a"})
+    compare = checks.are_same
 
     def interrupted(known: Any, given: Any) -> bool:
         monkeypatch.undo()
         same = compare(known, given)
-        builder.draft([1], {"model": "b"})
+        builder.prepare([1], {"model": "b"})
         return same
 
     # if another has options of its own read meanwhile, I expect each to have its own.
-    monkeypatch.setattr(drafting, "_is_same", interrupted)
-    assert builder.draft([1], {"model": "a"}).request.model == "a"
+    monkeypatch.setattr(checks, "are_same", interrupted)
+    assert builder.prepare([1], {"model": "a"}).request.model == "a"
 
 
 def test_ids_of_our_making_differ() -> None:
-    drafters = [RequestBuilder("me", None), RequestBuilder("me", None)]
-    ids = {builder.draft("x", {}).request.id for builder in drafters for _ in range(100)}
+    builders = [RequestBuilder("me", None), RequestBuilder("me", None)]
+    ids = {builder.prepare("x", {}).request.id for builder in builders for _ in range(100)}
     assert len(ids) == 200
 
 
 def test_what_an_item_says_goes_before_what_is_shared() -> None:
     builder = RequestBuilder("me", None)
     item: Any = {"prompt": [1], "temperature": 0.5, "model": "b"}
-    [own, shared] = builder.draft_many([item, [2]], {"temperature": 0.1, "model": "a"})
+    [own, shared] = builder.prepare_many([item, [2]], {"temperature": 0.1, "model": "a"})
     assert not isinstance(own, InvalidRequest)
     assert not isinstance(shared, InvalidRequest)
     assert (own.request.model, own.request.params.temperature) == ("b", 0.5)
@@ -182,7 +183,7 @@ def test_what_an_item_says_goes_before_what_is_shared() -> None:
 
 def test_params_are_a_base_for_what_stands_beside_them() -> None:
     options = {"params": SamplingParams(top_k=5, temperature=0.5), "temperature": 0}
-    params = RequestBuilder("me", None).draft("x", options).request.params
+    params = RequestBuilder("me", None).prepare("x", options).request.params
     assert params == SamplingParams(top_k=5, temperature=0)
 
 
@@ -194,34 +195,34 @@ def test_what_is_said_travels_even_where_it_is_the_default(tokenizer: Any, where
     more: dict[str, Any] = {"params": SamplingParams(seed=7)} if where == "object" else {}
     options = {"params": said} if where == "base" else said | more
 
-    draft = RequestBuilder("me", tokenizer).draft("x", options)
+    prepared = RequestBuilder("me", tokenizer).prepare("x", options)
 
-    params = request_fields(draft.request)["params"]
+    params = request_fields(prepared.request)["params"]
     assert isinstance(params, bytes)
     sent = msgspec.json.decode(params)
     assert said.items() <= sent.items()
     assert "top_p" not in sent
-    assert draft.size == wire_size(draft)
+    assert prepared.size == wire_size(prepared)
 
 
 def test_who_says_nothing_sends_nothing() -> None:
-    assert "params" not in request_fields(RequestBuilder("me", None).draft("x", {}).request)
+    assert "params" not in request_fields(RequestBuilder("me", None).prepare("x", {}).request)
 
 
 def test_none_leaves_an_option_out() -> None:
     options = {"id": None, "model": None, "deadline_s": None, "max_tokens": None}
-    request = RequestBuilder("me", None).draft("x", options).request
+    request = RequestBuilder("me", None).prepare("x", options).request
     assert (request.model, request.deadline_ms, request.params.max_tokens) == ("", None, None)
 
 
 def test_a_deadline_is_by_the_servers_clock() -> None:
     builder = RequestBuilder("me", None)
     builder.clock_offset_s = 3600.0
-    deadline_ms = builder.draft("x", {"deadline_s": 60}).request.deadline_ms
+    deadline_ms = builder.prepare("x", {"deadline_s": 60}).request.deadline_ms
     now_ms = datetime.datetime.now(datetime.UTC).timestamp() * 1000
     assert deadline_ms == pytest.approx(now_ms + 3_660_000, abs=60_000)
     with pytest.raises(InvalidRequest, match="time zone"):
-        builder.draft("x", {"deadline": datetime.datetime(2100, 1, 1)})  # noqa: DTZ001 - the point
+        builder.prepare("x", {"deadline": datetime.datetime(2100, 1, 1)})  # noqa: DTZ001 - the point
 
 
 def test_who_makes_the_text() -> None:
@@ -235,9 +236,11 @@ def test_who_makes_the_text() -> None:
         ([{"role": "user", "content": "x"}], {}, False, True),
     ]
     for prompt, options, here, there in cases:
-        draft = builder.draft(prompt, options)
-        assert (draft.request.tokens is None) == (draft.request.messages is not None)
-        assert (draft.local_text is not None, draft.request.wants_text) == (here, there), options
+        prepared = builder.prepare(prompt, options)
+        assert (prepared.request.tokens is None) == (prepared.request.messages is not None)
+        assert (prepared.local_text is not None, prepared.request.wants_text) == (here, there), (
+            options
+        )
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.data())
@@ -264,8 +267,8 @@ def test_a_tokenizer_of_hugging_face() -> None:
     tokenizer = load_tokenizer(str(MODELS / "adder"))
     [ids] = tokenizer.encode(["27+48="])
     assert tokenizer.decode(ids, skip_special_tokens=True) == "27+48="
-    draft = RequestBuilder("me", tokenizer).draft("27+48=", {})
-    assert unpack_tokens(draft.request.tokens or b"") == list(ids)
+    prepared = RequestBuilder("me", tokenizer).prepare("27+48=", {})
+    assert unpack_tokens(prepared.request.tokens or b"") == list(ids)
 
 
 def test_a_tokenizer_that_is_not_there() -> None:

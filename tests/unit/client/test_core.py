@@ -8,9 +8,10 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tokenyard.client.build import PreparedRequest
-from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, ClientCore, bursts
-from tokenyard.client.operations import Ask, Operation, Pause
+from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, ClientCore
+from tokenyard.client.operations import Ask, Delay, Operation
 from tokenyard.client.router import CHECK_AFTER_S
+from tokenyard.client.submission import bursts
 from tokenyard.client.sync import LISTEN_TIMEOUT_S
 from tokenyard.protocol.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
 from tokenyard.protocol.keys import PriorityClass
@@ -18,11 +19,11 @@ from tokenyard.protocol.replies import encode_reply
 from tokenyard.scripts import Acceptance, Call, Submitted
 
 
-def make_dialogue() -> ClientCore:
+def make_core() -> ClientCore:
     return ClientCore("redis://nowhere", "yard", "me", None, 1.0, 1.0)
 
 
-def draft(
+def prepare(
     request_id: str, priority_class: PriorityClass = "normal", size: int = 1
 ) -> PreparedRequest:
     return PreparedRequest(make_request(request_id), priority_class, None, size)
@@ -40,17 +41,21 @@ def frame(request_id: str) -> bytes:
 
 
 def test_a_burst_ends_by_number_size_and_class() -> None:
-    many = [draft(str(number)) for number in range(600)]
+    many = [prepare(str(number)) for number in range(600)]
     assert [len(burst) for burst in bursts(enumerate(many))] == [256, 256, 88]
-    large = [draft("a", size=700_000), draft("b", size=700_000), draft("c", size=9_000_000)]
+    large = [
+        prepare("a", size=700_000),
+        prepare("b", size=700_000),
+        prepare("c", size=9_000_000),
+    ]
     assert [len(burst) for burst in bursts(enumerate(large))] == [1, 1, 1]
-    mixed = [draft("a"), draft("b", "high"), draft("c", "high")]
+    mixed = [prepare("a"), prepare("b", "high"), prepare("c", "high")]
     assert [[index for index, _ in burst] for burst in bursts(enumerate(mixed))] == [[0], [1, 2]]
     assert list(bursts([])) == []
 
 
 def test_listening_reads_on_where_the_server_went_away() -> None:
-    core = make_dialogue()
+    core = make_core()
     steps = core.listen()
     assert "BLOCK" not in command(next(steps)), "the past is read without waiting"
     read = steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
@@ -58,7 +63,7 @@ def test_listening_reads_on_where_the_server_went_away() -> None:
     pauses = []
     for _ in range(10):
         pause = steps.throw(BrokerUnavailable("gone"))
-        assert isinstance(pause, Pause)
+        assert isinstance(pause, Delay)
         pauses.append(pause.seconds)
         assert command(steps.send(None))[-1] == "5-1"
     assert pauses[0] < 0.1
@@ -66,47 +71,47 @@ def test_listening_reads_on_where_the_server_went_away() -> None:
 
 
 def test_listening_ends_with_the_client() -> None:
-    core = make_dialogue()
+    core = make_core()
     steps = core.listen()
     next(steps)
     core.close()
     with pytest.raises(StopIteration):
         steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
     with pytest.raises(StopIteration):
-        next(core.take_leave())
+        next(core.leave())
 
 
 def test_what_was_read_is_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
-    steps = make_dialogue().listen()
+    steps = make_core().listen()
     next(steps)
     trim = command(steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]]))
     assert (trim[0], *trim[2:]) == ("XTRIM", "MINID", "5-2")
 
 
 def test_a_submission_that_breaks_is_followed_no_longer() -> None:
-    core = make_dialogue()
-    steps = core.submit([draft("q")])
+    core = make_core()
+    steps = core.submitter.submit([prepare("q")])
     assert isinstance(next(steps), Call)
     with pytest.raises(BrokerUnavailable):
         steps.throw(BrokerUnavailable("gone"))
-    steps = core.submit([draft("q")])
+    steps = core.submitter.submit([prepare("q")])
     assert isinstance(next(steps), Call), "so that it can be submitted again"
 
 
 def test_a_full_queue_leaves_the_rest_unsent() -> None:
-    steps = make_dialogue().submit([draft(str(number)) for number in range(300)])
+    steps = make_core().submitter.submit([prepare(str(number)) for number in range(300)])
     call = next(steps)
     assert isinstance(call, Call)
     accepted = [Acceptance(Submitted.ACCEPTED, sid="normal/1-1")] * 255
     with pytest.raises(QueueFull) as caught:
         steps.send([*accepted, Acceptance(Submitted.FULL, retry_after_ms=1500)])
     assert caught.value.retry_after_s == 1.5
-    assert [exchange.id for exchange in caught.value.accepted] == [str(n) for n in range(255)]
+    assert [pending.id for pending in caught.value.accepted] == [str(n) for n in range(255)]
 
 
 def test_an_error_that_stays_ends_listening() -> None:
-    steps = make_dialogue().listen()
+    steps = make_core().listen()
     next(steps)
     with pytest.raises(BrokerUnsuitable):
         steps.throw(BrokerUnsuitable("no permission"))
@@ -120,11 +125,11 @@ def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
 def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given nothing under way, and nothing that is still to be deleted, I expect longer reads."""
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
-    core = make_dialogue()
+    core = make_core()
     steps = core.listen()
     next(steps)
     assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
-    next(core.submit([draft("q")]))
+    next(core.submitter.submit([prepare("q")]))
     assert _block_ms(steps.send([None])) == BLOCK_MS
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 60.0)
     answered = [[b"replies", [(b"5-1", {b"frame": frame("q")})]]]

@@ -12,9 +12,9 @@ from tokenyard.protocol.errors import UnknownRequest, WaitTimeout
 
 def attended(*names: str, now: float = 0.0) -> tuple[ClientLease, list[PendingRequest]]:
     client_lease = ClientLease()
-    exchanges = [PendingRequest(name, None, now) for name in names]
-    client_lease.attach(exchanges, now)
-    return client_lease, exchanges
+    requests = [PendingRequest(name, None, now) for name in names]
+    client_lease.attach(requests, now)
+    return client_lease, requests
 
 
 def test_without_requests_there_is_nothing_to_tell() -> None:
@@ -32,8 +32,8 @@ def test_the_lease_is_renewed_in_time() -> None:
 
 
 def test_submitting_renews_it_too() -> None:
-    client_lease, exchanges = attended("q")
-    client_lease.attach(exchanges, RENEW_EVERY_S)
+    client_lease, requests = attended("q")
+    client_lease.attach(requests, RENEW_EVERY_S)
     assert not client_lease.is_due(RENEW_EVERY_S)
 
 
@@ -50,10 +50,10 @@ def test_what_has_its_result_is_told_once_and_let_go() -> None:
 
 
 def test_a_result_that_was_there_before_counts() -> None:
-    exchange = PendingRequest("q", None, 0.0)
-    exchange.take(make_result("q", [1]), 0.0)
+    pending = PendingRequest("q", None, 0.0)
+    pending.take(make_result("q", [1]), 0.0)
     client_lease = ClientLease()
-    client_lease.attach([exchange], 0.0)
+    client_lease.attach([pending], 0.0)
     assert client_lease.unfinished() == []
 
 
@@ -68,8 +68,8 @@ def test_many_that_have_ended_are_told_before_the_lease_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tokenyard.client.lease.MANY_ENDED", 2)
-    client_lease, exchanges = attended("a", "b", "c")
-    for exchange in exchanges[:2]:
+    client_lease, requests = attended("a", "b", "c")
+    for pending in requests[:2]:
         assert not client_lease.is_due(0.0)
-        exchange.take(make_result(exchange.id, [1]), 0.0)
+        pending.take(make_result(pending.id, [1]), 0.0)
     assert client_lease.is_due(0.0)

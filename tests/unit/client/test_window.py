@@ -15,7 +15,7 @@ from tokenyard.client.window import MapWindow, Numbered
 from tokenyard.protocol.errors import InvalidRequest, UnknownRequest
 
 
-def draft(request_id: str) -> PreparedRequest:
+def prepared(request_id: str) -> PreparedRequest:
     return PreparedRequest(make_request(request_id), "normal", None, 100)
 
 
@@ -24,32 +24,32 @@ def make_window(items: Iterable[Any], size: int = 8, **options: Any) -> MapWindo
 
 
 def submit_all(window: MapWindow, now: float = 0.0) -> dict[int, PendingRequest]:
-    exchanges = {}
+    requests = {}
     for index, ready in window.take_unsubmitted(now):
-        exchanges[index] = PendingRequest(ready.request.id, None, now)
-        window.submitted(index, exchanges[index])
-    return exchanges
+        requests[index] = PendingRequest(ready.request.id, None, now)
+        window.submitted(index, requests[index])
+    return requests
 
 
 def pull(window: MapWindow) -> int:
     items = window.pull()
-    window.add([draft(str(item)) for item in items])
+    window.add([prepared(str(item)) for item in items])
     return len(items)
 
 
-def answer(exchange: PendingRequest) -> None:
-    exchange.take(make_result(exchange.id, [1]), 0.0)
+def answer(pending: PendingRequest) -> None:
+    pending.take(make_result(pending.id, [1]), 0.0)
 
 
 def test_an_endless_source_is_pulled_as_there_is_room() -> None:
     window = make_window(itertools.count(), size=8)
     assert pull(window) == 8
-    exchanges = submit_all(window)
+    requests = submit_all(window)
     assert pull(window) == 0
-    answer(exchanges[3])
+    answer(requests[3])
     assert [index for index, _ in window.ready()] == [3]
     assert pull(window) == 0, "one place is no burst"
-    answer(exchanges[4])
+    answer(requests[4])
     assert list(window.ready())
     assert pull(window) == 2
 
@@ -67,12 +67,12 @@ def test_a_window_of_one() -> None:
 def test_results_in_order_wait_for_the_first() -> None:
     window = make_window(range(4), ordered=True)
     pull(window)
-    exchanges = submit_all(window)
-    answer(exchanges[1])
-    answer(exchanges[2])
+    requests = submit_all(window)
+    answer(requests[1])
+    answer(requests[2])
     assert list(window.ready()) == []
     assert window.wait_s(0.0, 5.0) == 5.0
-    answer(exchanges[0])
+    answer(requests[0])
     assert [index for index, _ in window.ready()] == [0, 1, 2]
     assert not window.is_over
 
@@ -80,12 +80,12 @@ def test_results_in_order_wait_for_the_first() -> None:
 def test_what_was_refused_comes_again_first_and_not_before_its_time() -> None:
     window = make_window(range(3))
     pull(window)
-    drafts: list[Numbered] = window.take_unsubmitted(0.0)
-    window.refuse(drafts[1:], retry_at=2.0)
+    prepared: list[Numbered] = window.take_unsubmitted(0.0)
+    window.postpone(prepared[1:], retry_at=2.0)
     window.submitted(0, PendingRequest("0", None, 0.0))
     assert window.take_unsubmitted(1.0) == []
     assert window.wait_s(1.5, 5.0) == 0.5
-    assert window.take_unsubmitted(2.0) == drafts[1:]
+    assert window.take_unsubmitted(2.0) == prepared[1:]
 
 
 def test_a_bad_prompt_is_a_result() -> None:
@@ -102,9 +102,9 @@ def test_a_result_that_was_there_before_we_listened_is_not_lost() -> None:
     window = make_window(["x"], wake=lambda: woken.append(True))
     pull(window)
     [(index, _)] = window.take_unsubmitted(0.0)
-    exchange = PendingRequest("x", None, 0.0)
-    answer(exchange)
-    window.submitted(index, exchange)
+    pending = PendingRequest("x", None, 0.0)
+    answer(pending)
+    window.submitted(index, pending)
     assert woken
     assert window.wait_s(0.0, 5.0) == 0.0
     assert len(list(window.ready())) == 1

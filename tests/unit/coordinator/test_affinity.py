@@ -42,7 +42,7 @@ def chosen(pick: Pick | None) -> str:
 
 @pytest.mark.parametrize("policy", AFFINE)
 @given(any_lanes(), st.sampled_from(["", "a", "c", "f"]), any_matches())
-def test_an_open_lane_where_there_is_one(
+def test_affinity_chooses_an_open_lane_where_there_is_one(
     policy: Affine, lanes: list[Lane], last: str, found: Matches
 ) -> None:
     pick = policy(lanes, last, found)
@@ -53,7 +53,9 @@ def test_an_open_lane_where_there_is_one(
 
 
 @given(any_lanes(), st.sampled_from(["", "a", "c", "f"]), any_matches())
-def test_never_far_from_the_emptiest(lanes: list[Lane], last: str, found: Matches) -> None:
+def test_affinity_stays_near_the_emptiest_lane(
+    lanes: list[Lane], last: str, found: Matches
+) -> None:
     pick = prefix_affinity(lanes, last, found)
     if pick is None or pick.lane == least_loaded(lanes, last):
         return
@@ -63,44 +65,44 @@ def test_never_far_from_the_emptiest(lanes: list[Lane], last: str, found: Matche
 
 
 class TestPrefixAffinity:
-    def test_the_longest_prefix(self) -> None:
+    def test_affinity_prefers_the_longest_prefix(self) -> None:
         lanes = [lane(name, 1, 9) for name in "abc"]
 
         assert chosen(prefix_affinity(lanes, "", matches(a=4, b=9, c=5))) == "b"
 
-    def test_of_equal_ones_the_emptier_lane(self) -> None:
+    def test_of_equal_prefixes_affinity_prefers_the_emptier_lane(self) -> None:
         lanes = [lane("a", 3, 9), lane("b", 1, 9)]
 
         assert chosen(prefix_affinity(lanes, "", matches(a=5, b=5))) == "b"
 
-    def test_a_session_goes_where_it_was(self) -> None:
+    def test_a_session_returns_to_its_worker(self) -> None:
         lanes = [lane(name, 1, 9) for name in "abc"]
 
         pick = prefix_affinity(lanes, "", {"c.1": Match(has_session=True)})
 
         assert pick == Pick(lanes[2], "its session was there")
 
-    def test_without_a_match_it_is_the_least_loaded(self) -> None:
+    def test_without_a_match_affinity_is_least_loaded(self) -> None:
         lanes = [lane("a", 1, 9, work=50), lane("b", 1, 9, work=10), lane("c", 1, 9, work=90)]
 
         pick = prefix_affinity(lanes, "", {})
 
         assert pick == Pick(lanes[1], "least_loaded since nobody has its prefix")
 
-    def test_what_many_prompts_begin_with_is_no_match(self) -> None:
+    def test_a_short_common_prefix_is_no_match(self) -> None:
         # Given a worker with a beginning that is shorter than counts
         lanes = [lane("a", 1, 9, work=50), lane("b", 1, 9, work=10)]
 
         assert chosen(prefix_affinity(lanes, "", matches(a=int(10 * LEAST_MATCH) - 1))) == "b"
 
-    def test_a_busier_worker_is_left_alone(self) -> None:
+    def test_a_busier_worker_with_the_prefix_is_not_chosen(self) -> None:
         lanes = [lane("a", 1 + NEAR_REQUESTS, 99), lane("b", 0, 99)]
 
         pick = prefix_affinity(lanes, "", matches(a=10))
 
         assert pick == Pick(lanes[1], "least_loaded since who has its prefix is busier")
 
-    def test_while_the_load_is_lopsided_prefixes_do_not_count(self) -> None:
+    def test_prefixes_do_not_count_while_the_load_is_lopsided(self) -> None:
         # Given a far fuller third, and a prefix at one of the others
         lanes = [lane("a", 0, 999, work=9), lane("b", 0, 999), lane("c", 65, 999)]
 
@@ -116,7 +118,7 @@ class TestPrefixAffinity:
         assert not is_lopsided([lane("a", 500, 999), lane("b", 500 + most + 1, 999)])
         assert not is_lopsided([])
 
-    def test_it_says_why(self) -> None:
+    def test_a_pick_has_its_reason(self) -> None:
         found = {"a.1": Match(9, 10, has_session=True), "b.1": Match(5, 10)}
 
         pick = prefix_affinity([lane("a"), lane("b")], "", found)
@@ -124,7 +126,7 @@ class TestPrefixAffinity:
         assert pick
         assert pick.why == "its session was there, 9 of 10 blocks of its prompt were there"
 
-    def test_one_prefix_for_all_does_not_starve_the_others(self) -> None:
+    def test_one_prefix_for_all_does_not_starve_other_workers(self) -> None:
         # Given a prefix that all requests share, at first at one worker alone
         lanes, given_to, known = [lane(name, 0, 99) for name in "abc"], [], {"a"}
         for _ in range(60):
@@ -139,7 +141,7 @@ class TestPrefixAffinity:
 
 
 class TestMegatron:
-    def test_the_score(self) -> None:
+    def test_megatrons_score(self) -> None:
         # Given half a prompt more at a worker that is nearly half as full again
         lanes = [lane("a", 4, 10), lane("b", 0, 10)]
 
@@ -152,5 +154,5 @@ class TestMegatron:
         assert chosen(megatron(lanes, "", {"b.1": Match(5, 10, 1), "c.1": Match(5, 10, 2)})) == "c"
         assert chosen(megatron(lanes, "a", matches(b=5, c=5))) == "b"
 
-    def test_without_a_match_the_fewest_requests(self) -> None:
+    def test_without_a_match_megatron_chooses_the_fewest_requests(self) -> None:
         assert chosen(megatron([lane("a", 1, 9), lane("b", 0, 9)], "", {})) == "b"

@@ -36,5 +36,5 @@ def audit(held: set[int], pending: set[int]) -> list[str]:
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
-def test_what_is_held_and_not_pending(held: set[int], pending: set[int]) -> None:
+def test_an_audit_finds_entries_that_are_not_pending(held: set[int], pending: set[int]) -> None:
     assert audit(held, pending) == [entry(at) for at in sorted(held - pending)]

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.demand import Demand
-from coordinator.history import FRESH, History
+from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
@@ -36,7 +35,7 @@ def queued(
         model=model,
         tokens=tokens,
         since_ms=since_ms,
-        history=History(not_before_ms=not_before_ms) if not_before_ms else FRESH,
+        not_before_ms=not_before_ms,
         trial=1 if suspect else None,
     )
 
@@ -63,7 +62,7 @@ class TestOrder:
 
         assert names(backlog) == [f"{name}{number}" for name in INTAKE_CLASSES for number in (1, 2)]
 
-    def test_suspects_stand_by_themselves(self) -> None:
+    def test_suspects_have_a_queue_of_their_own(self) -> None:
         backlog = holding(queued("r", "retry"), queued("s", "retry", suspect=True))
 
         queue = backlog.queue("m")
@@ -86,7 +85,7 @@ class TestOrder:
         assert set(backlog.models) == {"a"}
         assert backlog.queue("b") is None
 
-    def test_what_is_read_twice_is_held_once(self) -> None:
+    def test_an_entry_that_is_read_twice_is_queued_once(self) -> None:
         backlog = holding(queued("r1"), queued("r2", deadline_ms=7), queued("r1"))
         backlog.add(queued("r2"))
 
@@ -95,7 +94,7 @@ class TestOrder:
 
 
 class TestTime:
-    def test_late_ones_leave_their_queue(self) -> None:
+    def test_late_requests_leave_their_queue(self) -> None:
         backlog = holding(
             queued("late", deadline_ms=int(NOW_MS)),
             queued("earlier", "low", deadline_ms=int(NOW_MS) - 1),
@@ -111,7 +110,7 @@ class TestTime:
         assert backlog.next_ms == NOW_MS + 1
         assert [one.entry for one in backlog.late(2)] == ["suspect", "earlier"]
 
-    def test_pauses_are_kept(self) -> None:
+    def test_back_off_is_kept(self) -> None:
         pauses = (300, 1, 0, 20)
         backlog = holding(
             *(queued(f"r{n}", "retry", not_before_ms=int(NOW_MS) + n) for n in pauses)
@@ -123,7 +122,7 @@ class TestTime:
         backlog.advance(NOW_MS + 20)
         assert names(backlog) == ["r0", "r1", "r20"]
 
-    def test_a_deadline_ends_a_pause(self) -> None:
+    def test_a_deadline_ends_a_back_off(self) -> None:
         now = int(NOW_MS)
         backlog = holding(queued("r", "retry", deadline_ms=now, not_before_ms=now + 90))
 
@@ -132,10 +131,10 @@ class TestTime:
 
         assert (late(backlog), names(backlog), backlog.next_ms) == (["r"], [], None)
 
-    def test_otherwise_there_is_no_such_time(self) -> None:
+    def test_without_deadlines_and_back_off_there_is_no_next_time(self) -> None:
         assert holding(queued("r")).next_ms is None
 
-    def test_what_is_removed_is_never_due(self) -> None:
+    def test_removed_requests_are_never_due(self) -> None:
         now = int(NOW_MS)
         gone = [queued("a", deadline_ms=now), queued("b", "retry", not_before_ms=now)]
         overdue = queued("c", deadline_ms=now - 1)
@@ -150,7 +149,7 @@ class TestTime:
 
 
 class TestDemand:
-    def test_requests_tokens_and_the_oldest_of_each_model(self) -> None:
+    def test_demand_is_requests_tokens_and_the_oldest_wait_of_each_model(self) -> None:
         backlog = holding(
             queued("a1", model="a", tokens=10, since_ms=NOW_MS - 500),
             queued("a2", "high", model="a", tokens=5, since_ms=NOW_MS - 3000),
@@ -160,7 +159,7 @@ class TestDemand:
 
         assert backlog.demands(NOW_MS) == [Demand("a", 3, 16, 3.0), Demand("b", 1, 7, 0.0)]
 
-    def test_neither_what_pauses_nor_what_is_late_nor_what_has_left_counts(self) -> None:
+    def test_demand_excludes_back_off_late_and_removed_requests(self) -> None:
         now = int(NOW_MS)
         left = queued("left", tokens=100)
         backlog = holding(
@@ -174,10 +173,10 @@ class TestDemand:
         assert backlog.demands(NOW_MS) == [Demand("m", 1, 2, 0.0)]
         assert backlog.demands(NOW_MS + 1000) == [Demand("m", 2, 6, 1.0)]
 
-    def test_a_model_that_nobody_knows_yet_is_none(self) -> None:
+    def test_demand_excludes_unknown_models(self) -> None:
         assert holding(queued("r", model="")).demands(NOW_MS) == []
 
-    def test_nothing_waits(self) -> None:
+    def test_a_cleared_backlog_is_empty(self) -> None:
         backlog = holding(queued("r"))
         backlog.clear()
 
@@ -196,7 +195,7 @@ class TestDemand:
     ),
     st.data(),
 )
-def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
+def test_any_sequence_of_adds_and_removes(items: list, data: st.DataObject) -> None:
     # Given requests of all kinds, of which some leave at some time
     everything = [
         queued(
@@ -219,7 +218,7 @@ def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
         # I expect each of the others to be where its time puts it, once.
         deadlines = {name: one.deadline_ms for name, one in stay.items()}
         overdue = {name for name, at in deadlines.items() if at is not None and at <= now}
-        pausing = {name for name, one in stay.items() if one.history.not_before_ms > now}
+        pausing = {name for name, one in stay.items() if one.not_before_ms > now}
         ready = [one.entry for model in backlog.models for one in backlog.queue(model) or ()]
         assert set(late(backlog)) == overdue
         assert sorted(ready) == sorted(stay.keys() - overdue - pausing)
@@ -227,7 +226,7 @@ def test_whatever_comes_and_goes(items: list, data: st.DataObject) -> None:
         assert sum(one.requests for one in backlog.demands(now)) == len(ready)
 
 
-def test_what_it_takes_to_answer_one() -> None:
+def test_a_queued_request_has_all_that_a_refusal_needs() -> None:
     light = QueuedRequest(
         intake="low",
         entry="1-0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch.delay_queue import MOST_STALE, DelayQueue
+from coordinator.dispatch.backlog import MOST_STALE, DelayQueue
 
 KEYS = st.sampled_from("abcdef").map(lambda name: ("retry", name))
 STEPS = st.lists(
@@ -18,7 +18,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_it_is_a_mapping_that_is_searched(steps: list) -> None:
+def test_a_delay_queue_returns_due_keys_in_order(steps: list) -> None:
     timetable, model = DelayQueue(), {}
     for step, key, at in steps:
         if step == "set":
@@ -35,7 +35,7 @@ def test_it_is_a_mapping_that_is_searched(steps: list) -> None:
         assert timetable.next_ms == min(model.values(), default=None)
 
 
-def test_what_is_taken_out_early_does_not_pile_up() -> None:
+def test_discarded_keys_do_not_pile_up() -> None:
     timetable: DelayQueue[tuple[str, str]] = DelayQueue()
     timetable.set(("normal", "stays"), 9e15)
 

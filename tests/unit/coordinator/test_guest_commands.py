@@ -12,7 +12,7 @@ from coordinator.guests.commands import (
     LeaseRenewal,
     Submission,
     Unreadable,
-    parse_command,
+    parse_guest_command,
 )
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
@@ -45,12 +45,12 @@ def ask(**fields: str | bytes) -> object:
         name.encode(): value.encode() if isinstance(value, str) else value
         for name, value in fields.items()
     }
-    return parse_command("ann", raw, MOST_TTL_S)
+    return parse_guest_command("ann", raw, MOST_TTL_S)
 
 
 @given(st.dictionaries(names | st.binary(max_size=8), values, max_size=12))
-def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, bytes]) -> None:
-    read = parse_command("ann", fields, MOST_TTL_S)
+def test_no_entry_raises_or_names_another_client(fields: dict[bytes, bytes]) -> None:
+    read = parse_guest_command("ann", fields, MOST_TTL_S)
     match read:
         case Submission():
             assert read.request.client == read.address.client == read.template.client
@@ -69,7 +69,7 @@ def test_nothing_raises_and_nobody_is_named_but_the_guest(fields: dict[bytes, by
             assert address is None or address.client.startswith("ann")
 
 
-def test_what_a_client_says_comes_through_as_it_was_said() -> None:
+def test_fields_of_a_submission_are_kept_as_they_were_given() -> None:
     # Given a request that says a default, which a model's own would else take the place of
     params = SamplingParams(temperature=1.0, max_tokens=7)
     said = Request(id="q", client="ann", prompt="x", params=params, stated=("temperature",))
@@ -77,14 +77,14 @@ def test_what_a_client_says_comes_through_as_it_was_said() -> None:
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in request_fields(said).items()
     }
-    read = parse_command("ann", fields, MOST_TTL_S)
+    read = parse_guest_command("ann", fields, MOST_TTL_S)
     assert isinstance(read, Submission)
     shared = msgspec.json.decode(read.template.common, type=dict[str, str])
     assert msgspec.json.decode(shared["params"]) == {"temperature": 1.0, "max_tokens": 7}
     # and the same by way of a template, as Tokenyard's clients write it
     template = template_of(said)
     again = {b"id": b"q", b"prompt": b"x", b"common": template.common.encode()}
-    other = parse_command("ann", again, MOST_TTL_S)
+    other = parse_guest_command("ann", again, MOST_TTL_S)
     assert isinstance(other, Submission)
     assert other.digest == read.digest
     entry = {b"id": b"q", b"prompt": b"x", b"common": read.template.common.encode()}
@@ -94,7 +94,7 @@ def test_what_a_client_says_comes_through_as_it_was_said() -> None:
 @pytest.mark.parametrize(
     ("given_s", "kept_s"), [("1", 60), ("60", 60), ("600", 600), ("2592000", 3600), ("", 3600)]
 )
-def test_a_time_to_live_is_brought_into_its_bounds(given_s: str, kept_s: int) -> None:
+def test_the_time_to_live_is_bounded(given_s: str, kept_s: int) -> None:
     more = {"result_ttl": given_s} if given_s else {}
     read = ask(id="q", prompt="x", **more)
     assert isinstance(read, Submission)
@@ -120,5 +120,5 @@ def test_a_time_to_live_is_brought_into_its_bounds(given_s: str, kept_s: int) ->
         {"do": "empty"},
     ],
 )
-def test_it_is_refused(fields: dict[str, str | bytes]) -> None:
+def test_a_bad_command_is_refused(fields: dict[str, str | bytes]) -> None:
     assert isinstance(ask(**fields), Unreadable)

@@ -1,10 +1,10 @@
-"""What a request has been through, and what follows from it."""
+"""The history of a retry, and when it is given up."""
 
 from __future__ import annotations
 
 import pytest
 
-from coordinator.history import FRESH, History, RetryLimits, read_history
+from coordinator.dispatch.admission import History, RetryLimits, read_history
 from tokenyard.protocol.errors import Code
 
 LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_faults=3)
@@ -13,7 +13,7 @@ LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_f
 @pytest.mark.parametrize(
     ("history", "trial"),
     [
-        (FRESH, None),
+        (History(), None),
         (History(crashes=2), None),
         (History(crashes=3), 0),
         (History(crashes=1, suspected=1, trial=16), 16),
@@ -24,14 +24,14 @@ LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_f
         (History(faults=9), None),
     ],
 )
-def test_how_a_suspect_is_tried(history: History, trial: int | None) -> None:
+def test_the_size_of_a_suspects_next_trial(history: History, trial: int | None) -> None:
     assert history.trial_size(LIMITS) == trial
 
 
 @pytest.mark.parametrize(
     ("history", "choices", "code"),
     [
-        (FRESH, 1, None),
+        (History(), 1, None),
         (History(crashes=99, suspected=99), 1, None),
         (History(lost_alone=1), 1, None),
         (History(lost_alone=2), 1, Code.POISONED),
@@ -47,10 +47,10 @@ def test_how_a_suspect_is_tried(history: History, trial: int | None) -> None:
         (History(crashes=1), 2, None),
     ],
 )
-def test_verdict(history: History, choices: int, code: Code | None) -> None:
-    verdict = history.verdict(LIMITS, choices)
+def test_when_a_request_is_given_up(history: History, choices: int, code: Code | None) -> None:
+    failure = history.failure(LIMITS, choices)
 
-    assert (verdict and verdict[0]) == code
+    assert (failure and failure[0]) == code
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_verdict(history: History, choices: int, code: Code | None) -> None:
         History(faults=3, reason="out of cheese"),
     ],
 )
-def test_the_reason_is_told(history: History) -> None:
-    verdict = history.verdict(LIMITS, 1)
+def test_a_failure_names_the_reason_of_the_last_crash(history: History) -> None:
+    failure = history.failure(LIMITS, 1)
 
-    assert verdict is not None
-    assert verdict[1].endswith(history.reason)
+    assert failure is not None
+    assert failure[1].endswith(history.reason)
 
 
-def test_reading() -> None:
+def test_the_history_is_read_from_the_fields_of_a_retry() -> None:
     fields = {
         b"crashes": b"1",
         b"suspected": b"2",
@@ -87,11 +87,11 @@ def test_reading() -> None:
     assert (read.crashes, read.suspected, read.crashed_alone) == (1, 2, 3)
     assert (read.lost_alone, read.faults, read.not_before_ms) == (4, 5, 1_700_000_000_000)
     assert (read.reason, read.published, read.choices) == ("\ufffdwhy", 1, 2)
-    assert (read.trial, FRESH.trial) == (16, None)
+    assert (read.trial, History().trial) == (16, None)
 
 
 @pytest.mark.parametrize("forged", [b"", b"-1", b"1.5", b"9" * 16, b"\xff", b"one"])
-def test_what_is_no_number_counts_nothing(forged: bytes) -> None:
+def test_values_that_are_not_numbers_count_as_0(forged: bytes) -> None:
     names = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone", b"faults", b"not_before")
 
-    assert read_history(dict.fromkeys(names, forged)) == FRESH
+    assert read_history(dict.fromkeys(names, forged)) == History()

@@ -29,7 +29,9 @@ def walked(lanes: Lanes, last: str) -> Lane | None:
 
 
 @given(CHANGES, st.sampled_from(["", "a", "c", "cc", "f"]))
-def test_room_and_turn_follow_every_change(changes: list[tuple[int, int, bool]], last: str) -> None:
+def test_room_and_next_lane_follow_every_change(
+    changes: list[tuple[int, int, bool]], last: str
+) -> None:
     lanes = Lanes(map(lane, NAMES))
     for at, load, is_quarantined in changes:
         lanes.put(replace(lanes[at], load=load, is_quarantined=is_quarantined))
@@ -38,7 +40,7 @@ def test_room_and_turn_follow_every_change(changes: list[tuple[int, int, bool]],
         assert lanes.next_open(last) == walked(lanes, last)
 
 
-def test_a_plan_does_not_change_what_it_was_made_from() -> None:
+def test_a_copy_of_lanes_is_independent() -> None:
     lanes = Lanes(map(lane, NAMES))
     twin = lanes.copy()
 
@@ -51,14 +53,14 @@ def test_a_plan_does_not_change_what_it_was_made_from() -> None:
     assert lanes.room == 18
 
 
-def test_they_stand_in_the_order_of_their_names() -> None:
+def test_lanes_are_in_the_order_of_their_names() -> None:
     assert [one.name for one in Lanes(map(lane, "bca"))] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
     "ask", [lambda lanes: lanes.next_open("a"), lambda lanes: lanes.named("b")]
 )
-def test_what_a_request_costs_does_not_grow_with_the_lanes(ask: Callable[[Lanes], object]) -> None:
+def test_the_cost_of_a_request_does_not_grow_with_the_lanes(ask: Callable[[Lanes], object]) -> None:
     """Given very many lanes that are full, if one is chosen, I expect few to be looked at."""
     looks = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.dispatch.models import Models
+from coordinator.handshake import Models
 
 
 def models(**bases: str) -> Models:
@@ -11,7 +11,7 @@ def models(**bases: str) -> Models:
     return known
 
 
-def test_names_and_adapters() -> None:
+def test_models_and_adapters_have_names() -> None:
     known = models(b="b", a="a", roman="a")
 
     assert known.names == ["a", "b", "roman"]
@@ -25,7 +25,7 @@ def test_one_model_with_adapters_is_the_only_one() -> None:
     assert models().only == ""
 
 
-def test_what_is_away_stays_known() -> None:
+def test_absent_models_stay_known() -> None:
     known = models(a="a", roman="a")
 
     assert known.learn({"b": "b"})
@@ -41,7 +41,7 @@ def test_an_adapter_may_move() -> None:
     assert known.base_of("roman") == "b"
 
 
-def test_what_a_leader_has_published_fills_the_gaps() -> None:
+def test_models_of_an_earlier_leader_are_added() -> None:
     # Given a model that has become an adapter since
     known = models(a="a", x="a")
 

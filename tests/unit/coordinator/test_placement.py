@@ -16,21 +16,21 @@ class TestColdModel:
             "nobody holds it and 1 request waited up to 0.0 s; a device is free"
         )
 
-    def test_nothing_is_loaded_that_nobody_wants(self) -> None:
+    def test_a_model_without_requests_is_not_loaded(self) -> None:
         assert loads(decide([], [worker("w.1")])) == []
         assert loads(decide([demand("a", 0)], [worker("w.1")])) == []
 
     @pytest.mark.parametrize("state", ["loading", "ready"])
-    def test_a_worker_that_has_it_or_loads_it_is_enough(self, state: str) -> None:
+    def test_one_worker_that_serves_or_loads_a_model_is_enough(self, state: str) -> None:
         workers = [worker("v.1", "a", state=state, load=4), worker("w.2", device=1)]
 
         assert loads(decide([demand("a", 2)], workers)) == []
 
     @pytest.mark.parametrize("state", ["warming", "failed", "draining", "unloading", "attached"])
-    def test_a_worker_in_another_state_is_no_candidate(self, state: str) -> None:
+    def test_a_worker_in_another_state_gets_no_command(self, state: str) -> None:
         assert loads(decide([demand("a", wait_s=99)], [worker("w.1", state=state)])) == []
 
-    def test_a_device_that_is_taken_up_has_no_room_for_its_spares(self) -> None:
+    def test_spares_of_an_occupied_device_get_no_command(self) -> None:
         workers = [worker("v.1", "b", load=1), worker("w.2")]
 
         assert loads(decide([demand("a")], workers)) == []
@@ -64,7 +64,7 @@ class TestColdModel:
 
 
 class TestWhichDevice:
-    def test_the_cheapest_is_taken(self) -> None:
+    def test_the_cheapest_device_is_chosen(self) -> None:
         """I expect this order: free and asleep there, free, idle and asleep there, idle."""
         free_asleep = [worker("f.1", device=0), worker("g.2", "a", state="asleep", device=0)]
         free = [worker("h.3", device=1, idle_s=9_000)]
@@ -77,7 +77,7 @@ class TestWhichDevice:
             workers = [one for kind in kinds[first:] for one in kind]
             assert loads(decide([demand("a")], workers)) == [(name, "a")]
 
-    def test_among_equals_the_one_without_work_for_longest(self) -> None:
+    def test_among_equal_devices_the_longest_idle_is_chosen(self) -> None:
         workers = [
             worker("v.1", "b", idle_s=10, device=0),
             worker("w.2", "b", idle_s=30, device=1),
@@ -89,7 +89,7 @@ class TestWhichDevice:
         assert loads(placement) == [("w.2", "a")]
         assert placement.commands[0].why.endswith("; b has had no work for 30 s")
 
-    def test_a_worker_never_seen_at_work_counts_from_when_it_was_ready(self) -> None:
+    def test_a_worker_without_any_work_counts_as_used_when_it_was_ready(self) -> None:
         workers = [
             worker("v.1", "b", idle_s=900, since_s=10, device=0),
             worker("w.2", "b", idle_s=900, since_s=20, device=1),
@@ -98,7 +98,7 @@ class TestWhichDevice:
         assert loads(decide([demand("a")], workers)) == [("w.2", "a")]
 
     @pytest.mark.parametrize(("idle_s", "expected"), [(0.9, []), (1.1, [("w.1", "a")])])
-    def test_a_moment_without_work_is_no_rest(
+    def test_a_moment_without_work_is_too_short_to_give_way(
         self, idle_s: float, expected: list[tuple[str, str]]
     ) -> None:
         """Given a model that takes 2 s to load, wanted until a moment ago."""
@@ -106,29 +106,29 @@ class TestWhichDevice:
 
         assert loads(decide([demand("a")], workers, host(a={}, b={"load_s": 2.0}))) == expected
 
-    def test_an_idle_worker_whose_model_somebody_waits_for_stays(self) -> None:
+    def test_an_idle_worker_with_waiting_requests_keeps_its_model(self) -> None:
         demands = [demand("a", wait_s=2), demand("b", wait_s=1)]
 
         assert loads(decide(demands, [worker("w.1", "b")])) == []
 
-    def test_an_idle_device_that_has_just_changed_its_model_stays(self) -> None:
+    def test_an_idle_device_that_has_just_changed_its_model_keeps_it(self) -> None:
         for swapped_s, expected in ((WAIT_S - 1, []), (WAIT_S + 1, [("w.1", "a")])):
             workers = [worker("w.1", "b", swapped_s=swapped_s)]
             assert loads(decide([demand("a")], workers)) == expected
 
     @pytest.mark.parametrize("spare", ["u.2", "w.2"])
-    def test_its_change_shows_also_where_only_a_spare_tells(self, spare: str) -> None:
+    def test_a_recent_swap_counts_also_where_only_a_spare_reports_it(self, spare: str) -> None:
         workers = [worker("v.1", "b"), worker(spare, swapped_s=1)]
 
         assert loads(decide([demand("a")], workers)) == []
 
     @pytest.mark.parametrize("other", ["u.2", "w.2"])
-    def test_a_device_between_two_workers_stays(self, other: str) -> None:
+    def test_a_device_between_two_workers_is_not_given_away(self, other: str) -> None:
         workers = [worker("v.1", "b"), worker(other, "c", state="draining", load=1)]
 
         assert loads(decide([demand("a", wait_s=99)], workers)) == []
 
-    def test_the_wait_is_that_of_the_model_that_comes(self) -> None:
+    def test_the_wait_of_the_new_model_counts(self) -> None:
         hosts = host(a={"max_model_wait_s": 5.0}, b={"max_model_wait_s": 500.0})
 
         placement = decide([demand("a")], [worker("w.1", "b", swapped_s=6)], hosts)
@@ -137,7 +137,7 @@ class TestWhichDevice:
 
 
 class TestStarvation:
-    def test_a_busy_device_changes_once_a_model_has_waited_for_so_long(self) -> None:
+    def test_a_busy_device_changes_its_model_once_another_has_waited_long_enough(self) -> None:
         workers = [worker("w.1", "b", load=3)]
 
         assert loads(decide([demand("a", wait_s=WAIT_S - 1)], workers)) == []
@@ -161,19 +161,19 @@ class TestStarvation:
 
         assert load in {("v.2", "a"), ("v.3", "a")}
 
-    def test_then_the_one_that_is_wanted_least(self) -> None:
+    def test_of_models_with_as_many_workers_the_one_with_fewest_requests_gives_one(self) -> None:
         workers = [worker("v.1", "b", load=4), worker("w.2", "c", load=3, device=1)]
 
         assert loads(decide([demand("a", wait_s=99)], workers)) == [("w.2", "a")]
         demands = [demand("a", wait_s=99), demand("c", 2)]
         assert loads(decide(demands, workers)) == [("v.1", "a")]
 
-    def test_a_device_changes_once_in_that_time(self) -> None:
+    def test_a_device_changes_its_model_once_in_a_turn(self) -> None:
         workers = [worker("w.1", "b", load=3, swapped_s=WAIT_S - 1)]
 
         assert loads(decide([demand("a", wait_s=500)], workers)) == []
 
-    def test_a_model_serves_for_as_long_as_it_was_loaded(self) -> None:
+    def test_a_model_serves_for_at_least_as_long_as_its_load_took(self) -> None:
         """Given a load that takes longer than models wait, I expect some work between two."""
         hosts = host(a={}, b={"load_s": 100.0})
         for since_s, expected in ((99, []), (101, [("w.1", "a")])):
@@ -181,7 +181,7 @@ class TestStarvation:
             assert loads(decide([demand("a", wait_s=99)], workers, hosts)) == expected
 
     @pytest.mark.parametrize(("since_s", "expected"), [(6.9, []), (7.1, [("w.1", "a")])])
-    def test_the_same_for_the_first_load_of_all(
+    def test_a_model_serves_for_at_least_as_long_as_its_first_load_took(
         self, since_s: float, expected: list[tuple[str, str]]
     ) -> None:
         """Given a host that has not yet told how long it takes to load the model."""
@@ -189,25 +189,25 @@ class TestStarvation:
 
         assert loads(decide([demand("a", wait_s=99)], workers, host(a={}, b={}))) == expected
 
-    def test_of_two_starving_models_the_one_that_waits_longest(self) -> None:
+    def test_of_two_starving_models_the_longest_waiting_gets_a_device(self) -> None:
         demands = [demand("a", 9, wait_s=40), demand("c", 1, wait_s=50)]
 
         assert loads(decide(demands, [worker("w.1", "b", load=1)])) == [("w.1", "c")]
 
-    def test_a_model_with_a_worker_starves_nobody(self) -> None:
+    def test_a_model_with_a_worker_takes_no_busy_device(self) -> None:
         """Given a model whose own worker is full, I expect it to wait for that one."""
         workers = [worker("v.1", "a", load=4), worker("w.2", "b", load=1, device=1)]
 
         assert loads(decide([demand("a", 4, wait_s=500)], workers)) == []
 
-    def test_its_own_wait_counts(self) -> None:
+    def test_a_wait_set_for_the_model_counts(self) -> None:
         hosts = host(a={"max_model_wait_s": 5.0}, b={})
 
         assert loads(decide([demand("a", wait_s=6)], [worker("w.1", "b", load=1)], hosts))
 
 
 class TestMoreWorkers:
-    def test_a_queue_longer_than_the_lanes_gets_one_more(self) -> None:
+    def test_a_queue_longer_than_the_lanes_gets_one_more_worker(self) -> None:
         workers = [worker("v.1", "a", load=4), worker("w.2", device=1), worker("x.3", device=2)]
 
         assert loads(decide([demand("a", 4)], workers)) == []
@@ -216,7 +216,7 @@ class TestMoreWorkers:
         assert loads(placement) in ([("w.2", "a")], [("x.3", "a")])
         assert placement.commands[0].why == "5 requests wait for 1 worker; a device is free"
 
-    def test_one_that_is_about_to_come_counts(self) -> None:
+    def test_a_loading_worker_counts(self) -> None:
         workers = [
             worker("v.1", "a", load=4),
             worker("w.2", "a", state="loading", device=1, lane_limit=2),
@@ -226,17 +226,17 @@ class TestMoreWorkers:
         assert loads(decide([demand("a", 8)], workers)) == []
         assert loads(decide([demand("a", 9)], workers)) == [("x.3", "a")]
 
-    def test_what_a_lane_takes_is_not_known_before_the_first_is_ready(self) -> None:
+    def test_a_model_does_not_grow_before_its_first_worker_is_ready(self) -> None:
         workers = [worker("v.1", "a", state="loading", lane_limit=1), worker("w.2", device=1)]
 
         assert loads(decide([demand("a", 500)], workers)) == []
 
-    def test_the_idle_worker_of_another_model_is_taken(self) -> None:
+    def test_a_growing_model_takes_the_idle_worker_of_another(self) -> None:
         workers = [worker("v.1", "a", load=4), worker("w.2", "b", device=1)]
 
         assert loads(decide([demand("a", 5)], workers)) == [("w.2", "a")]
 
-    def test_but_not_sooner_than_a_load_takes(self) -> None:
+    def test_a_growing_model_waits_as_long_as_a_load_before_it_takes_another_worker(self) -> None:
         """Given a queue that may be gone before another worker is up, I expect it to wait."""
         hosts = host(a={"load_s": 7.0}, b={})
         idle = [worker("v.1", "a", load=4), worker("w.2", "b", device=1)]
@@ -246,7 +246,7 @@ class TestMoreWorkers:
         assert loads(decide([demand("a", 5, wait_s=8)], idle, hosts)) == [("w.2", "a")]
         assert loads(decide([demand("a", 5, wait_s=0)], free, hosts)) == [("w.2", "a")]
 
-    def test_nobody_who_is_wanted_gives_way(self) -> None:
+    def test_no_model_with_requests_gives_way_to_a_growing_one(self) -> None:
         busy = [worker("v.1", "a", load=4), worker("w.2", "b", load=1, device=1)]
         waited_for = [worker("v.1", "a", load=4), worker("w.2", "b", device=1)]
 
@@ -254,7 +254,7 @@ class TestMoreWorkers:
         demands = [demand("a", 500, wait_s=500), demand("b", 1)]
         assert loads(decide(demands, waited_for)) == []
 
-    def test_a_cold_model_comes_before_more_of_another(self) -> None:
+    def test_a_cold_model_comes_before_a_growing_one(self) -> None:
         workers = [worker("v.1", "a", load=4), worker("w.2", device=1)]
         demands = [demand("a", 500, wait_s=50), demand("b", 1)]
 
@@ -262,7 +262,7 @@ class TestMoreWorkers:
 
 
 class TestPins:
-    def test_a_pinned_model_is_loaded_though_nobody_asks(self) -> None:
+    def test_a_pinned_model_is_loaded_without_requests(self) -> None:
         hosts = host(a={"pin": 2}, b={})
         workers = [worker("v.1"), worker("w.2", device=1), worker("x.3", device=2)]
 
@@ -272,26 +272,26 @@ class TestPins:
         workers = [worker("v.1", "a"), worker("w.2", "a", device=1), worker("x.3", device=2)]
         assert loads(decide([], workers, hosts)) == []
 
-    def test_it_comes_before_what_others_wait_for(self) -> None:
+    def test_a_pinned_model_comes_before_models_with_requests(self) -> None:
         hosts = host(a={"pin": 1}, b={})
 
         assert loads(decide([demand("b", wait_s=9)], [worker("w.1")], hosts)) == [("w.1", "a")]
 
-    def test_one_decision_gives_it_one_worker_for_whatever_reason(self) -> None:
+    def test_one_decision_gives_a_pinned_model_one_worker(self) -> None:
         workers = [worker("v.1"), worker("w.2", device=1)]
 
         placement = decide([demand("a", wait_s=99)], workers, host(a={"pin": 2}))
 
         assert len(placement.commands) == 1
 
-    def test_it_waits_its_turn_for_a_busy_device(self) -> None:
+    def test_a_pinned_model_waits_for_a_busy_device(self) -> None:
         hosts = host(a={"pin": 1}, b={})
         busy = [worker("w.1", "b", load=1)]
 
         assert loads(decide([], busy, hosts)) == []
         assert loads(decide([demand("a", wait_s=31)], busy, hosts)) == [("w.1", "a")]
 
-    def test_its_last_workers_stay(self) -> None:
+    def test_the_last_workers_of_a_pinned_model_keep_it(self) -> None:
         hosts = host(a={"pin": 1}, b={})
         starving = [demand("b", wait_s=99)]
         two = [worker("v.1", "a"), worker("w.2", "a", load=1, device=1)]
@@ -299,7 +299,7 @@ class TestPins:
         assert loads(decide(starving, two[:1], hosts)) == []
         assert loads(decide(starving, two, hosts)) == [("v.1", "b")]
 
-    def test_one_decision_takes_no_more_than_may_go(self) -> None:
+    def test_one_decision_takes_no_more_workers_of_a_pinned_model_than_may_go(self) -> None:
         hosts = host(a={"pin": 1}, b={}, c={})
         workers = [worker("v.1", "a"), worker("w.2", "a", device=1)]
 

@@ -9,7 +9,7 @@ from tests.support.situations import decide, demand, host, loads, worker
 class TestGroups:
     HOSTS = host(devices=4, big={"ranks": 2}, b={}, c={})
 
-    def test_devices_of_one_host_the_leaders_first(self) -> None:
+    def test_a_group_gets_devices_of_one_host_with_the_leaders_first(self) -> None:
         hosts = host("h", 1, big={"ranks": 2}) | host("i", 2, big={"ranks": 2})
         workers = [
             worker("u.1", controller="h"),
@@ -22,7 +22,7 @@ class TestGroups:
         assert loads(placement) == [("w.3", "big")]
         assert placement.commands[0].devices == [0, 1]
 
-    def test_free_devices_first_then_those_without_work_for_longest(self) -> None:
+    def test_a_group_gets_free_devices_first_then_the_longest_idle(self) -> None:
         workers = [
             worker("v.1", "b", idle_s=5, device=0),
             worker("w.2", device=1),
@@ -33,7 +33,7 @@ class TestGroups:
 
         assert placement.commands[0].devices == [1, 2]
 
-    def test_too_few_devices_to_give(self) -> None:
+    def test_a_group_gets_nothing_where_there_are_too_few_devices(self) -> None:
         workers = [worker("v.1"), worker("w.2", "b", load=1, device=1)]
 
         assert loads(decide([demand("big", wait_s=29)], workers, self.HOSTS)) == []
@@ -48,27 +48,27 @@ class TestGroups:
             worker("s.3", device=1),
         ]
 
-    def test_it_is_one_holder(self) -> None:
+    def test_a_group_is_one_holder(self) -> None:
         assert loads(decide([demand("big", 2)], self.group(load=1), self.HOSTS)) == []
 
-    def test_its_devices_are_no_free_ones(self) -> None:
+    def test_devices_of_a_group_are_not_free(self) -> None:
         assert loads(decide([demand("b")], self.group(load=1), self.HOSTS)) == []
         loading = self.group("loading")
         assert loads(decide([demand("b", wait_s=99)], loading, self.HOSTS)) == []
 
-    def test_not_even_while_a_follower_is_not_shown_as_attached(self) -> None:
+    def test_devices_of_a_group_are_not_free_before_a_follower_is_attached(self) -> None:
         leader, follower, _ = self.group("loading")
         shown_late = worker("w.2", device=1)
         assert follower.info.name == shown_late.info.name
 
         assert loads(decide([demand("b")], [leader, shown_late], self.HOSTS)) == []
 
-    def test_what_is_left_of_a_group_is_no_free_device(self) -> None:
+    def test_the_rest_of_a_broken_group_is_not_a_free_device(self) -> None:
         _, follower, spare = self.group()
 
         assert loads(decide([demand("b", wait_s=99)], [follower, spare], self.HOSTS)) == []
 
-    def test_it_gives_way_as_a_whole(self) -> None:
+    def test_a_group_gives_way_as_a_whole(self) -> None:
         placement = decide([demand("b"), demand("c")], self.group(), self.HOSTS)
 
         assert len(placement.commands) == 1
@@ -80,7 +80,7 @@ class TestGroups:
 
         assert loads(decide([demand("b")], workers, self.HOSTS)) == [("x.4", "b")]
 
-    def test_a_group_takes_another_groups_place_whole(self) -> None:
+    def test_a_group_replaces_another_group_as_a_whole(self) -> None:
         hosts = host(devices=3, big={"ranks": 2}, other={"ranks": 2}, b={})
         workers = [*self.group(), worker("x.4", "b", idle_s=1_001, device=2)]
 
@@ -88,7 +88,7 @@ class TestGroups:
 
         assert placement.commands[0].devices == [0, 1]
 
-    def test_one_that_is_due_gathers_its_devices(self) -> None:
+    def test_a_due_group_gathers_its_devices(self) -> None:
         """Given devices that change by turns, I expect a group to get two at the same time."""
         hosts = host(devices=2, big={"ranks": 2}, b={}, c={}, d={}, e={})
         workers = [
@@ -102,7 +102,7 @@ class TestGroups:
         # But not for ever, if it never comes to that.
         assert loads(decide([demand("big", wait_s=121), *others], workers, hosts))
 
-    def test_it_does_not_gather_what_is_broken(self) -> None:
+    def test_a_group_does_not_gather_broken_devices(self) -> None:
         """Given three devices of which one never comes up, I expect the other two to be kept."""
         hosts = host(devices=3, big={"ranks": 2}, b={}, c={}, d={"max_model_wait_s": 10.0})
         workers = [
@@ -115,7 +115,7 @@ class TestGroups:
         assert loads(decide(others, workers, hosts))
         assert loads(decide([demand("big", wait_s=50), *others], workers, hosts)) == []
 
-    def test_the_worker_to_command_is_a_leader_where_there_is_one(self) -> None:
+    def test_the_command_goes_to_a_leader_where_there_is_one(self) -> None:
         names = ["w", "v"]
         hosts = host(devices=2, big={"ranks": 2}, other={"ranks": 2})
         workers = [
@@ -128,7 +128,7 @@ class TestGroups:
         assert loads(placement) == [("w.2", "other")]
         assert placement.commands[0].devices == [1, 0]
 
-    def test_what_it_cannot_get_together_is_not_kept(self) -> None:
+    def test_devices_are_not_kept_for_a_group_that_cannot_get_all(self) -> None:
         hosts = host(devices=2, big={"ranks": 2}, b={"pin": 1}, d={})
         workers = [worker("v.1", "b"), worker("w.2", device=1)]
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from coordinator.dispatch.demand import Demand
 from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import Worker
+from coordinator.placement.needs import Demand
 from tests.support.effort import examples
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
@@ -69,7 +69,7 @@ class Yard:
         self.lane_limit = 5
         self.now_s = 0.0
         self.queues: dict[str, deque[float]] = {name: deque() for name in self.models}
-        self.orders: list[PendingLoad] = []
+        self.pending: list[PendingLoad] = []
         self.commands: list[Command] = []
         self.swaps: list[tuple[float, int]] = []  # when, and on which device
         self.lost_s: Counter[int] = Counter()  # by device: unloading and loading after a swap
@@ -177,10 +177,10 @@ class Yard:
                 {"h": self._host()},
                 self._ms(self.now_s),
                 self.wait_s,
-                self.orders,
+                self.pending,
             )
         )
-        self.orders = placement.orders
+        self.pending = placement.pending
         self.commands += placement.commands
         for command in placement.commands:
             self._obey(command)
@@ -242,7 +242,7 @@ def alternating(count: int, *models: str) -> list[str]:
     return list(islice(cycle(models), count))
 
 
-def test_a_cold_first_request_starts_a_load_at_once() -> None:
+def test_a_cold_first_request_starts_a_load_immediately() -> None:
     yard = Yard([Model("a"), Model("b")], devices=1)
     yard.submit("a")
 
@@ -346,7 +346,7 @@ class TestTurnsByCost:
         assert yard.lost_s[0] <= 0.1 * yard.now_s + load_s + UNLOAD_S + yard.granularity_s
         assert len(yard.swaps) >= 0.5 * yard.now_s / turn_s
 
-    def test_now_and_then_a_request_for_the_other_waits_a_moment(self) -> None:
+    def test_a_rare_request_for_another_model_waits_a_moment(self) -> None:
         """Given a device that is idle between two requests: what the trial of a new user does."""
         yard = Yard([Model("a", 0.1), Model("b", 0.1)], devices=1, wait_s=0.0)
         for model in alternating(100, "a", "b"):
@@ -382,7 +382,7 @@ Arrivals = st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.0, 4.0)), max
     shares=st.lists(st.integers(1, 12), min_size=4, max_size=4),
     ranks=st.integers(1, 2),
 )
-def test_whatever_swaps_cost_they_take_their_share_at_most_and_nobody_starves(
+def test_swaps_take_their_share_at_most_and_no_model_starves(
     devices: int, load_s: list[float], shares: list[int], ranks: int
 ) -> None:
     """Given more than the devices can do of four models, one of them a group, for long."""
@@ -411,7 +411,7 @@ def test_whatever_swaps_cost_they_take_their_share_at_most_and_nobody_starves(
     ranks=st.integers(1, 3),
     pin=st.integers(0, 1),
 )
-def test_everything_is_served_and_no_device_thrashes(
+def test_every_request_is_served_and_no_device_thrashes(
     devices: int, arrivals: list[tuple[str, float]], loads: list[float], ranks: int, pin: int
 ) -> None:
     """Whatever comes whenever, as long as the pinned model leaves enough devices."""

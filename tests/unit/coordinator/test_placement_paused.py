@@ -18,7 +18,7 @@ def stopped(one: Worker, run_state: RunState) -> Worker:
 
 
 @both
-def test_a_paused_warm_worker_is_no_candidate(run_state: RunState) -> None:
+def test_a_paused_warm_worker_gets_no_command(run_state: RunState) -> None:
     # Given a paused warm worker on device 0, and a running one on device 1
     workers = [stopped(worker("w.1"), run_state), worker("v.1", device=1)]
 
@@ -29,7 +29,7 @@ def test_a_paused_warm_worker_is_no_candidate(run_state: RunState) -> None:
 
 
 @both
-def test_a_spare_of_the_same_device_is_one(run_state: RunState) -> None:
+def test_a_spare_of_the_same_device_gets_the_command(run_state: RunState) -> None:
     workers = [stopped(worker("w.1"), run_state), worker("spare.1")]
 
     assert loads(decide([demand("a")], workers)) == [("spare.1", "a")]
@@ -45,7 +45,7 @@ def test_a_paused_worker_keeps_its_device(run_state: RunState) -> None:
 
 
 @both
-def test_nor_does_a_group_of_which_one_is_paused(run_state: RunState) -> None:
+def test_a_group_with_a_paused_member_keeps_its_devices(run_state: RunState) -> None:
     group = {"group": ["w", "v"]}
     workers = [
         worker("w.1", "a", **group),
@@ -69,7 +69,7 @@ def test_a_paused_sleeper_is_not_woken(run_state: RunState) -> None:
 
 
 @both
-def test_the_device_of_the_only_suspended_one_is_not_given_away(run_state: RunState) -> None:
+def test_the_device_of_a_suspended_worker_is_not_given_away(run_state: RunState) -> None:
     """It has let go of its device for something else, and will want it back."""
     workers = [stopped(worker("w.1", "a", state="asleep"), run_state), worker("spare.1")]
 
@@ -78,7 +78,7 @@ def test_the_device_of_the_only_suspended_one_is_not_given_away(run_state: RunSt
 
 
 @both
-def test_what_only_paused_workers_hold_is_loaded_elsewhere(run_state: RunState) -> None:
+def test_a_model_of_paused_workers_is_loaded_elsewhere(run_state: RunState) -> None:
     # Given a model whose only worker is paused, and a free device
     workers = [stopped(worker("w.1", "a"), run_state), worker("v.1", device=1)]
 
@@ -86,7 +86,7 @@ def test_what_only_paused_workers_hold_is_loaded_elsewhere(run_state: RunState) 
 
 
 @both
-def test_and_is_not_hopeless(run_state: RunState) -> None:
+def test_a_model_of_paused_workers_is_not_hopeless(run_state: RunState) -> None:
     """It can be had as soon as somebody lets it run."""
     hosts = host(a={"fault": "no such file", "faults": 9, "faulted_ms": int(NOW_MS)})
     workers = [stopped(worker("w.1", "a"), run_state)]
@@ -96,7 +96,7 @@ def test_and_is_not_hopeless(run_state: RunState) -> None:
 
 
 @both
-def test_an_order_has_arrived_though_its_worker_was_paused(run_state: RunState) -> None:
+def test_a_pending_load_ends_though_its_worker_was_paused(run_state: RunState) -> None:
     # Given a load that was ordered
     placed = decide([demand("a")], [worker("w.1")])
     assert loads(placed) == [("w.1", "a")]
@@ -105,7 +105,7 @@ def test_an_order_has_arrived_though_its_worker_was_paused(run_state: RunState) 
     workers = [stopped(worker("w.1", "a"), run_state), worker("v.1", device=1)]
 
     # I expect nothing to be under way any more.
-    assert decide([], workers, orders=placed.orders).orders == []
+    assert decide([], workers, pending=placed.pending).pending == []
 
 
 def decide_paused(model: str) -> Placement:

@@ -11,9 +11,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.dispatch.demand import Demand
 from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import AWAKE, SERVING, Worker
+from coordinator.placement.needs import Demand
 from tests.support.effort import examples
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import (
@@ -110,11 +110,11 @@ def situations(draw: st.DrawFn) -> Situation:
         Demand(model, draw(st.integers(0, 20)), 0, draw(waits))
         for model in draw(st.lists(st.sampled_from([*MODELS, "unknown"]), min_size=2, unique=True))
     ]
-    return Situation(demands, everybody, hosts, NOW_MS, WAIT_S, draw(orders(everybody)))
+    return Situation(demands, everybody, hosts, NOW_MS, WAIT_S, draw(pending_loads(everybody)))
 
 
 @st.composite
-def orders(draw: st.DrawFn, everybody: Sequence[Worker]) -> list[PendingLoad]:
+def pending_loads(draw: st.DrawFn, everybody: Sequence[Worker]) -> list[PendingLoad]:
     alone = [one for one in everybody if not one.info.group and one.info.state in AWAKE | {"warm"}]
     most = draw(st.sampled_from([0, 0, 2]))
     chosen = draw(st.lists(st.sampled_from(alone), max_size=most)) if alone else []
@@ -164,7 +164,7 @@ def serving(situation: Situation, without: Sequence[Worker] = ()) -> Counter[str
 def test_no_device_and_no_model_is_given_twice(situation: Situation) -> None:
     placement = place(situation)
 
-    given = [device for one in placement.orders for device in one.devices]
+    given = [device for one in placement.pending for device in one.devices]
     assert len(given) == len(set(given))
     models = [command.model for command in placement.commands]
     assert len(models) == len(set(models))
@@ -173,7 +173,9 @@ def test_no_device_and_no_model_is_given_twice(situation: Situation) -> None:
 
 
 @given(situations())
-def test_only_what_a_host_lists_is_loaded_there_and_as_wide_as_it_is(situation: Situation) -> None:
+def test_only_listed_models_are_loaded_and_on_as_many_devices_as_they_need(
+    situation: Situation,
+) -> None:
     for command in place(situation).commands:
         devices = devices_of(situation, command)
         (controller,) = {name for name, _ in devices}
@@ -202,7 +204,7 @@ def test_only_ready_workers_give_way_and_only_when_they_may() -> None:
                 if leader.load or leader.info.model in demands:
                     busy += 1
                     assert demands[command.model].oldest_wait_s >= WAIT_S
-                    assert not serving(situation)[command.model] or situation.orders
+                    assert not serving(situation)[command.model] or situation.pending
 
     check()
     assert busy, "no situation in which a busy worker gives way"
@@ -210,7 +212,7 @@ def test_only_ready_workers_give_way_and_only_when_they_may() -> None:
 
 @given(situations())
 def test_pinned_models_keep_their_workers(situation: Situation) -> None:
-    situation = replace(situation, orders=[])
+    situation = replace(situation, pending=[])
     gone = [
         leader
         for command in place(situation).commands
@@ -224,10 +226,10 @@ def test_pinned_models_keep_their_workers(situation: Situation) -> None:
 
 
 @given(situations())
-def test_a_model_that_waits_gets_a_free_device_if_there_is_one(situation: Situation) -> None:
+def test_a_waiting_model_gets_a_free_device_where_there_is_one(situation: Situation) -> None:
     placement = place(situation)
-    given = {device for one in placement.orders for device in one.devices}
-    loaded = {one.command.model for one in placement.orders} | set(serving(situation))
+    given = {device for one in placement.pending for device in one.devices}
+    loaded = {one.command.model for one in placement.pending} | set(serving(situation))
     gathers = any(one.model == "pair" and one.oldest_wait_s >= WAIT_S for one in situation.demands)
     for demand in situation.demands:
         if demand.requests and demand.model not in {*loaded, "pair"} and not gathers:
@@ -249,7 +251,7 @@ def can_load(situation: Situation, controller: str, model: str) -> bool:
     )
 
 
-def test_asked_again_it_adds_nothing_to_what_it_has_ordered() -> None:
+def test_a_second_decision_adds_nothing_to_pending_loads() -> None:
     added = 0
 
     @given(st.one_of(situations(), situations().map(pinned)))
@@ -258,10 +260,10 @@ def test_asked_again_it_adds_nothing_to_what_it_has_ordered() -> None:
         nonlocal added
         first = place(situation)
 
-        again = place(replace(situation, orders=first.orders))
+        again = place(replace(situation, pending=first.pending))
 
         added += len(again.commands)
-        ordered = {device for one in first.orders for device in one.devices}
+        ordered = {device for one in first.pending for device in one.devices}
         for command in again.commands:
             assert not devices_of(situation, command) & ordered
             assert command.model not in {one.model for one in first.commands} or is_growth(
@@ -290,16 +292,16 @@ def is_growth(situation: Situation, model: str) -> bool:
 
 
 @given(situations())
-def test_what_cannot_be_had_is_wanted_and_held_by_nobody(situation: Situation) -> None:
+def test_hopeless_models_have_requests_and_no_worker(situation: Situation) -> None:
     placement = place(situation)
 
     wanted = {one.model for one in situation.demands if one.requests}
     assert set(placement.hopeless) <= wanted
-    assert not set(placement.hopeless) & {one.command.model for one in placement.orders}
+    assert not set(placement.hopeless) & {one.command.model for one in placement.pending}
     assert all(placement.hopeless.values())
 
 
-def test_all_states_are_thought_of() -> None:
+def test_every_worker_state_is_covered() -> None:
     """Given a new state of workers, I expect somebody to look at the placement."""
     known = AWAKE | frozenset[WorkerState]({"warming", "warm", "asleep", "failed"})
 

@@ -41,7 +41,7 @@ def any_lanes(draw: st.DrawFn) -> list[Lane]:
     ]
 
 
-def test_the_turn_goes_round() -> None:
+def test_round_robin_takes_turns() -> None:
     lanes = [lane("a"), lane("b"), lane("c")]
 
     assert round_robin(lanes, "") == lanes[0]
@@ -49,24 +49,24 @@ def test_the_turn_goes_round() -> None:
     assert round_robin(lanes, "c") == lanes[0]
 
 
-def test_a_full_lane_is_passed_over() -> None:
+def test_round_robin_skips_a_full_lane() -> None:
     lanes = [lane("a"), lane("b", load=2), lane("c")]
 
     assert round_robin(lanes, "a") == lanes[2]
 
 
-def test_the_turn_goes_on_behind_a_worker_that_has_left() -> None:
+def test_round_robin_continues_behind_a_worker_that_has_left() -> None:
     lanes = [lane("a"), lane("c")]
 
     assert round_robin(lanes, "b") == lanes[1]
 
 
-def test_all_full() -> None:
+def test_no_lane_is_chosen_where_all_are_full() -> None:
     assert round_robin([lane("a", load=2), lane("b", load=3)], "a") is None
     assert round_robin([], "a") is None
 
 
-def test_named_lane() -> None:
+def test_a_lane_is_found_by_the_name_of_its_worker() -> None:
     lanes = Lanes([lane("a"), lane("b", load=2)])
 
     assert lanes.named("a") == lanes[0]
@@ -74,7 +74,7 @@ def test_named_lane() -> None:
     assert lanes.named("c") is None, "absent"
 
 
-def test_of_two_incarnations_the_one_with_room_counts() -> None:
+def test_of_two_incarnations_the_one_with_room_is_found() -> None:
     lanes = [Lane("a.1", "a", "sim", 2, 2), Lane("a.2", "a", "sim", 0, 2)]
 
     assert Lanes(lanes).named("a") == lanes[1]
@@ -83,7 +83,7 @@ def test_of_two_incarnations_the_one_with_room_counts() -> None:
 
 @pytest.mark.parametrize("policy", PLAIN)
 @given(st.sets(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=6))
-def test_everybody_gets_the_same_share(policy: Plain, names: set[str]) -> None:
+def test_equal_workers_get_equal_shares(policy: Plain, names: set[str]) -> None:
     lanes = [lane(name, limit=100) for name in sorted(names)]
     last, given_to = "", Counter[str]()
     for _ in range(3 * len(lanes)):
@@ -97,7 +97,9 @@ def test_everybody_gets_the_same_share(policy: Plain, names: set[str]) -> None:
 
 @pytest.mark.parametrize("policy", PLAIN)
 @given(any_lanes(), st.sampled_from(["", "a", "c", "f"]))
-def test_an_open_lane_where_there_is_one(policy: Plain, lanes: list[Lane], last: str) -> None:
+def test_least_loaded_chooses_an_open_lane_where_there_is_one(
+    policy: Plain, lanes: list[Lane], last: str
+) -> None:
     chosen = policy(lanes, last)
 
     assert (chosen is not None) == any(one.is_open for one in lanes)
@@ -106,12 +108,12 @@ def test_an_open_lane_where_there_is_one(policy: Plain, lanes: list[Lane], last:
 
 
 class TestLeastLoaded:
-    def test_fewer_requests_where_the_tokens_are_equal(self) -> None:
+    def test_least_loaded_prefers_fewer_requests_where_tokens_are_equal(self) -> None:
         lanes = [lane("a", 3, 9, work=100), lane("b", 2, 9, work=100)]
 
         assert least_loaded(lanes, "") == lanes[1]
 
-    def test_fewer_tokens_where_the_requests_are_equal(self) -> None:
+    def test_least_loaded_prefers_fewer_tokens_where_requests_are_equal(self) -> None:
         lanes = [lane("a", 2, 9, work=8_000), lane("b", 2, 9, work=300)]
 
         assert least_loaded(lanes, "") == lanes[1]
@@ -121,24 +123,24 @@ class TestLeastLoaded:
 
         assert least_loaded(lanes, "") == lanes[1]
 
-    def test_many_short_ones_weigh_more_than_one_that_is_a_little_longer(self) -> None:
+    def test_many_short_requests_weigh_more_than_one_a_little_longer(self) -> None:
         lanes = [lane("a", 1, 9, work=500), lane("b", 8, 9, work=400)]
 
         assert least_loaded(lanes, "") == lanes[0]
 
-    def test_a_larger_worker_takes_more(self) -> None:
+    def test_a_larger_worker_gets_more(self) -> None:
         lanes = [lane("a", 4, 8, work=400), lane("b", 5, 80, work=500)]
 
         assert least_loaded(lanes, "") == lanes[1]
 
-    def test_ties_go_round(self) -> None:
+    def test_ties_take_turns(self) -> None:
         lanes = [lane("a"), lane("b"), lane("c", 1, work=9)]
 
         assert least_loaded(lanes, "") == lanes[0]
         assert least_loaded(lanes, "a") == lanes[1]
         assert least_loaded(lanes, "b") == lanes[0]
 
-    def test_nobody_starves(self) -> None:
+    def test_no_worker_starves(self) -> None:
         # Given one worker that is busy for ever, and requests that stay
         lanes = [lane("a", 1, 99, work=50_000), lane("b", 0, 99), lane("c", 0, 99)]
         given_to = Counter[str]()
@@ -155,7 +157,7 @@ class TestLeastLoaded:
         assert given_to["b"] == given_to["c"] > given_to["a"]
 
 
-def test_vllm_counts_what_waits_four_times() -> None:
+def test_vllm_counts_waiting_requests_four_times() -> None:
     # Given five that run, or two that run and one that waits
     lanes = [lane("a", 5, 9, slots=8), lane("b", 3, 9, slots=2)]
 

@@ -12,7 +12,7 @@ from coordinator.routing.features import (
     NO_FEATURES,
     RoutingFeatures,
     all_features,
-    weigh,
+    work_only,
 )
 from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from tests.support.builders import make_request
@@ -55,7 +55,7 @@ class TestHints:
         assert list(seen[0].blocks) == list(features(messages).blocks)
 
     @pytest.mark.parametrize("prompt", ["a" * 999, [{"role": "user", "content": "x" * 256}]])
-    def test_a_prompt_that_is_shared_has_the_same_blocks(self, prompt: Any) -> None:
+    def test_a_prompt_in_a_common_field_has_the_same_blocks(self, prompt: Any) -> None:
         kind = "prompt" if isinstance(prompt, str) else "messages"
         found = all_features(make_request(**{kind: prompt}), {b"common": b"{}"})
 
@@ -73,7 +73,7 @@ class TestHints:
             ),
         ],
     )
-    def test_a_prompt_that_goes_on_behind_another_begins_with_its_blocks(
+    def test_a_longer_prompt_begins_with_the_blocks_of_its_prefix(
         self, short: Any, long: Any
     ) -> None:
         before, after = list(features(short).blocks), list(features(long).blocks)
@@ -81,7 +81,7 @@ class TestHints:
         assert len(before) >= 4
         assert after[: len(before)] == before
 
-    def test_a_block_is_known_by_all_that_is_before_it(self) -> None:
+    def test_the_hash_of_a_block_includes_all_blocks_before_it(self) -> None:
         one, other = features("a" * 64 + "b" * 64), features("c" * 64 + "b" * 64)
 
         assert set(one.blocks).isdisjoint(other.blocks)
@@ -89,26 +89,26 @@ class TestHints:
     def test_adapters_have_prefixes_of_their_own(self) -> None:
         assert set(features(64).blocks).isdisjoint(features(64, model="adapter").blocks)
 
-    def test_what_is_shorter_than_a_block_has_none(self) -> None:
+    def test_a_prompt_shorter_than_a_block_has_no_blocks(self) -> None:
         assert not features(BLOCK_TOKENS - 1).blocks
         assert len(features(BLOCK_TOKENS).blocks) == 1
 
-    def test_no_more_than_so_much_is_looked_at(self) -> None:
+    def test_the_number_of_blocks_is_bounded(self) -> None:
         assert len(features(100_000).blocks) == MOST_BLOCKS
 
-    def test_sessions_of_two_clients_are_two(self) -> None:
+    def test_sessions_of_two_clients_differ(self) -> None:
         assert features("x", session="s").session != features("x", session="s", client="c").session
         assert features("x").session == 0
 
-    def test_work_is_what_goes_in_and_may_come_out(self) -> None:
+    def test_work_is_the_prompt_and_the_longest_answer(self) -> None:
         request = make_request(tokens=[1] * 100, params=SamplingParams(max_tokens=20, n=3))
 
-        assert weigh(request).work == 160
-        assert weigh(make_request(prompt="12345678")).work == 2 + 16
+        assert work_only(request).work == 160
+        assert work_only(make_request(prompt="12345678")).work == 2 + 16
 
 
 class TestPrefixes:
-    def test_who_was_given_a_prompt_has_what_goes_on_behind_it(self) -> None:
+    def test_a_worker_matches_longer_prompts_of_its_prefix(self) -> None:
         prefixes = known("a", "b")
         prefixes.note("a", features(64))
 
@@ -117,7 +117,7 @@ class TestPrefixes:
         assert found == {"a": Match(4, 10, 1)}
         assert prefixes.matches(["b"], features(160)) == {}
 
-    def test_a_session_is_at_one_worker(self) -> None:
+    def test_a_session_belongs_to_its_last_worker(self) -> None:
         prefixes = known("a", "b")
         for worker in ("a", "b"):
             prefixes.note(worker, features("short", session="s"))
@@ -128,7 +128,7 @@ class TestPrefixes:
         assert prefixes.matches("ab", features("other", session="t")) == {}
         assert prefixes.matches("ab", NO_FEATURES) == {}
 
-    def test_a_worker_that_left_is_forgotten(self) -> None:
+    def test_prefixes_of_a_worker_that_left_are_forgotten(self) -> None:
         prefixes = known("a", "b")
         prefixes.note("a", features(64, session="s"))
 
@@ -138,7 +138,7 @@ class TestPrefixes:
         assert len(prefixes) == 0
         assert prefixes.matches("b", features(64, session="s")) == {}
 
-    def test_with_other_weights_the_cache_is_another(self) -> None:
+    def test_prefixes_are_forgotten_with_new_weights(self) -> None:
         prefixes = known("a")
         prefixes.note("a", features(64))
 
@@ -146,7 +146,7 @@ class TestPrefixes:
 
         assert prefixes.matches("a", features(64)) == {}
 
-    def test_no_more_is_remembered_than_the_cache_holds(self) -> None:
+    def test_no_more_blocks_are_remembered_than_the_cache_holds(self) -> None:
         # Given a cache of ten blocks, and a prompt of eight
         prefixes = known("a", tokens=10 * BLOCK_TOKENS)
         prefixes.note("a", features("x" * 8 * 64))
@@ -159,7 +159,7 @@ class TestPrefixes:
         assert prefixes.matches("a", features("x" * 8 * 64))["a"].blocks == 2
         assert prefixes.matches("a", features("y" * 8 * 64))["a"].blocks == 8
 
-    def test_what_is_wanted_again_stays(self) -> None:
+    def test_blocks_that_are_used_again_stay(self) -> None:
         prefixes = known("a", tokens=4 * BLOCK_TOKENS)
         for text in "xyxz":
             prefixes.note("a", features(text * 2 * 64))
@@ -167,7 +167,7 @@ class TestPrefixes:
         assert set(prefixes.matches("a", features("x" * 128))) == {"a"}
         assert prefixes.matches("a", features("y" * 128)) == {}
 
-    def test_all_workers_together_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_blocks_of_all_workers_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("coordinator.routing.prefixes.MOST_OF_ALL", 20)
         prefixes = known(*"abcd")
         for worker in "abcd":
@@ -185,7 +185,7 @@ class TestPrefixes:
         assert prefixes.matches("a", features("x", session="one")) == {}
         assert prefixes.matches("a", features("x", session="two"))
 
-    def test_a_worker_that_the_roster_does_not_know_yet_is_nothing_to_remember(self) -> None:
+    def test_an_unknown_worker_is_not_remembered(self) -> None:
         prefixes = known()
         prefixes.note("a", features(64, session="s"))
 

@@ -14,7 +14,7 @@ def rate() -> ServiceRate:
     return started
 
 
-def test_the_first_measurement_counts_whole(rate: ServiceRate) -> None:
+def test_the_first_measurement_is_the_rate(rate: ServiceRate) -> None:
     rate.count(30)
     rate.count(10)
     rate.note(busy=True)
@@ -23,7 +23,7 @@ def test_the_first_measurement_counts_whole(rate: ServiceRate) -> None:
     assert rate.per_s == 20.0
 
 
-def test_later_ones_move_it(rate: ServiceRate) -> None:
+def test_later_measurements_move_the_rate(rate: ServiceRate) -> None:
     rate.count(20)
     rate.measure(101.0)
     rate.count(40)
@@ -32,7 +32,7 @@ def test_later_ones_move_it(rate: ServiceRate) -> None:
     assert rate.per_s == pytest.approx(NEWEST * 40 + (1 - NEWEST) * 20)
 
 
-def test_while_nobody_waits_it_is_not_the_yards_speed(rate: ServiceRate) -> None:
+def test_the_rate_is_not_measured_while_no_request_waits(rate: ServiceRate) -> None:
     rate.count(5)
     rate.note(busy=False)
     rate.note(busy=True)
@@ -45,13 +45,13 @@ def test_while_nobody_waits_it_is_not_the_yards_speed(rate: ServiceRate) -> None
     assert rate.per_s == 7.0
 
 
-def test_a_yard_that_stands_still_says_nothing(rate: ServiceRate) -> None:
+def test_an_idle_yard_has_no_rate(rate: ServiceRate) -> None:
     rate.note(busy=True)
 
     assert not rate.measure(101.0)
 
 
-def test_what_is_too_short_goes_on(rate: ServiceRate) -> None:
+def test_a_short_measurement_continues(rate: ServiceRate) -> None:
     rate.count(5)
     assert not rate.measure(100.0 + LEAST_S / 2)
     rate.count(5)

@@ -25,7 +25,7 @@ def write(path: Path, *decisions: tuple[str, str]) -> Path:
     return path
 
 
-def test_written_and_read(tmp_path: Path) -> None:
+def test_a_schedule_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = write(tmp_path / "one", ("q1", "a"), ("q2", "b"))
 
     assert list(read_schedule(path)) == [
@@ -39,7 +39,7 @@ def place(writer: ScheduleWriter, model: str, *devices: int) -> None:
     writer.write_placing(command, "a")
 
 
-def test_what_is_placed_stands_between_the_requests(tmp_path: Path) -> None:
+def test_commands_to_load_models_are_recorded_between_requests(tmp_path: Path) -> None:
     writer = ScheduleWriter(tmp_path / "one")
     place(writer, "adder")
     writer.write("anon", "q1", "a")
@@ -55,7 +55,7 @@ def test_what_is_placed_stands_between_the_requests(tmp_path: Path) -> None:
     assert first == b'{"n":0,"place":"load","worker":"a","model":"adder","why":"it waits"}'
 
 
-def test_when_models_were_placed_makes_no_difference(tmp_path: Path) -> None:
+def test_schedules_are_compared_without_commands_to_load_models(tmp_path: Path) -> None:
     """Given the same requests and other swaps, I expect the same schedule, also in a replay."""
     one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"))
     writer = ScheduleWriter(tmp_path / "two")
@@ -68,7 +68,7 @@ def test_when_models_were_placed_makes_no_difference(tmp_path: Path) -> None:
     assert Replay(read_schedule(tmp_path / "two")).worker("anon", "q2") == "b"
 
 
-def test_each_decision_is_on_disk_at_once(tmp_path: Path) -> None:
+def test_each_decision_is_flushed_immediately(tmp_path: Path) -> None:
     writer = ScheduleWriter(tmp_path / "one")
     assert not (tmp_path / "one").exists()
 
@@ -78,21 +78,21 @@ def test_each_decision_is_on_disk_at_once(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_equal_schedules(tmp_path: Path) -> None:
+def test_equal_schedules_have_no_difference(tmp_path: Path) -> None:
     one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"))
     two = write(tmp_path / "two", ("q1", "a"), ("q2", "b"))
 
     assert first_difference(one, two) is None
 
 
-def test_first_difference_in_words(tmp_path: Path) -> None:
+def test_the_first_difference_of_two_schedules(tmp_path: Path) -> None:
     one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"), ("q3", "a"))
     two = write(tmp_path / "two", ("q1", "a"), ("q2", "c"), ("q3", "b"))
 
     assert first_difference(one, two) == "decision 1: anon/q2 to b, anon/q2 to c"
 
 
-def test_different_lengths(tmp_path: Path) -> None:
+def test_schedules_of_different_lengths_differ(tmp_path: Path) -> None:
     one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"))
     two = write(tmp_path / "two", ("q1", "a"))
 

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from coordinator.dispatch.admission import History, RetryLimits
 from coordinator.dispatch.plan import make_plan
-from coordinator.history import History, RetryLimits
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
@@ -98,7 +98,7 @@ class Search(RuleBasedStateMachine):
     def turn(self) -> None:
         """The coordinator: give up, acquit, place."""
         for job in list(self.queued):
-            if job.history.verdict(LIMITS, 1):
+            if job.history.failure(LIMITS, 1):
                 job.ended = "POISONED"
                 self.queued.remove(job)
         self._acquit()

@@ -72,7 +72,7 @@ class TestDeterministic:
         assert give(chosen, [queued(n) for n in range(3)], lanes("ac")) == "a-c"
         assert give(chosen, [queued(n) for n in range(3, 6)], lanes("abcd")) == "abc"
 
-    def test_classes_and_models_are_dealt_by_themselves(self) -> None:
+    def test_classes_and_models_have_turns_of_their_own(self) -> None:
         chosen = selection(deterministic=True)
         chosen.start_when_complete([*lanes("abc"), *lanes("de", "other")])
 
@@ -92,7 +92,7 @@ class TestDeterministic:
         assert give(chosen, [queued(3)], lanes()) == "c"
 
 
-def test_replay(tmp_path: Path) -> None:
+def test_a_replay_follows_the_schedule(tmp_path: Path) -> None:
     writer = ScheduleWriter(tmp_path / "record")
     for at, worker in enumerate("cca"):
         writer.write("anon", f"normal{at}", worker)
@@ -124,7 +124,7 @@ class TestAbsentWorkers:
         chosen._replay_absences = clock
         return chosen
 
-    def test_a_replay_waits_and_says_so_once(self, tmp_path: Path) -> None:
+    def test_a_replay_waits_and_logs_it_once(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
 
         assert give(chosen, [queued(0), queued(0), queued(1)], lanes("ab")) == "---"
@@ -133,7 +133,7 @@ class TestAbsentWorkers:
         assert said.startswith("no worker c serves sim: its requests, and those behind them, wait")
         assert said.endswith("for at most 5 s")
 
-    def test_a_replay_goes_on_and_says_and_records_it(self, tmp_path: Path) -> None:
+    def test_a_replay_continues_elsewhere_and_logs_and_records_it(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
         assert give(chosen, [queued(0)], lanes("ab")) == "-"
         self.now += 5.0
@@ -151,7 +151,7 @@ class TestAbsentWorkers:
         recorded = [(one.worker, one.instead_of) for one in read_schedule(tmp_path / "new")]
         assert recorded == [("a", "c"), ("b", "c"), ("a", "")]
 
-    def test_a_replay_goes_back_to_a_worker_that_comes(self, tmp_path: Path) -> None:
+    def test_a_replay_returns_to_a_worker_that_comes_back(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
         chosen.choose(queued(0), lanes("ab"))
         self.now += 5.0
@@ -169,7 +169,7 @@ class TestAbsentWorkers:
         assert give(chosen, [queued(0)], full) == "-"
         assert not self.log.messages
 
-    def test_the_deterministic_mode_waits_for_ever_and_says_so(self) -> None:
+    def test_the_deterministic_mode_waits_forever_and_logs_it(self) -> None:
         chosen = selection(deterministic=True)
         chosen.start_when_complete(lanes("abc"))
 
@@ -182,7 +182,7 @@ class TestAbsentWorkers:
         ]
 
 
-def test_only_what_was_carried_out_is_recorded(tmp_path: Path) -> None:
+def test_only_carried_out_decisions_are_recorded(tmp_path: Path) -> None:
     chosen = selection(record=tmp_path / "record")
     one, two = queued(1), queued(2)
     pick = chosen.choose(one, lanes())

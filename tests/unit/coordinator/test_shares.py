@@ -49,7 +49,7 @@ def classes(served: list[QueuedRequest]) -> Counter[str]:
 
 class TestClasses:
     @pytest.mark.parametrize("batch", [1, 7, 1000])
-    def test_each_has_its_share_while_all_wait(self, batch: int) -> None:
+    def test_each_class_has_its_share_while_all_wait(self, batch: int) -> None:
         queue = holding(*(one for name in PRIORITY_CLASSES for one in some(50 * ALL, name)))
 
         served = serve(queue, 40 * ALL, batch)
@@ -57,7 +57,7 @@ class TestClasses:
         assert classes(served) == {name: 40 * weight for name, weight in WEIGHTS.items()}
         assert classes(served[:ALL]) == WEIGHTS, "in each round, not only in the end"
 
-    def test_the_shares_hold_for_minutes_of_a_flood(self) -> None:
+    def test_shares_hold_during_minutes_of_a_flood(self) -> None:
         """Given 200 requests/s for ten minutes, and each class asks for more than all places."""
         queue, served = ModelQueue(), Counter[str]()
         for second in range(600):
@@ -72,14 +72,14 @@ class TestClasses:
             assert served[name] / total == pytest.approx(weight / ALL, rel=0.001)
 
     @pytest.mark.parametrize("flood", PRIORITY_CLASSES)
-    def test_none_waits_for_longer_than_a_round(self, flood: PriorityClass) -> None:
+    def test_no_class_waits_for_longer_than_a_round(self, flood: PriorityClass) -> None:
         for name in PRIORITY_CLASSES:
             queue = holding(*some(10 * ALL, flood))
             serve(queue, 3 * ALL)
             queue.add(late := queued("late", name, "bob"))
             assert late in serve(queue, ALL + 1), f"{name} behind {flood}"
 
-    def test_what_nobody_uses_is_not_saved_up(self) -> None:
+    def test_unused_shares_are_not_saved_up(self) -> None:
         """Given low requests that come late, I expect no more than one in a round."""
         queue = holding(*some(2000, "high"), *some(2000, "normal"))
         serve(queue, 1000)
@@ -90,18 +90,18 @@ class TestClasses:
 
         assert classes(served)["low"] == 2
 
-    def test_a_class_by_itself_has_all_places(self) -> None:
+    def test_a_class_by_itself_gets_everything(self) -> None:
         requests = some(30, "low")
         assert serve(holding(*requests), 30) == requests
 
-    def test_what_was_on_a_worker_before_comes_first(self) -> None:
+    def test_retries_come_first(self) -> None:
         again = QueuedRequest(intake="retry", entry="r", id="r")
         queue = holding(*some(3, "high"), again)
         assert serve(queue, 2) == [again, *some(1, "high")]
 
 
 class TestClients:
-    def test_they_take_turns_and_keep_their_own_order(self) -> None:
+    def test_clients_take_turns_and_keep_their_own_order(self) -> None:
         flood, few = some(6000, client="ann"), some(3, client="bob")
         queue = holding(*flood, *few)
 
@@ -109,7 +109,7 @@ class TestClients:
 
         assert served == [flood[0], few[0], flood[1], few[1], flood[2], few[2], flood[3]]
 
-    def test_who_asks_one_by_one_waits_for_one_of_each_other(self) -> None:
+    def test_a_client_with_one_request_waits_for_one_of_each_other_client(self) -> None:
         queue = holding(*(one for name in "abcd" for one in some(100, client=name)))
         for number in range(20):
             queue.add(mine := queued(f"mine-{number}", client="me"))
@@ -128,12 +128,12 @@ class TestClients:
         turns = Counter(one.client.partition("-")[0] for one in served)
         assert turns == {"eve": 4 + 1, "ann": 4, "evelyn": 3}
 
-    def test_the_order_of_arrival_where_nobody_takes_turns(self) -> None:
+    def test_without_turns_the_order_of_arrival_counts(self) -> None:
         requests = [*some(5, client="ann"), *some(2, client="bob"), *some(1, client="cy")]
         assert serve(holding(*requests, turn_of=by_arrival), 8, batch=3) == requests
 
     @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 9))
-    def test_everything_is_served_once(self, clients: list[str], batch: int) -> None:
+    def test_every_request_is_served_once(self, clients: list[str], batch: int) -> None:
         requests = [
             queued(f"{number}", PRIORITY_CLASSES[number % 3], client)
             for number, client in enumerate(clients)
@@ -145,6 +145,6 @@ class TestClients:
         assert sorted(one.entry for one in served) == sorted(one.entry for one in requests)
         assert (len(queue), queue.tokens, list(queue)) == (0, 0, [])
 
-    def test_how_many_compete(self) -> None:
+    def test_the_number_of_competing_clients(self) -> None:
         queue = holding(*some(9, client="ann"), *some(1, client="bob"), *some(1, "high", "cy"))
         assert queue.clients == 2

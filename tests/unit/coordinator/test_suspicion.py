@@ -32,11 +32,13 @@ class TestMarks:
             (b"\xff", QuarantineMark("\ufffd"), False),
         ],
     )
-    def test_reading(self, raw: bytes | None, mark: QuarantineMark, is_open: bool) -> None:
+    def test_a_quarantine_mark_is_read(
+        self, raw: bytes | None, mark: QuarantineMark, is_open: bool
+    ) -> None:
         assert read_mark(raw) == mark
         assert mark.is_open is is_open
 
-    def test_a_group_is_its_first_entry_and_all_behind_it(self) -> None:
+    def test_a_group_is_its_first_entry_and_all_after_it(self) -> None:
         mark = read_mark(b"10-2+3")
         covered = [mark.covers(entry) for entry in ("9-7", "10-1", "10-2", "10-10", "11-0")]
         assert covered == [False, False, True, True, True]
@@ -45,7 +47,7 @@ class TestMarks:
 @pytest.mark.parametrize(
     ("suspects", "expected"), [(0, 0), (1, 0), (2, 1), (4, 1), (5, 1), (8, 2), (64, 16), (65, 16)]
 )
-def test_groups_become_smaller(suspects: int, expected: int) -> None:
+def test_groups_become_smaller_with_each_crash(suspects: int, expected: int) -> None:
     assert next_trial(suspects) == expected
 
 
@@ -62,28 +64,28 @@ def entries(count: int) -> list[str]:
 
 
 class TestInquest:
-    def test_what_the_engine_had_begun_is_suspect(self) -> None:
+    def test_requests_that_the_engine_had_started_are_suspects(self) -> None:
         inquest = CrashAnalysis(UNMARKED, length=6, slots=4)
 
         assert inquest.trials(entries(6)) == [1, 1, 1, 1, None, None]
 
-    def test_in_several_turns_as_in_one(self) -> None:
+    def test_a_crash_is_analysed_in_several_turns_as_in_one(self) -> None:
         inquest, lane = CrashAnalysis(UNMARKED, length=100, slots=70), entries(100)
 
         assert inquest.trials(lane[:60]) + inquest.trials(lane[60:]) == [17] * 70 + [None] * 30
 
-    def test_of_a_group_on_trial_the_group_alone(self) -> None:
+    def test_only_the_group_on_trial_is_suspect_again(self) -> None:
         inquest = CrashAnalysis(read_mark(b"3-0+8"), length=10, slots=100)
 
         assert inquest.trials(entries(10)) == [None] * 2 + [2] * 8
 
-    def test_who_was_alone_runs_alone_again(self) -> None:
+    def test_a_request_that_crashed_alone_runs_alone_again(self) -> None:
         assert CrashAnalysis(read_mark(b"1-0"), length=1, slots=9).trials(["1-0"]) == [0]
 
-    def test_who_was_the_only_one_runs_alone(self) -> None:
+    def test_the_only_request_of_a_crash_runs_alone(self) -> None:
         assert CrashAnalysis(UNMARKED, length=1, slots=9).trials(["1-0"]) == [0]
 
-    def test_a_kept_lane_is_as_any_other(self) -> None:
+    def test_a_kept_lane_is_analysed_like_any_other(self) -> None:
         assert CrashAnalysis(read_mark(b"-"), length=8, slots=9).trials(entries(8)) == [2] * 8
 
 
@@ -94,26 +96,26 @@ def member(**fields: object) -> TrialMember:
 
 class TestSurvival:
     @pytest.mark.parametrize(("published", "expected"), [(10, False), (17, False), (18, True)])
-    def test_a_stream_is_past_the_crash_when_it_has_gone_on(
+    def test_a_stream_survives_by_publishing_enough_tokens(
         self, published: int, expected: bool
     ) -> None:
         assert has_survived(member(), published, 1.0, PATIENCE) is expected
 
-    def test_a_stream_that_goes_on_no_further_does_not_hold_the_lane_for_ever(self) -> None:
+    def test_a_stream_without_tokens_survives_in_the_end(self) -> None:
         assert not has_survived(member(), 10, 59_000.0, PATIENCE)
         assert has_survived(member(), 10, 60_000.0, PATIENCE)
 
     @pytest.mark.parametrize(
         ("ran_ms", "needs_ms"), [(0.0, 5000.0), (100.0, 700.0), (99_000.0, 5000.0)]
     )
-    def test_any_other_when_it_has_run_longer_than_before(
+    def test_a_request_without_a_stream_survives_by_running_longer(
         self, ran_ms: float, needs_ms: float
     ) -> None:
         one = member(streams=False, ran_ms=ran_ms)
         assert not has_survived(one, 0, needs_ms - 1, PATIENCE)
         assert has_survived(one, 0, needs_ms, PATIENCE)
 
-    def test_who_was_acquitted_too_soon_has_to_do_more(self) -> None:
+    def test_a_wrongly_acquitted_request_has_to_run_longer(self) -> None:
         assert not has_survived(member(relapsed=2), 41, 1.0, PATIENCE)
         assert has_survived(member(relapsed=2), 42, 1.0, PATIENCE)
         other = member(streams=False, relapsed=1, ran_ms=99_000.0)

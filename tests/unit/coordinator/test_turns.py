@@ -33,16 +33,14 @@ def test_a_turn_is_as_long_as_the_cost_of_a_swap_demands(
     assert turn_s(cost_s, share) == pytest.approx(expected_s)
 
 
-def test_what_a_swap_cost_counts_before_what_a_load_cost() -> None:
+def test_the_cost_of_a_swap_counts_before_the_cost_of_a_load() -> None:
     """Given a model that was woken after it had been loaded, I expect the wake to count."""
     found = turns(a={"load_s": 20.0, "swap_s": 0.4}, b={"load_s": 20.0})
 
     assert (found.wait_s("a"), found.wait_s("b")) == (4.0, 200.0)
 
 
-def test_where_several_hosts_have_it_models_wait_as_for_the_quickest_and_hold_as_on_their_own() -> (
-    None
-):
+def test_models_wait_as_for_the_quickest_host_and_hold_as_on_their_own() -> None:
     hosts = host("h", a={"swap_s": 2.0}, b={}) | host("i", a={"swap_s": 0.5}, b={})
     found = Catalog(hosts, now_ms=NOW_MS, max_model_wait_s=0.0, max_swap_share=0.1).turns
 
@@ -51,18 +49,18 @@ def test_where_several_hosts_have_it_models_wait_as_for_the_quickest_and_hold_as
     assert found.hold_s("a", "i", "b", 0.0) == 5.0
 
 
-def test_a_model_that_was_never_loaded_is_taken_for_the_dearest_of_its_hosts() -> None:
+def test_a_model_that_was_never_loaded_costs_as_much_as_the_most_expensive_on_its_hosts() -> None:
     assert turns(a={}, b={"swap_s": 0.2}, c={"swap_s": 0.5}).wait_s("a") == 5.0
     assert turns(a={}, b={"swap_s": 50.0}).wait_s("a") == UNMEASURED_S
     assert turns(a={}, b={}).wait_s("a") == UNMEASURED_S
     assert turns(a={}).wait_s("of nobody") == UNMEASURED_S
 
 
-def test_its_host_may_have_yet_to_tell_what_the_first_load_took() -> None:
+def test_the_first_load_counts_before_its_host_has_reported_it() -> None:
     assert turns(a={}, b={}).hold_s("a", "h", "b", spent_s=0.3) == pytest.approx(3.0)
 
 
-def test_what_operators_have_set_comes_first() -> None:
+def test_a_set_turn_comes_first() -> None:
     found = turns(7.0, a={"swap_s": 1.0}, b={"swap_s": 1.0, "max_model_wait_s": 500.0})
 
     assert (found.wait_s("a"), found.wait_s("b")) == (7.0, 500.0)
@@ -77,12 +75,12 @@ def test_two_models_with_waits_of_their_own_keep_a_device_for_the_shorter() -> N
     assert found.hold_s("b", "h", "c", 0.0) == 500.0
 
 
-def test_requests_wait_for_a_host_to_come_back_however_quick_swaps_are() -> None:
+def test_requests_wait_for_an_absent_host_however_quick_swaps_are() -> None:
     assert turns(a={"swap_s": 0.1}).hope_s("a") == UNMEASURED_S
 
 
 @pytest.mark.parametrize(("waited_s", "expected"), [(1.9, []), (2.1, [("w.1", "a")])])
-def test_a_small_model_has_a_busy_device_after_two_seconds(
+def test_a_small_model_gets_a_busy_device_after_two_seconds(
     waited_s: float, expected: list[tuple[str, str]]
 ) -> None:
     hosts = host(a={"swap_s": 0.2, "load_s": 0.1}, b={"swap_s": 0.2, "load_s": 0.1})

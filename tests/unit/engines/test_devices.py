@@ -98,7 +98,7 @@ def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
     with pytest.raises(SettingsError, match=message) as refused:
         choose_device(requested, visible, host)
 
-    assert len(refused.value.faults) == 1
+    assert len(refused.value.errors) == 1
 
 
 @pytest.mark.parametrize(

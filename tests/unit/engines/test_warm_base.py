@@ -133,3 +133,24 @@ def test_kernels_of_a_warm_up_are_no_news(monkeypatch: pytest.MonkeyPatch) -> No
     monitor._handle_jit_event("afterwards")
 
     assert heard == ["afterwards"]
+
+
+def test_a_model_that_listens_twice_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Qwen3's does, whose class and base class are both compiled, and takes out one of them."""
+    listeners: dict[int, Any] = {}
+
+    class Model:
+        def hear(self) -> None: ...
+
+        def cleanup(self) -> None:
+            listeners.pop(2, None)
+
+    def of_torch() -> None: ...
+
+    model = Model()
+    listeners |= {0: of_torch, 1: model.hear, 2: model.hear}
+    module("torch._dynamo.convert_frame", monkeypatch, _bytecode_hooks=listeners)
+
+    warm_base._forget_models()
+
+    assert list(listeners) == [0]

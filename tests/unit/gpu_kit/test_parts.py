@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from gpu_parts import PARTS, Result, arguments, environment
+from gpu_parts import PARTS, TESTS, Result, arguments, environment
 from gpu_report import markdown, report
 from gpu_wheels import ROOT
 
@@ -173,7 +173,13 @@ def test_vllm_samples_by_itself_where_flashinfer_is_missing(tmp_path, monkeypatc
 def test_the_tests_alone_have_no_short_form(part):
     """And they run as they are."""
     assert "--quick" not in arguments(part, "cuda", quick=False)
-    assert ("--quick" in arguments(part, "cuda", quick=True)) is (part != "tests")
+    assert ("--quick" in arguments(part, "cuda", quick=True)) is (part not in TESTS)
+
+
+def test_every_test_for_a_gpu_is_in_one_part():
+    there = sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+
+    assert sorted(f"test_{name}" for names in TESTS.values() for name in names) == there
 
 
 def test_a_quick_rehearsal_on_a_cpu_serves_a_small_model():

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import eventually
-from tokenyard.process import children as tether
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process import children
+from tokenyard.process.children import start_child, stop_child
 
-Shell = Callable[[str], "tether.subprocess.Popen[bytes]"]
+Shell = Callable[[str], "children.subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
     """Starts a script, and waits until it has said `ready`."""
 
-    def start(script: str) -> tether.subprocess.Popen[bytes]:
+    def start(script: str) -> children.subprocess.Popen[bytes]:
         log = tmp_path / "log"
-        process = start_tethered(["/bin/sh", "-c", f"{script}"], log)
+        process = start_child(["/bin/sh", "-c", f"{script}"], log)
         eventually(lambda: "ready" in log.read_text())
         return process
 
@@ -32,26 +32,26 @@ def shell(tmp_path: Path) -> Shell:
 
 def test_a_willing_child_ends_in_order(shell: Shell) -> None:
     child = shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done")
-    assert stop_tethered(child, 10.0) == 5
+    assert stop_child(child, 10.0) == 5
 
 
 def test_an_unwilling_child_is_killed_after_its_grace(shell: Shell) -> None:
     child = shell("trap '' TERM; echo ready; while :; do sleep 0.05; done")
     started = time.monotonic()
-    assert stop_tethered(child, 0.2) == -signal.SIGKILL
+    assert stop_child(child, 0.2) == -signal.SIGKILL
     assert time.monotonic() - started < 5.0
 
 
 def test_in_a_hurry_a_child_is_told_again(shell: Shell) -> None:
     child = shell("trap 'trap \"exit 6\" TERM' TERM; echo ready; while :; do sleep 0.05; done")
     started = time.monotonic()
-    assert stop_tethered(child, 60.0, hurry=lambda: time.monotonic() - started > 0.3) == 6
+    assert stop_child(child, 60.0, hurry=lambda: time.monotonic() - started > 0.3) == 6
 
 
 def test_what_a_child_leaves_behind_ends_with_it(shell: Shell, tmp_path: Path) -> None:
     child = shell(f"sleep 60 & echo $! > {tmp_path}/grandchild; echo ready; wait")
     grandchild = int((tmp_path / "grandchild").read_text())
-    stop_tethered(child, 5.0)
+    stop_child(child, 5.0)
     eventually(lambda: _is_gone(grandchild))
 
 
@@ -65,12 +65,12 @@ def _is_gone(pid: int) -> bool:
 def test_it_leads_a_group_of_its_own(shell: Shell) -> None:
     child = shell("echo ready; exec sleep 60")
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
-    stop_tethered(child, 5.0)
+    stop_child(child, 5.0)
 
 
 def test_its_output_is_appended(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
-    child = start_tethered(["/bin/sh", "-c", "echo out; echo err >&2"], log)
+    child = start_child(["/bin/sh", "-c", "echo out; echo err >&2"], log)
     assert child.wait(10) == 0
     assert log.read_text() == "before\nout\nerr\n"

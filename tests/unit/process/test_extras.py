@@ -47,15 +47,15 @@ def test_each_extra_is_told() -> None:
 
 
 def test_a_package_below_counts_as_its_own() -> None:
-    fault = ModuleNotFoundError("no", name="opentelemetry.sdk.trace")
-    assert how_to_install(fault).endswith("pip install 'tokenyard[tracing]'")
+    error = ModuleNotFoundError("no", name="opentelemetry.sdk.trace")
+    assert how_to_install(error).endswith("pip install 'tokenyard[tracing]'")
 
 
 def test_any_other_fault_is_raised() -> None:
-    fault = ModuleNotFoundError("no", name="nobody")
+    error = ModuleNotFoundError("no", name="nobody")
     with pytest.raises(ModuleNotFoundError) as raised:
-        refuse(fault)
-    assert raised.value is fault
+        refuse(error)
+    assert raised.value is error
 
 
 @pytest.mark.parametrize(

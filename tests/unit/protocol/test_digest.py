@@ -93,7 +93,7 @@ def test_clients_and_coordinator_agree(
 ) -> None:
     if isinstance(prompt, list) and isinstance(prompt[0], dict):
         options = {**options, **chat}
-    draft = RequestBuilder("me", None).draft(prompt, options)
+    draft = RequestBuilder("me", None).prepare(prompt, options)
     request, template = draft.request, template_of(draft.request)
     content = prompt_value(request)
     shared = {
@@ -109,10 +109,10 @@ def test_clients_and_coordinator_agree(
 
 @given(TEXTS, OPTIONS)
 def test_who_makes_tokens_of_the_text_does_not_matter(prompt: str, options: dict[str, Any]) -> None:
-    with_tokenizer = RequestBuilder("me", Numbers()).draft(prompt, options)
+    with_tokenizer = RequestBuilder("me", Numbers()).prepare(prompt, options)
 
     assert with_tokenizer.request.tokens is not None
-    assert with_tokenizer.digest == RequestBuilder("me", None).draft(prompt, options).digest
+    assert with_tokenizer.digest == RequestBuilder("me", None).prepare(prompt, options).digest
 
 
 PLAIN = {b"id": b"q1", b"prompt": b"Hello", b"params": b'{"max_tokens":8,"seed":1}'}

@@ -474,7 +474,7 @@ def test_a_model_says_what_a_request_leaves_out(
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("said", "error"),
     [
         (b"{", "params: is not the JSON expected"),
         (b"[]", "params: Expected `object`, got `array`"),
@@ -486,11 +486,11 @@ def test_a_model_says_what_a_request_leaves_out(
         (b'{"min_tokens":65}', "params.min_tokens: must not exceed max_tokens"),
     ],
 )
-def test_what_is_wrong_is_so_beside_defaults_too(said: bytes, fault: str) -> None:
+def test_what_is_wrong_is_so_beside_defaults_too(said: bytes, error: str) -> None:
     found = parse_assignment("5-0", ASSIGNED | {b"params": said}, DEFAULTS)
 
     assert found is not None
-    assert found.fault.startswith(fault)
+    assert found.fault.startswith(error)
 
 
 def test_defaults_are_no_further_field() -> None:

@@ -31,7 +31,7 @@ def test_defaults_are_sound() -> None:
 def test_every_fault_is_reported_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         coordinator(yard="a/b", lease_ms=1, max_batch=0)
-    assert [fault.partition(" ")[0] for fault in caught.value.faults] == [
+    assert [error.partition(" ")[0] for error in caught.value.errors] == [
         "yard",
         "lease_ms:",
         "max_batch:",
@@ -65,7 +65,7 @@ def test_every_fault_is_reported_at_once() -> None:
 def test_coordinator_faults(values: dict[str, Any], field: str) -> None:
     with pytest.raises(SettingsError, match=f"^{field}") as caught:
         coordinator(**values)
-    assert len(caught.value.faults) == 1
+    assert len(caught.value.errors) == 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_coordinator_faults(values: dict[str, Any], field: str) -> None:
 def test_worker_faults(values: dict[str, Any], field: str) -> None:
     with pytest.raises(SettingsError, match=f"^{field}") as caught:
         worker(**values)
-    assert len(caught.value.faults) == 1
+    assert len(caught.value.errors) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from worker.host.allocation import (
     next_steps,
 )
 from worker.host.leak import READINGS, MemoryReading, Verdict
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.models import ModelSpec
 
 A = ModelSpec(name="a", path="models/a")
@@ -48,14 +49,15 @@ def member(
 def leaking(leak: Verdict, device: int = 0) -> WorkerProcessHandle:
     """A warm process in which models have left something behind."""
     mib = 1024**2
-    made = member(State.WARM, device=device, baseline=Memory(host=600 * mib))
+    made = member(State.WARM, device=device)
+    made.memory.note_warm(Memory(host=600 * mib))
     step, took = {
         Verdict.SOUND: (1, 1000),
         Verdict.GROWING: (20, 1000),
         Verdict.GROSS: (600, 1000),
     }[leak]
     for at in range(1, READINGS + 1):
-        made._looks.append(MemoryReading((600 + at * step) * mib, took * mib))
+        made.memory.readings.append(MemoryReading((600 + at * step) * mib, took * mib))
     assert made.leak is leak
     return made
 
@@ -113,7 +115,11 @@ class TestTakingUp:
         assert steps([member(State.WARM)]) == []
 
     def test_one_that_is_to_end_takes_nothing_up(self) -> None:
-        doomed, sound, goal = member(State.WARM, is_doomed=True), member(State.WARM), Goal(A, (0,))
+        doomed, sound, goal = (
+            member(State.WARM, is_retiring=True),
+            member(State.WARM),
+            Goal(A, (0,)),
+        )
 
         assert steps([doomed, sound], goal) == [TakeUp((sound,), goal)]
         assert steps([doomed], goal) == [Replace(doomed)]
@@ -285,7 +291,7 @@ class TestGroups:
     @pytest.mark.parametrize("rank", [0, 1])
     def test_it_ends_with_any_process_that_is_to_end(self, rank: int) -> None:
         members, goal = self._group(), Goal(PAIR, (0, 1))
-        members[rank].is_doomed = True
+        members[rank].is_retiring = True
         assert steps(members, goal, slots=2) == [Release(members[0])]
 
 
@@ -319,19 +325,19 @@ class TestReplacing:
 
     @pytest.mark.parametrize("state", [State.WARM, State.WARMING, State.ASLEEP])
     def test_one_that_is_to_end_ends_at_once_where_it_has_nothing(self, state: State) -> None:
-        doomed = member(state, is_doomed=True)
+        doomed = member(state, is_retiring=True)
 
         assert steps([doomed]) == [Replace(doomed)]
 
     def test_one_that_is_to_end_finishes_what_it_has(self) -> None:
         goal = Goal(A, (0,))
-        doomed = member(State.READY, A, is_doomed=True)
+        doomed = member(State.READY, A, is_retiring=True)
         assert steps([doomed], goal) == [Release(doomed)]
 
         doomed._enter(State.DRAINED)
         assert steps([doomed], goal) == [Replace(doomed)]
 
-        overdue = member(State.DRAINING, A, is_doomed=True)
+        overdue = member(State.DRAINING, A, is_retiring=True)
         overdue._drain_since -= 61.0
         assert steps([overdue], goal) == [Replace(overdue)]
 
@@ -375,7 +381,7 @@ class TestSuspension:
 def test_one_that_none_is_to_follow_ends_whatever_others_do() -> None:
     # Given a device that is to load a model, again and again, and a process that is to end
     warm = member(State.WARM)
-    last = member(State.WARM, device=1, is_last=True, is_doomed=True, process=object())
+    last = member(State.WARM, device=1, is_last=True, is_retiring=True, process=object())
 
     goal = Goal(A, (0,))
     assert steps([warm, last], goal, slots=2) == [TakeUp((warm,), goal), Replace(last)]

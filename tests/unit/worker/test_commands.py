@@ -13,7 +13,8 @@ from tokenyard.scripts import Why
 from worker.host.allocation import Goal, fits
 from worker.host.commands import CommandHandler
 from worker.host.diagnosis import FailedStart
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     CommandRefused,
@@ -49,7 +50,7 @@ class Commander:
         self.orders = CommandHandler(played.pool, catalog, self._acknowledge)
         self._given = 0
         played.warm_up()
-        played.pool._owner = self
+        played.pool._listener = self
         for member in played.pool.members:
             member.worker = f"{member.name}.1"
 
@@ -459,7 +460,7 @@ class TestEnd:
     ) -> None:
         # Given a process that leaves and joins anew while a command for it is on its way
         host.load(A)
-        host.played.member("w-0").become("w-0.7")
+        host.played.member("w-0").set_worker("w-0.7")
 
         # If it is to end, I expect that it does;
         drain = host.command("drain")
@@ -470,7 +471,7 @@ class TestEnd:
 
     def test_nothing_else_reaches_another_incarnation(self, host: Commander) -> None:
         host.load(A)
-        host.played.member("w-0").become("w-0.7")
+        host.played.member("w-0").set_worker("w-0.7")
 
         for verb in ("load", "unload", "sleep", "reset"):
             assert host.command(verb, model="b") not in host.acks

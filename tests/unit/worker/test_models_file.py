@@ -34,8 +34,8 @@ def faults(file: Path) -> list[str]:
     """What is wrong with a file, without its name."""
     with pytest.raises(SettingsError) as caught:
         read_models(file)
-    assert all(fault.startswith(f"{file}: ") for fault in caught.value.faults)
-    return [fault.removeprefix(f"{file}: ") for fault in caught.value.faults]
+    assert all(fault.startswith(f"{file}: ") for fault in caught.value.errors)
+    return [fault.removeprefix(f"{file}: ") for fault in caught.value.errors]
 
 
 def fault(file: Path) -> str:

@@ -19,7 +19,7 @@ from worker.process.outcomes import (
     Outcome,
     Run,
     delta_reply,
-    epoch_to_tell,
+    epoch_to_store,
     merge,
     result_reply,
 )
@@ -240,7 +240,7 @@ class TestEpochs:
         running = Run(make_assignment(), 10.0, epoch=3)
 
         said = [
-            epoch_to_tell(running, delta_reply(running, one), epoch=4)
+            epoch_to_store(running, delta_reply(running, one), epoch=4)
             for one in (delta("1-0"), delta("1-0", 1), delta("1-0", 2))
         ]
 
@@ -250,11 +250,11 @@ class TestEpochs:
         running = Run(make_assignment(), 10.0)
         first, second = (delta_reply(running, delta("1-0", token)) for token in (1, 2))
 
-        assert epoch_to_tell(running, first, None) is None
-        assert epoch_to_tell(running, second, 5) == 5
+        assert epoch_to_store(running, first, None) is None
+        assert epoch_to_store(running, second, 5) == 5
 
     def test_what_an_attempt_before_has_told_is_not_told_again(self) -> None:
         assignment = msgspec.structs.replace(make_assignment(published=[1]), first_epoch=2)
         running = Run(assignment, 10.0, epoch=3)
 
-        assert epoch_to_tell(running, delta_reply(running, delta("1-0", 2)), 3) is None
+        assert epoch_to_store(running, delta_reply(running, delta("1-0", 2)), 3) is None

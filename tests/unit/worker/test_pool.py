@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from worker.host.pool import TICK_S
-from worker.host.process_handle import State
+from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     Attach,
@@ -93,7 +93,7 @@ class TestWaits:
         assert two.pool._until_due() == 0.0
 
     def test_the_next_try_ends_the_wait_too(self, two: Theatre) -> None:
-        two.pool._retry_at[0] = time.monotonic() + TICK_S / 2
+        two.pool._retries._retry_at[0] = time.monotonic() + TICK_S / 2
 
         assert 0 < two.pool._until_due() <= TICK_S / 2
 

@@ -12,7 +12,7 @@ from tests.support.pools import MEMORY, Theatre, engine_info, theatre
 from worker.engines import Memory
 from worker.host.allocation import Replace
 from worker.host.leak import READINGS
-from worker.host.process_handle import State
+from worker.host.process_state import State
 from worker.messages import (
     CommandRefused,
     Drain,

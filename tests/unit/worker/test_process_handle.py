@@ -13,14 +13,9 @@ import worker.host.process_handle
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import EngineInfo, Group, Memory
 from worker.host.leak import Verdict
-from worker.host.process_handle import (
-    AWAKE,
-    CRASH_LOOP,
-    HEALTHY_S,
-    MOST_IN_SERVICE,
-    State,
-    WorkerProcessHandle,
-)
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import AWAKE, State
+from worker.host.restart_backoff import CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE
 from worker.messages import Asleep, Heartbeat, Ready, Stop, Warm
 from worker.models import ModelSpec
 
@@ -51,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def make_pooled(device: int = 0, **values) -> WorkerProcessHandle:
+def make_handle(device: int = 0, **values) -> WorkerProcessHandle:
     settings = {"name": "w", "engine": "simulated", "backoff_s": 1.0, "max_backoff_s": 8.0}
     return WorkerProcessHandle(
         WorkerSettings(redis_url="redis://x", **(settings | values)), "w", device
@@ -59,134 +54,134 @@ def make_pooled(device: int = 0, **values) -> WorkerProcessHandle:
 
 
 def make_warm(**values) -> WorkerProcessHandle:
-    pooled = make_pooled(**values)
-    pooled.warm(WARM)
-    return pooled
+    handle = make_handle(**values)
+    handle.warm(WARM)
+    return handle
 
 
 def make_ready(**values) -> WorkerProcessHandle:
-    pooled = make_warm(**values)
-    pooled.load(ADDER)
-    pooled.ready(Ready(INFO, Memory(host=3000)))
-    return pooled
+    handle = make_warm(**values)
+    handle.load(ADDER)
+    handle.ready(Ready(INFO, Memory(host=3000)))
+    return handle
 
 
 class TestLife:
     def test_from_warm_to_ready_and_back(self) -> None:
-        pooled = make_warm()
-        assert (pooled.state, pooled.spec, pooled.phases_s) == (State.WARM, None, {"import": 2.0})
+        handle = make_warm()
+        assert (handle.state, handle.spec, handle.phases_s) == (State.WARM, None, {"import": 2.0})
 
-        pooled.load(ADDER)
-        assert (pooled.state, pooled.spec, pooled.engine) == (State.LOADING, ADDER, None)
+        handle.load(ADDER)
+        assert (handle.state, handle.spec, handle.engine) == (State.LOADING, ADDER, None)
 
-        pooled.ready(Ready(INFO, Memory(host=3000)))
-        assert (pooled.state, pooled.engine, pooled.phases_s) == (
+        handle.ready(Ready(INFO, Memory(host=3000)))
+        assert (handle.state, handle.engine, handle.phases_s) == (
             State.READY,
             INFO,
             {"weights": 1.5},
         )
 
-        pooled.drain()
-        pooled.drained()
-        pooled.unload()
-        assert (pooled.state, pooled.spec) == (State.UNLOADING, ADDER)
+        handle.drain()
+        handle.drained()
+        handle.unload()
+        assert (handle.state, handle.spec) == (State.UNLOADING, ADDER)
 
-        pooled.warm(Warm(Memory(host=1001), {"unload": 0.5}))
-        assert (pooled.state, pooled.spec, pooled.engine) == (State.WARM, None, None)
-        assert pooled.phases_s == {"unload": 0.5}
+        handle.warm(Warm(Memory(host=1001), {"unload": 0.5}))
+        assert (handle.state, handle.spec, handle.engine) == (State.WARM, None, None)
+        assert handle.phases_s == {"unload": 0.5}
 
     def test_sleep_and_wake_keep_the_model(self) -> None:
-        pooled = make_ready()
-        pooled.sleep_level = 2
-        pooled.fall_asleep(2)
-        assert (pooled.state, pooled.is_awake) == (State.UNLOADING, True)
+        handle = make_ready()
+        handle.sleep_level = 2
+        handle.fall_asleep(2)
+        assert (handle.state, handle.is_awake) == (State.UNLOADING, True)
 
-        pooled.asleep(Asleep(0.25, Memory(host=1500)))
-        assert (pooled.state, pooled.is_awake, pooled.spec) == (State.ASLEEP, False, ADDER)
-        assert (pooled.phases_s, pooled.memory) == ({"sleep": 0.25}, Memory(host=1500))
+        handle.asleep(Asleep(0.25, Memory(host=1500)))
+        assert (handle.state, handle.is_awake, handle.spec) == (State.ASLEEP, False, ADDER)
+        assert (handle.phases_s, handle.memory.now) == ({"sleep": 0.25}, Memory(host=1500))
 
-        pooled.wake()
-        assert pooled.state is State.LOADING
-        pooled.ready(Ready(INFO, Memory(host=3000)))
-        assert (pooled.state, pooled.spec, pooled.sleep_level) == (State.READY, ADDER, 0)
+        handle.wake()
+        assert handle.state is State.LOADING
+        handle.ready(Ready(INFO, Memory(host=3000)))
+        assert (handle.state, handle.spec, handle.sleep_level) == (State.READY, ADDER, 0)
 
     def test_a_load_that_is_refused_leaves_it_warm(self) -> None:
-        pooled = make_warm()
-        pooled.load(ADDER, Group("a", 0, (0, 1)))
+        handle = make_warm()
+        handle.load(ADDER, Group("a", 0, (0, 1)))
 
-        pooled.refused()
+        handle.refused()
 
-        assert (pooled.state, pooled.spec, pooled.group) == (State.WARM, None, None)
+        assert (handle.state, handle.spec, handle.group) == (State.WARM, None, None)
 
     def test_a_sleep_that_is_refused_leaves_the_model(self) -> None:
-        pooled = make_ready()
-        pooled.fall_asleep(1)
+        handle = make_ready()
+        handle.fall_asleep(1)
 
-        pooled.refused()
+        handle.refused()
 
-        assert (pooled.state, pooled.spec) == (State.DRAINED, ADDER)
+        assert (handle.state, handle.spec) == (State.DRAINED, ADDER)
 
     def test_word_that_it_is_drained_comes_too_late_when_it_has_gone_on(self) -> None:
-        pooled = make_ready()
-        pooled.drain()
-        pooled.unload()
+        handle = make_ready()
+        handle.drain()
+        handle.unload()
 
-        pooled.drained()
+        handle.drained()
 
-        assert pooled.state is State.UNLOADING
+        assert handle.state is State.UNLOADING
 
     def test_since_is_when_it_came_into_its_state(self, clock: Clock) -> None:
-        pooled = make_ready()
-        pooled.drain()
-        since = pooled.since
+        handle = make_ready()
+        handle.drain()
+        since = handle.since
         clock.now += 5
 
-        pooled.drain()
-        assert pooled.since == since
-        pooled.unload()
-        assert pooled.since == since + 5
+        handle.drain()
+        assert handle.since == since
+        handle.unload()
+        assert handle.since == since + 5
 
     @pytest.mark.parametrize("state", State)
     def test_only_what_has_the_device_is_awake(self, state: State) -> None:
-        pooled = make_pooled()
-        pooled.state = state
+        handle = make_handle()
+        handle.state = state
 
         others = {State.DOWN, State.WARMING, State.WARM, State.ASLEEP, State.STOPPED}
-        assert pooled.is_awake == (state not in others)
+        assert handle.is_awake == (state not in others)
         assert others.isdisjoint(AWAKE)
 
     def test_what_a_group_lends_is_the_groups(self) -> None:
-        pooled = make_warm()
+        handle = make_warm()
         group = Group("a", 1, (0, 1))
 
-        pooled.attach(ADDER, group)
+        handle.attach(ADDER, group)
 
-        assert (pooled.state, pooled.spec, pooled.group) == (State.ATTACHED, ADDER, group)
-        pooled.warm(Warm(Memory(host=1000), {"attached": 9.0}))
-        assert (pooled.state, pooled.spec, pooled.group) == (State.WARM, None, None)
+        assert (handle.state, handle.spec, handle.group) == (State.ATTACHED, ADDER, group)
+        handle.warm(Warm(Memory(host=1000), {"attached": 9.0}))
+        assert (handle.state, handle.spec, handle.group) == (State.WARM, None, None)
 
 
 class TestMemory:
     def test_the_baseline_is_of_the_first_warmth(self) -> None:
-        pooled = make_warm()
-        pooled.warm(Warm(Memory(host=1100), {}))
+        handle = make_warm()
+        handle.warm(Warm(Memory(host=1100), {}))
 
-        assert pooled.baseline == Memory(host=1000)
-        assert pooled.kept == 100
+        assert handle.memory.baseline == Memory(host=1000)
+        assert handle.memory.kept == 100
 
     def test_on_a_gpu_its_memory_counts(self) -> None:
-        pooled = make_pooled()
-        pooled.warm(Warm(Memory(host=1000, device=400), {}))
-        pooled.warm(Warm(Memory(host=9000, device=404), {}))
+        handle = make_handle()
+        handle.warm(Warm(Memory(host=1000, device=400), {}))
+        handle.warm(Warm(Memory(host=9000, device=404), {}))
 
-        assert pooled.kept == 4
+        assert handle.memory.kept == 4
 
     def test_a_gpu_on_which_nothing_is_held_is_a_gpu(self) -> None:
-        pooled = make_pooled()
-        pooled.warm(Warm(Memory(host=1000, device=0), {}))
-        pooled.warm(Warm(Memory(host=9000, device=4), {}))
+        handle = make_handle()
+        handle.warm(Warm(Memory(host=1000, device=0), {}))
+        handle.warm(Warm(Memory(host=9000, device=4), {}))
 
-        assert pooled.kept == 4
+        assert handle.memory.kept == 4
 
     def test_a_model_is_no_leak(self) -> None:
         assert make_ready().leak is Verdict.SOUND
@@ -194,162 +189,162 @@ class TestMemory:
     def test_what_a_model_took_is_compared_with_what_stays_of_it(self) -> None:
         # Given a model of 2 GiB, of which half a GiB stays, and then a GiB more
         gib = 1024**3
-        pooled = make_warm()
+        handle = make_warm()
         verdicts = []
         for after in (gib // 2, 3 * gib // 2):
-            pooled.load(ADDER)
-            pooled.ready(Ready(INFO, Memory(host=after + gib)))
-            pooled.warm(Warm(Memory(host=after), {"unload": 0.1}))
-            verdicts.append(pooled.leak)
+            handle.load(ADDER)
+            handle.ready(Ready(INFO, Memory(host=after + gib)))
+            handle.warm(Warm(Memory(host=after), {"unload": 0.1}))
+            verdicts.append(handle.leak)
 
         # I expect the second to tell that it clings.
         assert verdicts == [Verdict.SOUND, Verdict.GROSS]
 
     def test_growth_without_end_is_told(self) -> None:
-        pooled = make_warm(leak_floor_mib=1.0)
+        handle = make_warm(leak_floor_mib=1.0)
         verdicts = []
         for at in range(1, 8):
-            pooled.warm(Warm(Memory(host=1000 + at * 1024**2), {"unload": 0.1}))
-            verdicts.append(pooled.leak)
+            handle.warm(Warm(Memory(host=1000 + at * 1024**2), {"unload": 0.1}))
+            verdicts.append(handle.leak)
 
         assert verdicts == [Verdict.SOUND] * 5 + [Verdict.GROWING] * 2
 
     def test_a_new_process_has_a_baseline_of_its_own(self) -> None:
-        pooled = make_warm()
-        pooled.bury()
-        assert pooled.leak is Verdict.SOUND
+        handle = make_warm()
+        handle.reap()
+        assert handle.leak is Verdict.SOUND
 
-        pooled.warm(Warm(Memory(host=5000), {}))
+        handle.warm(Warm(Memory(host=5000), {}))
 
-        assert (pooled.baseline, pooled.leak) == (Memory(host=5000), Verdict.SOUND)
+        assert (handle.memory.baseline, handle.leak) == (Memory(host=5000), Verdict.SOUND)
 
 
 class TestHang:
     def test_no_progress_while_work_waits(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
-        pooled.note_beat(Heartbeat(progress=5, unfinished=2))
+        handle = make_ready(hang_timeout_s=60.0)
+        handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
         for _ in range(61):
-            assert pooled.fault == ""
+            assert handle.kill_reason == ""
             clock.now += 1
-            pooled.note_beat(Heartbeat(progress=5, unfinished=2))
+            handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
 
-        assert pooled.fault == "no progress for 61 s while 2 requests wait"
+        assert handle.kill_reason == "no progress for 61 s while 2 requests wait"
 
     def test_progress(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
+        handle = make_ready(hang_timeout_s=60.0)
         for step in range(100):
-            pooled.note_beat(Heartbeat(progress=step, unfinished=2))
+            handle.note_heartbeat(Heartbeat(progress=step, unfinished=2))
             clock.now += 1
 
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
 
     def test_nothing_to_do(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
+        handle = make_ready(hang_timeout_s=60.0)
         for _ in range(100):
-            pooled.note_beat(Heartbeat(progress=5, unfinished=0))
+            handle.note_heartbeat(Heartbeat(progress=5, unfinished=0))
             clock.now += 1
 
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
 
     def test_work_that_comes_after_a_long_rest(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
-        pooled.note_beat(Heartbeat(progress=5, unfinished=0))
+        handle = make_ready(hang_timeout_s=60.0)
+        handle.note_heartbeat(Heartbeat(progress=5, unfinished=0))
         clock.now += 59
-        pooled.note_beat(Heartbeat(progress=5, unfinished=0))
+        handle.note_heartbeat(Heartbeat(progress=5, unfinished=0))
         clock.now += 59
-        pooled.note_beat(Heartbeat(progress=5, unfinished=1))
+        handle.note_heartbeat(Heartbeat(progress=5, unfinished=1))
 
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
 
     def test_each_engine_counts_from_its_own_beginning(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
-        pooled.note_beat(Heartbeat(progress=5, unfinished=2))
-        pooled.warm(WARM)
-        pooled.load(ADDER)
-        pooled.ready(Ready(INFO, Memory(host=3000)))
+        handle = make_ready(hang_timeout_s=60.0)
+        handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
+        handle.warm(WARM)
+        handle.load(ADDER)
+        handle.ready(Ready(INFO, Memory(host=3000)))
         clock.now += 59
-        pooled.note_beat(Heartbeat(progress=5, unfinished=1))
+        handle.note_heartbeat(Heartbeat(progress=5, unfinished=1))
         clock.now += 59
 
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
 
     def test_a_process_without_a_sign_of_life(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
+        handle = make_ready(hang_timeout_s=60.0)
         clock.now += 61
 
-        assert pooled.fault
+        assert handle.kill_reason
 
     def test_draining_is_watched_too(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
-        pooled.drain()
-        pooled.note_beat(Heartbeat(progress=5, unfinished=1))
+        handle = make_ready(hang_timeout_s=60.0)
+        handle.drain()
+        handle.note_heartbeat(Heartbeat(progress=5, unfinished=1))
         clock.now += 61
 
-        assert pooled.fault
+        assert handle.kill_reason
 
     @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
     def test_a_change_may_take_longer(self, clock: Clock, state: State) -> None:
-        pooled = make_pooled(start_timeout_s=600.0, hang_timeout_s=60.0)
-        pooled._enter(state)
+        handle = make_handle(start_timeout_s=600.0, hang_timeout_s=60.0)
+        handle._enter(state)
         clock.now += 599
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
         clock.now += 2
-        assert pooled.fault == f"still {state.value} after 601 s"
+        assert handle.kill_reason == f"still {state.value} after 601 s"
 
     @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
     def test_one_that_is_heard_of_may_take_as_long_as_it_needs(
         self, clock: Clock, state: State
     ) -> None:
         """A download, or a compilation, of hours."""
-        pooled = make_pooled(start_timeout_s=600.0)
-        pooled._enter(state)
+        handle = make_handle(start_timeout_s=600.0)
+        handle._enter(state)
         for _ in range(10):
             clock.now += 599
-            pooled.note_beat(Heartbeat(progress=0, unfinished=0))
+            handle.note_heartbeat(Heartbeat(progress=0, unfinished=0))
 
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
 
     @pytest.mark.parametrize(
         "state",
         [State.DOWN, State.WARM, State.DRAINED, State.ASLEEP, State.ATTACHED, State.STOPPED],
     )
     def test_others_are_left_alone(self, clock: Clock, state: State) -> None:
-        pooled = make_pooled()
-        pooled._enter(state)
+        handle = make_handle()
+        handle._enter(state)
         clock.now += 10_000
 
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
 
     def test_time_in_which_nobody_listened_does_not_count(self, clock: Clock) -> None:
-        pooled = make_ready(hang_timeout_s=60.0)
+        handle = make_ready(hang_timeout_s=60.0)
         clock.now += 100
 
-        pooled.excuse(50.0)
+        handle.excuse(50.0)
 
-        assert pooled.fault == ""
+        assert handle.kill_reason == ""
         clock.now += 11
-        assert pooled.fault
+        assert handle.kill_reason
 
 
 class TestDraining:
     def test_it_may_take_so_long(self, clock: Clock) -> None:
-        pooled = make_ready(drain_timeout_s=30.0)
-        pooled.drain()
+        handle = make_ready(drain_timeout_s=30.0)
+        handle.drain()
         clock.now += 30
-        assert not pooled.is_overdue
+        assert not handle.is_overdue
         clock.now += 1
-        assert pooled.is_overdue
+        assert handle.is_overdue
 
     def test_the_next_time_begins_anew(self, clock: Clock) -> None:
-        pooled = make_ready(drain_timeout_s=30.0)
-        pooled.drain()
+        handle = make_ready(drain_timeout_s=30.0)
+        handle.drain()
         clock.now += 31
-        pooled.unload()
-        assert not pooled.is_overdue, "it drains no more"
+        handle.unload()
+        assert not handle.is_overdue, "it drains no more"
 
-        pooled.drain()
+        handle.drain()
 
-        assert not pooled.is_overdue
+        assert not handle.is_overdue
 
 
 class TestBackoff:
@@ -357,62 +352,62 @@ class TestBackoff:
     def _no_jitter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("random.random", lambda: 1.0)
 
-    def _die(self, pooled: WorkerProcessHandle, clock: Clock, lived_s: float = 1.0) -> float:
-        pooled._started = clock.now
+    def _die(self, handle: WorkerProcessHandle, clock: Clock, lived_s: float = 1.0) -> float:
+        handle._started = clock.now
         clock.now += lived_s
-        pooled.bury()
-        assert pooled.state is State.DOWN
-        return pooled.start_at - clock.now
+        handle.reap()
+        assert handle.state is State.DOWN
+        return handle.start_at - clock.now
 
     def test_pauses_grow_up_to_a_bound(self, clock: Clock) -> None:
-        pooled = make_pooled()
-        pauses = [self._die(pooled, clock) for _ in range(6)]
+        handle = make_handle()
+        pauses = [self._die(handle, clock) for _ in range(6)]
 
         assert pauses == sorted(pauses)
         assert pauses[0] < pauses[1] < pauses[2]
         assert pauses[-1] == 8.0
 
     def test_a_process_that_has_served_begins_anew(self, clock: Clock) -> None:
-        pooled = make_pooled()
-        first = self._die(pooled, clock)
+        handle = make_handle()
+        first = self._die(handle, clock)
         for _ in range(5):
-            self._die(pooled, clock)
+            self._die(handle, clock)
 
-        longer = self._die(pooled, clock, HEALTHY_S + 1)
+        longer = self._die(handle, clock, HEALTHY_S + 1)
         assert longer > first, "a warm-up that takes long and fails is no service"
-        pooled.warm(WARM)
-        assert self._die(pooled, clock, HEALTHY_S + 1) == first
+        handle.warm(WARM)
+        assert self._die(handle, clock, HEALTHY_S + 1) == first
 
     def test_deaths_in_a_row_are_a_crash_loop(self, clock: Clock) -> None:
-        pooled = make_pooled()
+        handle = make_handle()
         for _ in range(CRASH_LOOP):
-            assert not pooled.is_in_crash_loop
-            self._die(pooled, clock)
-        assert pooled.is_in_crash_loop
+            assert not handle.is_in_crash_loop
+            self._die(handle, clock)
+        assert handle.is_in_crash_loop
 
-        pooled._enter(State.WARMING)
-        assert not pooled.is_in_crash_loop, "it gets another chance"
+        handle._enter(State.WARMING)
+        assert not handle.is_in_crash_loop, "it gets another chance"
 
     def test_deaths_in_service_cost_the_shortest_pause_for_a_while(self, clock: Clock) -> None:
-        pooled = make_ready()
+        handle = make_ready()
         pauses = []
         for _ in range(MOST_IN_SERVICE + 3):
-            pooled._enter(State.READY)
-            pauses.append(self._die(pooled, clock))
-            assert not pooled.is_in_crash_loop
+            handle._enter(State.READY)
+            pauses.append(self._die(handle, clock))
+            assert not handle.is_in_crash_loop
 
         assert len(set(pauses[:MOST_IN_SERVICE])) == 1
         assert pauses[0] < pauses[-3] < pauses[-2]
 
     def test_replacing_it_is_no_failure(self, clock: Clock) -> None:
-        pooled = make_pooled()
+        handle = make_handle()
         for _ in range(CRASH_LOOP):
-            self._die(pooled, clock)
+            self._die(handle, clock)
 
-        pooled.replace()
+        handle.replace()
 
-        assert self._die(pooled, clock) == 0, "no pause"
-        assert not pooled.is_in_crash_loop
+        assert self._die(handle, clock) == 0, "no pause"
+        assert not handle.is_in_crash_loop
 
 
 class TestStart:
@@ -421,7 +416,7 @@ class TestStart:
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch, fault: Exception
     ) -> None:
         # Given a fork-server that has gone before it says which process it has started
-        pooled = make_pooled()
+        handle = make_handle()
         starting = [fault, None]
 
         def start(process: object) -> None:
@@ -430,18 +425,18 @@ class TestStart:
 
         monkeypatch.setattr(worker.host.process_handle._server.Process, "start", start)
 
-        hindrance = pooled.start()
+        hindrance = handle.start()
 
         # I expect it to count as a process that has died.
         assert hindrance
         assert hindrance.said.startswith(type(fault).__name__)
-        assert (pooled.state, pooled.process, pooled.pipe) == (State.DOWN, None, None)
-        assert pooled.start_at > clock.now
+        assert (handle.state, handle.process, handle.pipe) == (State.DOWN, None, None)
+        assert handle.start_at > clock.now
 
-        assert pooled.start() is None
+        assert handle.start() is None
 
-        assert pooled.state is State.WARMING
-        pooled.pipe.close()
+        assert handle.state is State.WARMING
+        handle.pipe.close()
 
 
 NOBODY = 2**31 - 1  # no process has this id
@@ -478,63 +473,63 @@ class TestDeparture:
     def test_by_itself_or_by_a_hand_from_outside(
         self, status: int, last_words: str, why: str, reason: str
     ) -> None:
-        pooled = make_pooled()
-        pooled.process = DeadProcess(status)
-        pooled.last_words = last_words
+        handle = make_handle()
+        handle.process = DeadProcess(status)
+        handle.last_words = last_words
 
-        assert pooled.departure() == (why, reason)
+        assert handle.why_exited() == (why, reason)
 
     def test_of_a_group_all_end_as_the_one_that_died(self) -> None:
-        pooled = make_pooled()
-        pooled.process = DeadProcess(-signal.SIGKILL)
-        pooled.last_words, pooled.end = "rank 1: ended by SIGKILL", "lost"
+        handle = make_handle()
+        handle.process = DeadProcess(-signal.SIGKILL)
+        handle.last_words, handle.exit_cause = "rank 1: ended by SIGKILL", "lost"
 
-        assert pooled.departure() == ("lost", "ended by SIGKILL: rank 1: ended by SIGKILL")
+        assert handle.why_exited() == ("lost", "ended by SIGKILL: rank 1: ended by SIGKILL")
 
     def test_a_replaced_one_has_left(self) -> None:
-        pooled = make_pooled()
-        pooled.process = DeadProcess(-signal.SIGKILL)
+        handle = make_handle()
+        handle.process = DeadProcess(-signal.SIGKILL)
 
-        pooled.replace()
+        handle.replace()
 
-        assert pooled.departure() == ("left", "ended by SIGKILL: replaced")
+        assert handle.why_exited() == ("left", "ended by SIGKILL: replaced")
 
     def test_what_is_known_is_of_one_process(self) -> None:
-        pooled = make_ready()
-        pooled.last_words, pooled.end, pooled.is_doomed = "no progress", "lost", True
-        pooled.worker, pooled.sleep_level = "w.1", 2
+        handle = make_ready()
+        handle.last_words, handle.exit_cause, handle.is_retiring = "no progress", "lost", True
+        handle.worker, handle.sleep_level = "w.1", 2
 
-        pooled.bury()
+        handle.reap()
 
-        assert (pooled.last_words, pooled.end, pooled.is_doomed) == ("", None, False)
-        assert (pooled.worker, pooled.sleep_level) == ("", 0)
-        assert (pooled.spec, pooled.engine, pooled.memory) == (None, None, None)
+        assert (handle.last_words, handle.exit_cause, handle.is_retiring) == ("", None, False)
+        assert (handle.worker, handle.sleep_level) == ("", 0)
+        assert (handle.spec, handle.engine, handle.memory.now) == (None, None, None)
 
     def test_a_process_that_only_looks_dead_is_killed(self) -> None:
         # Given a process whose fork-server was killed, so that nobody can say how it ended
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
-            pooled = make_pooled()
-            pooled.process = DeadProcess(255, living.pid)
+            handle = make_handle()
+            handle.process = DeadProcess(255, living.pid)
 
             # I expect it to count as lost, and to be so from then on.
-            assert pooled.departure() == ("lost", "its fork-server is gone")
-            pooled.bury()
+            assert handle.why_exited() == ("lost", "its fork-server is gone")
+            handle.reap()
 
             assert living.wait(10.0) == -signal.SIGKILL
 
     def test_its_own_exit_status_kills_nobody(self) -> None:
-        pooled = make_pooled()
-        pooled.process = DeadProcess(1, os.getpid())
+        handle = make_handle()
+        handle.process = DeadProcess(1, os.getpid())
 
-        assert pooled.bury() == 1
+        assert handle.reap() == 1
 
 
 def test_without_a_process_there_is_nothing_to_do() -> None:
-    pooled = make_pooled()
+    handle = make_handle()
 
-    pooled.send(Stop())
-    pooled.kill()
+    handle.send(Stop())
+    handle.kill()
 
-    assert pooled.receive() == []
-    assert pooled.bury() is None
-    assert pooled.pid == 0
+    assert handle.receive() == []
+    assert handle.reap() is None
+    assert handle.pid == 0

@@ -10,9 +10,10 @@ from typing import get_args
 import pytest
 
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.worker_info import Tally, WorkerInfo, WorkerState
+from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, WorkerTotals
 from worker.engines import EngineInfo, Memory
-from worker.host.process_handle import State, WorkerProcessHandle
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.host.roster_entry import lane_limit, roster_entry
 from worker.messages import Heartbeat, Ready, Warm
 from worker.models import ModelSpec
@@ -119,16 +120,16 @@ def test_each_state_has_its_name(state: State, shown: WorkerState) -> None:
 
 def test_how_it_gets_on() -> None:
     member = ready()
-    member.note_beat(Heartbeat(1, 0, Tally(finished=2, tokens=9), "q7: no memory"))
+    member.note_heartbeat(Heartbeat(1, 0, WorkerTotals(finished=2, tokens=9), "q7: no memory"))
     member.drain()
 
     info = entry(member)
-    assert (info.tally, info.last_error) == (Tally(finished=2, tokens=9), "q7: no memory")
+    assert (info.tally, info.last_error) == (WorkerTotals(finished=2, tokens=9), "q7: no memory")
     assert abs(info.last_error_ms / 1000 - time.time()) < 60
 
     # If it holds another model, it counts anew, and the error is still the last one
     member.warm(Warm(Memory(host=1000), {}))
-    assert (entry(member).tally, entry(member).last_error) == (Tally(), "q7: no memory")
+    assert (entry(member).tally, entry(member).last_error) == (WorkerTotals(), "q7: no memory")
 
 
 def test_one_without_a_process_is_its_controllers() -> None:

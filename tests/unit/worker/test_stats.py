@@ -10,7 +10,7 @@ import worker.process.stats
 from tests.support.builders import make_assignment
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
-from tokenyard.protocol.worker_info import Tally
+from tokenyard.protocol.worker_info import WorkerTotals
 from worker.engines import Finished, RequestFailed, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Run, delta_reply
 from worker.process.stats import MOST_KEPT, WINDOW_S, RunningStats
@@ -32,10 +32,10 @@ def test_tokens_of_a_stream_count_once() -> None:
     tally, run = RunningStats(), Run(make_assignment(), 0.0)
 
     publish(tally, run, TokenDelta("1-0", 0, [1, 2]), TokenDelta("1-0", 0, [3]))
-    assert tally.now() == Tally(tokens=3)
+    assert tally.now() == WorkerTotals(tokens=3)
 
     publish(tally, run, finished(1, 2, 3, 4))
-    assert tally.now() == Tally(finished=1, tokens=4)
+    assert tally.now() == WorkerTotals(finished=1, tokens=4)
 
 
 def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
@@ -43,7 +43,7 @@ def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
 
     publish(tally, run, finished(1, 2, 3))
 
-    assert tally.now() == Tally(finished=1, tokens=1)
+    assert tally.now() == WorkerTotals(finished=1, tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_each_end_is_a_result(end: RequestFailed | Expired, tokens: int) -> None
 
     publish(tally, Run(make_assignment(), 0.0), end)
 
-    assert tally.now() == Tally(finished=1, tokens=tokens)
+    assert tally.now() == WorkerTotals(finished=1, tokens=tokens)
 
 
 def test_the_median_is_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_another_incarnation_counts_from_nothing() -> None:
 
     tally.begin()
 
-    assert tally.now() == Tally()
+    assert tally.now() == WorkerTotals()
 
 
 def test_details_are_for_those_who_read_them() -> None:
@@ -102,6 +102,6 @@ def test_details_are_for_those_who_read_them() -> None:
         tally.begin("sim")
         publish(tally, run, finished(1, 2))
 
-    assert unread.now() == read.now() == Tally(finished=1, tokens=2)
+    assert unread.now() == read.now() == WorkerTotals(finished=1, tokens=2)
     assert not unread.counts().results
     assert read.counts().results == {("sim", "normal", "completed"): 1}

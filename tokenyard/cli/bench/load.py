@@ -12,8 +12,8 @@ from typing import Final
 
 from tokenyard.cli.bench.measures import Measured, Sample
 from tokenyard.client.aio import AsyncClient
-from tokenyard.client.build import SharedOptions
 from tokenyard.client.handshake import YardInfo
+from tokenyard.client.options import SharedOptions
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import PriorityClass
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tokenyard.process.children import start_tethered, stop_tethered
+from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.program import Exit
 
 #: A program that dies more often than this within the window is given up.
@@ -78,7 +78,7 @@ class Child:
         self._launch()
 
     def _launch(self) -> None:
-        self._process = start_tethered(self._command, self.log, env=self._env)
+        self._process = start_child(self._command, self.log, env=self._env)
 
     def restart(self) -> bool:
         """Start it again after its death; False where it has died too often or in order.
@@ -129,4 +129,4 @@ class Child:
         """End it within its time, or sooner where ``hurry`` says so; idempotent."""
         process, self._process = self._process, None
         if process is not None:
-            stop_tethered(process, self._stop_s, hurry)
+            stop_child(process, self._stop_s, hurry)

@@ -10,8 +10,9 @@ from typing import Final
 
 from worker.engines import Engine, EngineInfo, Group, Memory, Unsupported
 from worker.engines.crash_points import CrashPoint
-from worker.engines.simulated.engine import SimulatedEngine, SpeedModel
+from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.group import attend, gather
+from worker.engines.simulated.speed import SpeedModel
 from worker.engines.stopwatch import Stopwatch
 from worker.models import ModelSpec
 

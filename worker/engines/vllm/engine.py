@@ -7,6 +7,7 @@ part of it while it is imported. `VllmBackend` makes engines. Works with vLLM 0.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -38,6 +39,7 @@ from worker.engines.vllm.collectors import (
 )
 from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm.params import ParamsMaker, build_params, refusal
+from worker.engines.vllm.pieces import PieceSize
 from worker.engines.vllm.sleep import LEVELS, choose_sleep
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
 from worker.engines.vllm.weights import add_adapters, exchange_weights, remove_adapters
@@ -97,6 +99,7 @@ class VllmEngine:
             self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
                 config, disable_log_stats=not log_stats
             )
+        self._pieces = PieceSize(config.scheduler_config.stream_interval)
         model = config.model_config
         self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
         self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
@@ -185,7 +188,9 @@ class VllmEngine:
         events, self._ready = self._ready, []
         if self._engine is None or not self._answers:
             return events
-        for output in self._engine.step():
+        outputs = self._engine.step()
+        self._pieces.note(len(self._answers), time.perf_counter())
+        for output in outputs:
             answer = self._answers.get(output.request_id)
             if answer is None:
                 continue
@@ -376,6 +381,8 @@ class VllmEngine:
         asked = answer.asked
         params = self._params.make(asked.params, streams, detokenize, changes)
         request_id = request_id or asked.key
+        # vLLM 0.26 takes this for all requests that are added from now on.
+        engine.output_processor.stream_interval = self._piece_size(answer)
         try:
             engine.add_request(
                 request_id,
@@ -389,6 +396,13 @@ class VllmEngine:
             self.abort([asked.key])  # and so may its other choices
             raise refusal(error, asked.params) from error
         self._answers[request_id] = answer
+
+    def _piece_size(self, answer: OutputCollector) -> int:
+        """Tokens that vLLM hands over at once; none is kept back where a deadline may end it."""
+        request, params = answer.asked.assignment.request, answer.asked.params
+        if type(answer) is not Streamed or params.stream_interval or request.deadline_ms:
+            return self._pieces.least
+        return self._pieces.choose(len(self._answers))
 
     def _go_on_behind(self, answer: OutputCollector, fault: Diverged) -> None:
         """The repeated run differs: what is published stands, so go on from there."""

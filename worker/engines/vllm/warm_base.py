@@ -122,11 +122,15 @@ def _forget_models() -> None:
     compiles: vLLM takes its model out only where more of the engine is alive than after a shutdown.
     """
     _known_in(_RELOADING, "LAYERWISE_INFO").clear()
-    for listener in list(_known_in(_COMPILING, "_bytecode_hooks").values()):
+    listeners = _known_in(_COMPILING, "_bytecode_hooks")
+    for key, listener in list(listeners.items()):
         # A plain function is a hook of torch's own.
         cleanup = getattr(getattr(listener, "__self__", None), "cleanup", None)
         if cleanup is not None:
             cleanup()
+            # A model whose class and base class are both compiled, as Qwen3's, listens twice, and
+            # takes out one of them.
+            listeners.pop(key, None)
     # With its first chat vLLM looks for a processor, and keeps one more tokenizer of each model.
     forget = getattr(sys.modules.get(_PROCESSORS), "cached_get_processor", None)
     if forget is not None:

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from tests.support.builders import random_name
-from tokenyard.broker.calm import CalmFaults
+from tokenyard.broker.log_throttle import ErrorThrottle
 
 URL = "redis://ann:secret@broker:6379/0"
 REFUSED = redis.ConnectionError("Error 111 connecting to broker:6379. Connection refused.")
@@ -19,10 +19,10 @@ class Log:
 
     def __init__(self) -> None:
         self.messages: list[str] = []
-        self.calm = CalmFaults(URL, repeat_s=1000.0)
+        self.throttle = ErrorThrottle(URL, repeat_s=1000.0)
         handler = logging.Handler()
         handler.emit = lambda record: self.messages.append(record.getMessage())
-        handler.addFilter(self.calm)
+        handler.addFilter(self.throttle)
         logger = logging.getLogger(random_name("tokenyard.test"))
         logger.addHandler(handler)
         self.warning, self.error = logger.warning, logger.error
@@ -33,7 +33,7 @@ def log() -> Log:
     return Log()
 
 
-def test_a_fault_is_told_with_url_and_user_but_no_password(log: Log) -> None:
+def test_an_error_is_logged_with_url_and_user_but_no_password(log: Log) -> None:
     log.warning("%s; again in %.1f s", REFUSED, 0.5)
     wrong = redis.AuthenticationError("invalid username-password pair")
     log.warning("renewing leases: %s; again in %.1f s", wrong, 0.5)
@@ -44,7 +44,7 @@ def test_a_fault_is_told_with_url_and_user_but_no_password(log: Log) -> None:
     assert "secret" not in " ".join(log.messages)
 
 
-def test_the_same_fault_is_told_once_in_a_while(log: Log) -> None:
+def test_the_same_error_is_logged_once_in_a_while(log: Log) -> None:
     for pause in range(20):
         log.warning("%s; again in %.1f s", REFUSED, pause)
         log.warning("renewing leases: %s", REFUSED)
@@ -53,16 +53,18 @@ def test_the_same_fault_is_told_once_in_a_while(log: Log) -> None:
     assert len(log.messages) == 2
 
 
-def test_how_often_it_was_left_out_is_told(log: Log) -> None:
-    calm = log.calm
+def test_the_number_of_dropped_records_is_logged(log: Log) -> None:
+    throttle = log.throttle
     for _ in range(4):
         log.warning("%s", REFUSED)
-    calm._told = {fault: (told[0] - 1000.0, told[1]) for fault, told in calm._told.items()}
+    throttle._logged = {
+        error: (seen[0] - 1000.0, seen[1]) for error, seen in throttle._logged.items()
+    }
     log.warning("%s", REFUSED)
-    assert log.messages[-1].endswith("(and 3 times more since it was last told)")
+    assert log.messages[-1].endswith("(and 3 times more since it was last logged)")
 
 
-def test_other_records_and_graver_ones_always_pass(log: Log) -> None:
+def test_other_records_and_errors_always_pass(log: Log) -> None:
     for _ in range(3):
         log.warning("w-0.2: lost, %d entries go back: %s", 2, "ended by SIGKILL")
         log.error("%s", REFUSED)

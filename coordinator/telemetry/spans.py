@@ -1,29 +1,29 @@
-"""The span of each time that a request has waited, until a worker or a refusal ended that."""
+"""The span of each wait of a request, until it was dispatched or refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.routing.queued_request import NOTHING, QueuedRequest
+from coordinator.routing.queued_request import NO_TRACE, QueuedRequest
 from tokenyard.protocol.wire import Request
 from tokenyard.telemetry.tracing import Tracer, carrier_of
 
 
 class QueueSpans:
-    """Tells a tracer of what has waited; where that is off, nothing happens."""
+    """Writes these spans to a tracer, where that is on."""
 
     def __init__(self, tracer: Tracer, yard: str) -> None:
         self._tracer = tracer
         self._yard = yard
 
     def trace_of(self, request: Request) -> Mapping[str, str]:
-        """What to keep of a request that waits."""
-        return carrier_of(request.metadata) if self._tracer.is_on else NOTHING
+        """The trace context to keep while a request waits."""
+        return carrier_of(request.metadata) if self._tracer.is_on else NO_TRACE
 
     def ended(
         self, queued: QueuedRequest, now_ms: float, *, worker: str = "", error: str = ""
     ) -> None:
-        """A request waits no longer: it was given to ``worker``, or answered with ``error``.
+        """A request was dispatched to ``worker``, or refused with ``error``.
 
         Times are those of the server, in unix ms.
         """

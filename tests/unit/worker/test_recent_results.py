@@ -10,8 +10,8 @@ from tests.support.builders import make_assignment, make_request
 from tests.support.loop_rig import INFO
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from worker.process.ended import MOST_BYTES, Ended
 from worker.process.outcomes import Remembered, Run, result_reply
+from worker.process.recent_results import MOST_BYTES, RecentResults
 
 
 def answer(tokens: bytes = b"\1\0\0\0", **fields: object) -> Reply:
@@ -19,7 +19,7 @@ def answer(tokens: bytes = b"\1\0\0\0", **fields: object) -> Reply:
     return Reply(**{**values, **fields})
 
 
-def keep(ended: Ended, reply: Reply, age_s: float = 0.0) -> Assignment:
+def keep(ended: RecentResults, reply: Reply, age_s: float = 0.0) -> Assignment:
     """A request that has ended so long ago."""
     assignment = make_assignment()
     now = time.monotonic() - age_s
@@ -28,7 +28,7 @@ def keep(ended: Ended, reply: Reply, age_s: float = 0.0) -> Assignment:
 
 
 def test_a_request_is_known_by_client_id_and_server_id() -> None:
-    ended, reply = Ended(), answer()
+    ended, reply = RecentResults(), answer()
     request = make_request("q1", client="ann")
     ended.keep([(Run(make_assignment(request, sid="normal/1-0"), 0.0), reply)], time.monotonic())
 
@@ -43,18 +43,18 @@ def test_a_request_is_known_by_client_id_and_server_id() -> None:
 
 @pytest.mark.parametrize("status", ["failed", "expired"])
 def test_only_what_completed_is_kept(status: str) -> None:
-    ended = Ended()
+    ended = RecentResults()
     assert ended.find(keep(ended, answer(status=status))) is None
 
 
 def test_the_oldest_go_when_there_are_too_many() -> None:
-    ended = Ended(most_results=3)
+    ended = RecentResults(most_results=3)
     kept = [keep(ended, answer()) for _ in range(5)]
     assert [ended.find(one) is not None for one in kept] == [False, False, True, True, True]
 
 
 def test_the_oldest_go_when_they_are_too_large() -> None:
-    ended = Ended(most_bytes=10_000)
+    ended = RecentResults(most_bytes=10_000)
     kept = [keep(ended, answer(text="x" * 4_000)) for _ in range(3)]
     assert [ended.find(one) is not None for one in kept] == [False, True, True]
     too_large = keep(ended, answer(tokens=b"\0" * 20_000))
@@ -66,7 +66,7 @@ def test_the_oldest_go_when_they_are_too_large() -> None:
 
 
 def test_the_same_once_more_takes_no_more_room() -> None:
-    ended, request = Ended(most_bytes=2_000), make_assignment()
+    ended, request = RecentResults(most_bytes=2_000), make_assignment()
     for _ in range(10):
         ended.keep([(Run(request, 0.0), answer())], time.monotonic())
     keep(ended, answer())
@@ -74,16 +74,16 @@ def test_the_same_once_more_takes_no_more_room() -> None:
 
 
 def test_the_old_go() -> None:
-    ended = Ended(most_s=60.0)
+    ended = RecentResults(most_s=60.0)
     old, young = keep(ended, answer(), age_s=61.0), keep(ended, answer())
     assert (ended.find(old), ended.count) == (None, 1)
     assert ended.find(young) is not None
-    ended = Ended(most_s=60.0)
+    ended = RecentResults(most_s=60.0)
     assert ended.find(keep(ended, answer(), age_s=61.0)) is None, "it is too old, if the only one"
 
 
 def test_what_was_begun_before_is_forgotten() -> None:
-    ended = Ended()
+    ended = RecentResults()
     before, begun = keep(ended, answer()), Run(make_assignment(), time.monotonic())
     ended.forget()
     ended.keep([(begun, answer())], time.monotonic())
@@ -94,7 +94,7 @@ def test_what_was_begun_before_is_forgotten() -> None:
 
 
 def test_the_default_holds_the_results_of_many_seconds() -> None:
-    ended = Ended()
+    ended = RecentResults()
     for _ in range(2_000):
         keep(ended, answer(tokens=b"\0" * 4 * 128, text="x" * 600))
     assert ended.count == 2_000, f"of 128 tokens each in {MOST_BYTES} bytes"

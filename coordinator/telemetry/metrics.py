@@ -1,9 +1,8 @@
 """The coordinator's metrics as Prometheus reads them (docs/metrics.md).
 
-What it has counted comes from its own memory. What the yard is like now is read from Redis when
-somebody asks, by the thread that answers, over a connection of its own: the loop that gives out
-requests has no part in it. Only the leader tells of the yard, so that a sum over all coordinators
-is right.
+Its counts come from memory. The state of the yard is read from Redis at each scrape, by the thread
+that answers it, over a connection of its own: the dispatch loop is not involved. Only the leader
+reports the state of the yard, so that a sum over all coordinators is right.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
-from coordinator.counts import CoordinatorCounts
 from coordinator.roster import Roster, RosterMember
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
 from tokenyard.protocol.streams import whole
@@ -142,20 +141,20 @@ class CoordinatorMetrics:
     """Collects them; see `tokenyard.telemetry.metrics.Collector`."""
 
     def __init__(
-        self, counts: CoordinatorCounts, redis_url: str, keys: Keys, leads: Callable[[], object]
+        self, counts: CoordinatorCounts, redis_url: str, keys: Keys, leads: Callable[[], bool]
     ) -> None:
-        """``leads`` says whether this coordinator leads now."""
+        """``leads`` returns whether this coordinator leads now."""
         self._counts = counts
         self._url = redis_url
         self._keys = keys
         self._leads = leads
         self._taken: dict[str, int] = dict.fromkeys(COUNTED, 0)
-        self._turn = threading.Lock()  # two scrapes at once must not take the same counts
+        self._lock = threading.Lock()  # concurrent scrapes must not take the same counts
 
     def collect(self) -> Iterable[Family]:
-        """All of them as they are now."""
-        with self._turn:
-            leads = bool(self._leads())
+        """All metrics as they are now."""
+        with self._lock:
+            leads = self._leads()
             yard, is_up = [], True
             try:
                 with open_connection(self._url, timeout_s=PATIENCE_S, retries=0) as connection:
@@ -173,7 +172,7 @@ class CoordinatorMetrics:
             yield from yard
 
     def _take_counts(self, connection: redis.Redis) -> None:
-        """Take over what scripts have counted that clients call, each once, whoever leads."""
+        """Take over the counts of scripts that clients call, each count once among all leaders."""
         tally = self._keys.tally
         values: list[bytes | None] = connection.hmget(tally, COUNTED)  # type: ignore[assignment]
         for name, value in zip(COUNTED, values, strict=True):
@@ -209,7 +208,7 @@ def _by_one(counter: Mapping[str, int]) -> dict[tuple[str], int]:
 
 
 def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
-    """What the yard is like now."""
+    """The state of the yard."""
     pipeline = connection.pipeline(transaction=False)
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
@@ -231,19 +230,19 @@ def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
 
 
 def _age_s(first: list[Any], now_ms: float) -> float:
-    """Since an entry came in; clients may choose ids, so that it can be of the future."""
+    """The age of an entry; clients may choose ids, so it can be of the future."""
     if not first:
         return 0.0
     return max(0.0, now_ms - int(first[0][0].partition(b"-")[0])) / 1000
 
 
 def _workers(members: Mapping[str, RosterMember], now_ms: float) -> Iterator[Family]:
-    """By the names of workers; what a lost incarnation has left counts with its successor's."""
+    """By worker name; the entries of a lost incarnation count with its successor's."""
     pending: dict[tuple[str, ...], float] = {}
     up: dict[tuple[str, ...], float] = {}
     age: dict[tuple[str, ...], float] = {}
     state: dict[tuple[str, ...], float] = {}
-    # Those with a lease last: theirs is the last word.
+    # Those with a lease last, so that they overwrite the others.
     for member in sorted(members.values(), key=lambda one: one.lease_ms):
         name, info, has_lease = (member.info.name,), member.info, member.lease_ms > now_ms
         pending[name] = pending.get(name, 0) + member.load
@@ -259,6 +258,6 @@ def _workers(members: Mapping[str, RosterMember], now_ms: float) -> Iterator[Fam
 
 
 def _memory_ratio(memory: Mapping[str, Any]) -> float:
-    """Of `maxmemory`, or of the host's where there is none."""
+    """Used part of `maxmemory`, or of the host's memory where that is not set."""
     most = int(memory.get("maxmemory") or memory.get("total_system_memory") or 0)
     return int(memory["used_memory"]) / most if most else 0.0

@@ -1,4 +1,4 @@
-"""What the coordinator counts while it works. `coordinator.metrics` shows it."""
+"""What the coordinator counts while it works; `coordinator.telemetry.metrics` exports it."""
 
 from __future__ import annotations
 
@@ -18,42 +18,40 @@ REFUSALS: Final = (
     *(Code.INVALID_REQUEST, Code.MODEL_UNAVAILABLE, Code.QUEUE_FULL),
     *(Code.DEADLINE_EXCEEDED, Code.ID_REUSED),
 )
-#: Why a dead letter is one; who has sent one of the last two cannot be answered.
+#: Why an entry became a dead letter; the senders of the last two cannot be answered.
 DEATHS: Final = (
     *(Code.POISONED, Code.INFERENCE_ERROR, Code.WORKER_LOST),
     *(Code.ID_REUSED, "UNANSWERABLE"),
 )
-#: What a request can end as that the coordinator answers.
+#: Outcomes of requests that the coordinator answers.
 ENDS: Final[tuple[Status, ...]] = ("failed", "expired")
 #: Where clients write beside the intakes.
-PLACES: Final = ("inbox", "clients", "cancels", "cancels", "info")
+PLACES: Final = ("inbox", "clients", "cancels", "info")
 WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
-
-
-#: What the end of a lost lease says of that, in ms; any other has run out.
+#: Why a worker is gone, by the end of its lease in ms; any other has run out.
 _WHY_BY_LEASE: Final[dict[float, Why]] = {-1: "left", -2: "crashed"}
 
 
 class CoordinatorCounts:
-    """Counts from the start of the process, whoever leads.
+    """Counts from the start of the process, also as a standby.
 
-    The coordinator's own thread writes here, once for each request at most and without a lock;
-    whatever can be counted begins at 0.
+    The coordinator's own thread writes here, at most once for each request and without a lock;
+    each count begins at 0.
     """
 
     def __init__(self) -> None:
-        #: By model ("" where nobody knows it), priority class and outcome.
+        #: By model ("" where it is unknown), priority class and outcome.
         self.results: Counter[tuple[str, str, str]] = Counter()
         self.rejected: Counter[str] = Counter(dict.fromkeys(map(str, REFUSALS), 0))
         self.dead: Counter[str] = Counter(dict.fromkeys(map(str, DEATHS), 0))
-        #: Entries taken back from workers that are gone, by why these are.
+        #: Requests taken back from workers that are gone, by why these are.
         self.taken_back: Counter[str] = Counter(dict.fromkeys(WHYS, 0))
-        #: Values that a client has written and that cannot be read, by where they were.
+        #: Unreadable values that a client has written, by where they were.
         self.bad: Counter[str] = Counter(dict.fromkeys(PLACES, 0))
         self.swaps = 0
         self.queue_wait = {name: Histogram() for name in INTAKE_CLASSES}
         self.assign = Histogram()
-        #: From 0 to 1, of each request that was given out by a policy that looks for prefixes.
+        #: From 0 to 1, of each request that was dispatched by a policy that looks for prefixes.
         self.prefix_match = Mean()
         self.know([""])
 
@@ -71,13 +69,13 @@ class CoordinatorCounts:
             self.rejected[str(code)] += 1
 
     def took_back(self, lease_ms: float, count: int) -> None:
-        """Requests wait again that a worker had whose lease has ended so."""
+        """Requests were taken back from a worker whose lease ended so."""
         self.taken_back[_WHY_BY_LEASE.get(lease_ms, "lost")] += count
 
     def found_bad(self, place: str, count: int = 1) -> None:
-        """Values were removed that cannot be read."""
+        """Unreadable values were removed."""
         self.bad[place] += count
 
     def buried(self, reason: str = "UNANSWERABLE") -> None:
-        """An entry whose sender cannot be answered is among the dead letters."""
+        """An entry whose sender cannot be answered became a dead letter."""
         self.dead[reason] += 1

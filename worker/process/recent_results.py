@@ -1,7 +1,7 @@
-"""What an engine has answered lately, for a request that comes again since the server lost its end.
+"""Results that an engine published recently, in case the server loses them.
 
 A server that comes back without its last writes (a power failure under ``appendfsync everysec``,
-a replica that took over) may have a request on a lane whose result its client has read.
+a replica that took over) may put a request on a lane whose result the client has already read.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tokenyard.protocol.replies import Reply, decode_reply, encode_reply
 from tokenyard.protocol.wire import Assignment
 from worker.process.outcomes import Run
 
-#: A result is kept for so long, which a server and its machine may take to come back.
+#: How long a result is kept: the time in which a server and its machine may come back.
 MOST_S: Final = 900.0
-#: So many at most, which is more than a worker ends in the second or two that can be lost,
+#: More than a worker completes in the one or two seconds of writes that can be lost.
 MOST_RESULTS: Final = 10_000
-#: and so many bytes, about.
+#: Approximate bound.
 MOST_BYTES: Final = 16 * 1024 * 1024
-#: What a result takes beside its packed form, about.
+#: Approximate overhead of a result beside its packed form.
 _FIXED_BYTES: Final = 350
 
 
-class Ended:
-    """The completed results of one engine that are known to be published, within bounds.
+class RecentResults:
+    """The completed and published results of one engine, within bounds.
 
-    Publishers add to it, and the engine's thread asks it: any thread may call it.
+    Publishers add to it and the engine's thread reads it; it is thread-safe.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class Ended:
         self._most_results = most_results
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        # When it ended (monotonic), and the result; the oldest first. Packed it is one object in
-        # the place of ten, which nobody has near by when they have to go.
+        # Time (monotonic) and packed result, oldest first. Packed, it is one object instead of
+        # ten, which makes dropping it cheap.
         self._results: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._bytes = 0
         self._forgotten_at = float("-inf")
 
     @property
     def count(self) -> int:
-        """How many it has."""
+        """The number of results."""
         return len(self._results)
 
     def keep(self, ended: Iterable[tuple[Run, Reply]], now: float) -> None:
-        """Remember published results; ``now`` is monotonic. What failed may be tried again."""
+        """Keep published results; ``now`` is monotonic. Failed requests may be tried again."""
         results = self._results
         with self._lock:
             for run, reply in ended:
@@ -69,14 +69,14 @@ class Ended:
             self._bound(now)
 
     def find(self, assignment: Assignment) -> Reply | None:
-        """The result of this request, where it is known."""
+        """The result of this request, or None."""
         found = self._results.get(_key(assignment))
         if found is None or found[0] < time.monotonic() - self._most_s:
             return None
         return decode_reply(found[1])
 
     def forget(self) -> None:
-        """Forget all that was begun until now: from here on the engine would answer otherwise."""
+        """Forget all requests begun until now: the engine would answer differently from here on."""
         with self._lock:
             self._forgotten_at = time.monotonic()
             self._results.clear()
@@ -99,6 +99,6 @@ class Ended:
 
 
 def _key(assignment: Assignment) -> str:
-    """The server id tells a request from a later one of the same name."""
+    """The server id distinguishes a request from a later one with the same id."""
     request = assignment.request
     return f"{request.client}/{request.id}/{assignment.sid}"

@@ -1,0 +1,125 @@
+"""What the leader publishes for clients, foremost the models that the yard knows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+import redis
+
+from coordinator.leadership import LostLeadership
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.receipts import mark_of
+from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.wire import WIRE_VERSION
+from tokenyard.scripts import Arg, Scripts
+
+log = logging.getLogger("tokenyard.coordinator.handshake")
+
+
+class Models:
+    """Which base model serves a name: its own, or that of an adapter.
+
+    A model stays known when its workers and hosts are away, so that requests for it can wait.
+    """
+
+    def __init__(self) -> None:
+        self._bases: dict[str, str] = {}  # by name
+        #: The base model where the yard has exactly one; else "".
+        self.only = ""
+
+    @property
+    def names(self) -> list[str]:
+        """All names that requests may use, in order."""
+        return sorted(self._bases)
+
+    @property
+    def bases(self) -> set[str]:
+        """The base models."""
+        return set(self._bases.values())
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The base model of each adapter."""
+        return {name: base for name, base in sorted(self._bases.items()) if name != base}
+
+    def base_of(self, name: str) -> str:
+        """The base model that serves requests for ``name``; "" where none is known.
+
+        A request without a name means the only model of the yard.
+        """
+        return self._bases.get(name, "") if name else self.only
+
+    def learn(self, bases: Mapping[str, str]) -> bool:
+        """Add the base models by name that the roster has now; whether anything changed."""
+        before = dict(self._bases)
+        self._set(before | dict(bases))
+        return self._bases != before
+
+    def recall(self, names: Collection[str], adapters: Mapping[str, str]) -> None:
+        """Add what an earlier leader published, except where something newer is known."""
+        published = {name: adapters.get(name, name) for name in names}
+        self._set(published | self._bases)
+
+    def _set(self, bases: dict[str, str]) -> None:
+        self._bases = bases
+        different = set(bases.values())
+        self.only = different.pop() if len(different) == 1 else ""
+
+
+class Handshake:
+    """Writes the hash `info`, which clients read before they submit."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        scripts: Scripts,
+        keys: Keys,
+        settings: CoordinatorSettings,
+        models: Models,
+        *,
+        found_bad: Callable[[str], None],
+    ) -> None:
+        """``found_bad`` is called with the place of a value that could not be read."""
+        self._connection = connection
+        self._scripts = scripts
+        self._keys = keys
+        self._models = models
+        self._found_bad = found_bad
+        guests = [mark_of(settings.yard, guest) for guest in settings.guests]
+        self._settings: Mapping[str, Arg] = {
+            "protocol": WIRE_VERSION,
+            "coordinator": settings.name,
+            "max_num_queued_reqs": settings.max_num_queued_reqs,
+            "max_num_queued_tokens": settings.max_num_queued_tokens,
+            "max_request_bytes": settings.max_request_bytes,
+            "max_normal_share": settings.max_normal_share,
+            "max_low_share": settings.max_low_share,
+            "guests": msgspec.json.encode(guests),
+        }
+
+    def publish(self, token: str, *, waiting_clients: int, rate_per_s: float) -> None:
+        """Write all of it. Raises `LostLeadership` where the yard has another leader."""
+        self._recall_models()
+        info: Mapping[str, Arg] = {
+            **self._settings,
+            "models": msgspec.json.encode(self._models.names),
+            "adapters": msgspec.json.encode(self._models.adapters),
+            "default_model": self._models.only,
+            "waiting_clients": waiting_clients,
+            "rate": round(rate_per_s, 3),
+        }
+        if not self._scripts.take_over(token, info):
+            raise LostLeadership
+
+    def _recall_models(self) -> None:
+        names, adapters = self._connection.hmget(self._keys.info, "models", "adapters")
+        try:
+            self._models.recall(
+                msgspec.json.decode(names or b"[]", type=list[str]),
+                msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._found_bad("info")
+            log.warning("cannot read the models in the handshake, writing them again: %s", error)

@@ -1,0 +1,1 @@
+"""What the coordinator counts and traces, and how Prometheus reads it."""

@@ -1,0 +1,274 @@
+"""Submitting requests in bursts, and what the yard answers to each; without I/O."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tokenyard import scripts
+from tokenyard.broker.outage import Outage
+from tokenyard.client.build import PreparedRequest
+from tokenyard.client.durability import durability_error, wait_command
+from tokenyard.client.operations import Ask, Steps
+from tokenyard.client.pending import PendingRequest
+from tokenyard.client.state import ClientState
+from tokenyard.client.window import MapWindow, Numbered
+from tokenyard.protocol.errors import (
+    BrokerUnavailable,
+    DeadlineUnmeetable,
+    IdReused,
+    InvalidRequest,
+    NotDurable,
+    QueueFull,
+    TokenyardError,
+    WaitTimeout,
+)
+from tokenyard.protocol.wire import Request, RequestTemplate, template_of
+from tokenyard.scripts import Acceptance, Submitted
+from tokenyard.telemetry import tracing
+
+log = logging.getLogger("tokenyard.client")
+
+#: A burst ends at this many requests or bytes, since the server does nothing else while a script
+#: runs.
+_MAX_REQUESTS: Final = 256
+_MAX_BYTES: Final = 1024 * 1024
+#: How long a `map` waits after the broker was unavailable.
+_RETRY_AFTER_S: Final = 2.0
+_ACCEPTED: Final = Submitted.ACCEPTED  # enum attribute access is slow; bound once for the hot path
+
+_New = tuple[Request, RequestTemplate, PendingRequest]
+
+
+@dataclass(slots=True)
+class _BurstOutcome:
+    """The answer to each request of a burst, by index."""
+
+    submitted: Mapping[int, PendingRequest]
+    refused: dict[int, DeadlineUnmeetable | IdReused] = field(default_factory=dict)
+    retry_after_s: float | None = None  # for those that are in neither: the queue is full
+    not_durable: NotDurable | None = None  # raised although the requests were submitted
+
+
+class Submitter:
+    """Submits the requests of one client."""
+
+    def __init__(self, state: ClientState) -> None:
+        self._state = state
+        self._outage = Outage(log, f"submitting to yard {state.keys.yard}")
+
+    def submit(self, prepared: Sequence[PreparedRequest]) -> Steps[list[PendingRequest]]:
+        """Submit any number of requests; stops at the first burst with a refused request.
+
+        Raises `QueueFull`, `DeadlineUnmeetable`, `IdReused` or `NotDurable`.
+        """
+        submitted: list[PendingRequest] = []
+        for burst in bursts(enumerate(prepared)):
+            outcome = yield from self._submit_burst(burst)
+            submitted += outcome.submitted.values()
+            if outcome.not_durable is not None:
+                outcome.not_durable.accepted = submitted
+                raise outcome.not_durable
+            if outcome.retry_after_s is not None:
+                raise QueueFull(outcome.retry_after_s, accepted=submitted)
+            for error in outcome.refused.values():
+                error.accepted = submitted
+                raise error
+        return submitted
+
+    def submit_window(self, window: MapWindow) -> Steps[bool]:
+        """Submit what a `map` has ready; returns whether any request was accepted."""
+        rest = window.take_unsubmitted(time.monotonic())
+        accepted = False
+        for burst in list(bursts(rest)):
+            try:
+                outcome = yield from self._submit_burst(burst)
+            except BrokerUnavailable as error:
+                window.error = error
+                self._outage.note(error)
+                outcome = _BurstOutcome({}, retry_after_s=_RETRY_AFTER_S)
+            else:
+                window.error = None
+                self._outage.over()
+            for index, pending in outcome.submitted.items():
+                window.submitted(index, pending)
+            if outcome.not_durable is not None:
+                raise outcome.not_durable
+            if outcome.refused:
+                ids = {index: prepared.request.id for index, prepared in burst}
+                window.reject({at: (ids[at], error) for at, error in outcome.refused.items()})
+            accepted = accepted or bool(outcome.submitted)
+            done = outcome.submitted.keys() | outcome.refused.keys()
+            rest = [numbered for numbered in rest if numbered[0] not in done]
+            if outcome.retry_after_s is not None:
+                window.postpone(rest, time.monotonic() + outcome.retry_after_s)
+                break
+        return accepted
+
+    def timeout_error(self, window: MapWindow) -> Steps[TokenyardError]:
+        """The error for a `map` that has timed out: the broker's, where that is the cause."""
+        error = window.error
+        if error is None:
+            try:
+                yield scripts.probe(self._state.keys)
+            except BrokerUnavailable as unavailable:
+                error = unavailable
+            except TokenyardError:
+                pass  # this user may not run the probe
+        return error or WaitTimeout(f"no result for {self._state.result_timeout_s:g} s")
+
+    def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_BurstOutcome]:
+        """Submit requests that have the same `PreparedRequest.burst_key`, in one call."""
+        state, now = self._state, time.monotonic()
+        by_index: dict[int, PendingRequest] = {}
+        reused: dict[int, DeadlineUnmeetable | IdReused] = {}
+        new: list[_New] = []
+        sending = tracing.sending(state.keys.yard)
+        for index, prepared in burst:
+            pending = state.router.find(prepared.request.id)
+            if pending is None:
+                pending = state.router.open(prepared.request.id, prepared.local_text, now)
+                pending.digest = prepared.digest
+                pending.is_interleaved = prepared.request.params.n > 1
+                request, template = prepared.request, prepared.template
+                if sending and state.builder.has_room(prepared, tracing.ROOM):
+                    request, template = sending.carry(request), None
+                new.append((request, template or template_of(request), pending))
+            elif pending.digest not in ("", prepared.digest):
+                reused[index] = IdReused(pending.id)
+                continue
+            by_index[index] = pending
+        if not new:
+            return _BurstOutcome(by_index, reused)
+        fresh = [pending for *_, pending in new]
+        first = burst[0][1]
+        try:
+            acceptances, not_durable = yield from self._send(first, new)
+            known = _note_acceptances(fresh, acceptances)
+            if sending:
+                codes = [acceptance.code.name for acceptance in acceptances]
+                sending.end(dict(zip([pending.id for pending in fresh], codes, strict=True)))
+            if first.cancel_on_disconnect:
+                state.lease.attach([pending for pending in fresh if pending.is_submitted], now)
+            if known:
+                yield from state.catch_up(known)
+        except TokenyardError as error:
+            if sending:
+                sending.end({}, error)
+            state.router.forget(fresh, error)
+            raise
+        outcome = self._sort(by_index, dict(zip(fresh, acceptances, strict=True)))
+        outcome.refused.update(reused)
+        if not_durable:
+            outcome.not_durable = NotDurable(first.durability, not_durable)
+        return outcome
+
+    def _send(
+        self, first: PreparedRequest, new: Sequence[_New]
+    ) -> Steps[tuple[list[Acceptance], str]]:
+        """Submit requests by script, or a guest's through its inbox; `first` has their options.
+
+        Returns the answers, and why the requests are not known to be durable ("" if they are).
+        """
+        state = self._state
+        requests, templates = [request for request, *_ in new], [template for _, template, _ in new]
+        if state.guest is not None:
+            return (
+                yield from state.guest.submit(
+                    first.priority_class,
+                    requests,
+                    templates,
+                    is_watched=first.cancel_on_disconnect,
+                    refuse_late=first.refuse_late,
+                    durability=first.durability,
+                    timeout_s=state.connect_timeout_s,
+                )
+            )
+        call = scripts.submit(
+            state.keys,
+            first.priority_class,
+            requests,
+            watched=state.client_id if first.cancel_on_disconnect else "",
+            refuse_late=first.refuse_late,
+            templates=templates,
+            digests=[pending.digest for *_, pending in new],
+        )
+        wait = wait_command(first.durability)
+        if wait is None:
+            return (yield call), ""
+        # An empty call loads the script, which the pipelined one cannot do.
+        yield scripts.submit(state.keys, first.priority_class, [])
+        answer, waited = yield Ask([scripts.command_of(call)], wait)
+        return call.read(answer), durability_error(first.durability, waited)
+
+    def _sort(
+        self,
+        by_index: Mapping[int, PendingRequest],
+        acceptances: Mapping[PendingRequest, Acceptance],
+    ) -> _BurstOutcome:
+        """Sort the requests of a burst by their answers, and forget those that were refused."""
+        if all(pending.is_submitted for pending in acceptances):
+            return _BurstOutcome(by_index)
+        submitted: dict[int, PendingRequest] = {}
+        outcome = _BurstOutcome(submitted)
+        for index, pending in by_index.items():
+            acceptance = acceptances.get(pending)
+            if acceptance is None or pending.is_submitted:
+                submitted[index] = pending
+            elif acceptance.code is Submitted.LATE:
+                outcome.refused[index] = DeadlineUnmeetable(acceptance.eta_ms / 1000)
+                self._state.router.forget([pending], outcome.refused[index])
+            elif acceptance.code is Submitted.REUSED:
+                outcome.refused[index] = IdReused(pending.id)
+                self._state.router.forget([pending], outcome.refused[index])
+            else:
+                retry_after_s = acceptance.retry_after_ms / 1000
+                outcome.retry_after_s = max(outcome.retry_after_s or 0.0, retry_after_s)
+                self._state.router.forget([pending], QueueFull(retry_after_s))
+        return outcome
+
+
+def _note_acceptances(
+    requests: Sequence[PendingRequest], acceptances: Sequence[Acceptance]
+) -> list[PendingRequest]:
+    """Note the answers to a burst; returns the requests that the yard had already."""
+    known: list[PendingRequest] = []
+    for pending, acceptance in zip(requests, acceptances, strict=True):
+        if acceptance.code is _ACCEPTED:
+            pending.is_submitted = True
+            pending.position = acceptance.position
+            pending.eta_s = acceptance.eta_ms / 1000 if acceptance.eta_ms >= 0 else None
+        elif acceptance.code is Submitted.KNOWN:
+            pending.is_submitted = True
+            known.append(pending)
+    return known
+
+
+def bursts(numbered: Iterable[Numbered]) -> Iterator[list[Numbered]]:
+    """Group requests, in their order, into bursts that one script call carries."""
+    burst: list[Numbered] = []
+    size, key = 0, None
+    for index, prepared in numbered:
+        is_full = len(burst) == _MAX_REQUESTS or size + prepared.size > _MAX_BYTES
+        if burst and (is_full or prepared.burst_key != key):
+            yield burst
+            burst, size = [], 0
+        if not burst:
+            key = prepared.burst_key
+        burst.append((index, prepared))
+        size += prepared.size
+    if burst:
+        yield burst
+
+
+def require_valid(prepared: Sequence[PreparedRequest | InvalidRequest]) -> list[PreparedRequest]:
+    """The requests, if all are valid; raises the first error."""
+    valid: list[PreparedRequest] = []
+    for index, one in enumerate(prepared):
+        if isinstance(one, InvalidRequest):
+            raise InvalidRequest(f"items[{index}].{one.field}", one.message) from one
+        valid.append(one)
+    return valid

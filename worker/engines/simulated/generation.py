@@ -1,0 +1,203 @@
+"""The answers of the simulated engine, which follow from the request and the weights alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import shake_128
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.wire import (
+    PLAIN_CHAT,
+    Assignment,
+    Request,
+    SamplingParams,
+    pack_tokens,
+    unpack_tokens,
+)
+from worker.engines import EngineInfo
+from worker.engines.admission import PromptField, check_params, check_prompt, prompt_field
+
+#: Prompts and answers that are kept, for those that come again, as in benchmarks: there the engine
+#: stands for a device, whose work costs the processor nothing.
+KEPT: Final = 1024
+_BYTES: Final = 256  # the vocabulary of text prompts
+_PRINTABLE: Final = [chr(33 + at) for at in range(94)]
+
+
+class Generation(Struct, eq=False):
+    """A request in the engine: its whole answer, known from the start, and its progress."""
+
+    key: str
+    request: Request
+    prompt_tokens: int
+    streams: bool
+    choices: list[Choice]
+    longest: int  # tokens of its longest choice
+    made: int  # tokens of every choice that have been made
+    resumed_at: int  # tokens that earlier attempts had made
+    published: list[int]  # tokens of each choice, by earlier attempts
+    is_poison: bool = False
+    is_faulty: bool = False
+    cached_tokens: int | None = None  # of its prompt, when it joined the batch
+
+    def change(self, info: EngineInfo, salt: bytes) -> None:
+        """Other weights were loaded: keep the tokens made so far, the rest follows from them."""
+        prompt, room = tokenize(self.request), info.max_model_len - self.prompt_tokens
+        self.choices = [
+            choice
+            if self.made >= len(choice.tokens)
+            else _choice(
+                self.request,
+                choice.index,
+                salt + prompt,
+                choice.tokens[: self.made],
+                room,
+                info.vocab_size,
+            )
+            for choice in self.choices
+        ]
+        self.longest = max(len(choice.tokens) for choice in self.choices)
+
+
+def choice_so_far(choice: Choice, made: int) -> Choice:
+    """A choice that was stopped after ``made`` tokens."""
+    text = None if choice.text is None else choice.text[:made]
+    return Choice(choice.index, choice.tokens[:made], text, "abort")
+
+
+def start_generation(assignment: Assignment, info: EngineInfo, salt: bytes) -> Generation:
+    """The answer to a request; raises `InvalidRequest`. ``salt`` stands for the weights."""
+    request = assignment.request
+    packed = tokenize(request)
+    field = prompt_field(request)
+    known = info.vocab_size if field == "tokens" else _BYTES
+    prompt_tokens = _checked(field, packed, known, info.max_model_len)
+    _check_simulated(request, info.vocab_size)
+    room = info.max_model_len - prompt_tokens
+    published = _published(assignment)
+    choices = [
+        _choice(request, index, salt + packed, seen, room, info.vocab_size)
+        for index, seen in enumerate(published)
+    ]
+    made = _made_of_all(published, choices) if assignment.published else 0
+    return Generation(
+        key=assignment.entry,
+        request=request,
+        prompt_tokens=prompt_tokens,
+        streams=request.stream,
+        choices=choices,
+        longest=max([len(choice.tokens) for choice in choices]),
+        made=made,
+        resumed_at=made,
+        published=list(map(len, published)),
+    )
+
+
+def _published(assignment: Assignment) -> list[list[int]]:
+    """The published tokens of each choice; nearly always none."""
+    count = assignment.request.params.n
+    if not assignment.published:
+        return [[]] * count
+    return [assignment.published_of(index) for index in range(count)]
+
+
+def _made_of_all(published: list[list[int]], choices: list[Choice]) -> int:
+    """The least tokens that a choice has which is not complete."""
+    goes_on = [
+        len(seen)
+        for seen, choice in zip(published, choices, strict=True)
+        if len(seen) < len(choice.tokens)
+    ]
+    return min(goes_on, default=max(map(len, published)))
+
+
+@lru_cache(maxsize=KEPT)
+def _checked(field: PromptField, packed: bytes, known: int, max_model_len: int) -> int:
+    """The number of tokens of a prompt; raises what `check_prompt` raises."""
+    prompt = unpack_tokens(packed)
+    check_prompt(field, prompt, known, max_model_len)
+    return len(prompt)
+
+
+def tokenize(request: Request) -> bytes:
+    """Packed token ids; a text is tokenized to its bytes."""
+    if request.tokens is not None:
+        return request.tokens
+    if request.prompt is not None:
+        return pack_tokens(list(request.prompt.encode()))
+    chat: list[Any] = [request.messages]
+    if request.chat != PLAIN_CHAT:
+        chat.append(request.chat)
+    text = b"".join(msgspec.json.encode(each, order="deterministic") for each in chat)
+    return pack_tokens(list(text))
+
+
+#: Parameters that only a model can act on.
+_REAL: Final = (
+    *("logprobs", "prompt_logprobs", "structured_outputs"),
+    *("logprob_token_ids", "prompt_logprob_token_ids", "thinking_token_budget"),
+    *("trace_decode_token_ids", "repetition_detection"),
+)
+
+
+def _check_simulated(request: Request, vocab_size: int) -> None:
+    params = request.params
+    check_params(params, vocab_size)
+    for name in _REAL:
+        if getattr(params, name) is not None:
+            raise InvalidRequest(f"params.{name}", "the simulated engine has none to give")
+    if params.stop and not request.wants_text:
+        raise InvalidRequest("params.stop", "stop strings need text; ask with detokenize")
+
+
+def _choice(
+    request: Request,
+    index: int,
+    prompt: bytes,
+    published: list[int],
+    room: int,
+    vocab_size: int,
+) -> Choice:
+    """A whole choice; published tokens are kept, even if another version made them."""
+    params = request.params
+    count = room if params.max_tokens is None else min(params.max_tokens, room)
+    tokens = [*published, *_hashed(prompt, params.seed, index, count, vocab_size)[len(published) :]]
+    tokens, reason, stop = _cut_at_token(tokens, params)
+    if not request.wants_text:
+        return Choice(index, tokens, None, reason, stop)
+    text = "".join([_PRINTABLE[token % 94] for token in tokens])
+    found = _first_stop(text, params)
+    if found is None:
+        return Choice(index, tokens, text, reason, stop)
+    at, word = found
+    end = at + len(word)
+    shown = text[: end if params.include_stop_str_in_output else at]
+    return Choice(index, tokens[:end], shown, "stop", word)
+
+
+@lru_cache(maxsize=KEPT)
+def _hashed(prompt: bytes, seed: int | None, index: int, count: int, vocab_size: int) -> list[int]:
+    """Words of an extendable hash: a longer answer begins like a shorter one."""
+    words = shake_128(prompt + b"%d/%d" % (seed or 0, index)).digest(4 * count)
+    return [word % vocab_size for word in unpack_tokens(words)]
+
+
+def _cut_at_token(tokens: list[int], params: SamplingParams) -> tuple[list[int], str, int | None]:
+    if not params.stop_token_ids:
+        return tokens, "length", None
+    for at, token in enumerate(tokens):
+        if token in params.stop_token_ids:
+            return tokens[: at + 1], "stop", token
+    return tokens, "length", None
+
+
+def _first_stop(text: str, params: SamplingParams) -> tuple[int, str] | None:
+    """The stop string that ends first in the text, and where it begins."""
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop or ()
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found, key=lambda hit: hit[0] + len(hit[1]), default=None)
