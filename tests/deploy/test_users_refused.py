@@ -187,12 +187,12 @@ def test_only_operators_and_the_leader_give_signals(
             Scripts(connection, yard).signal(
                 Order(signal="PAUSE"), b"", DesiredState(run_state="PAUSED")
             )
-        assert is_refused(connection, "HSET", yard.desired_state, "all", "{}")
-        assert is_refused(connection, "HDEL", yard.desired_state, "all")
-        assert is_refused(connection, "DEL", yard.desired_state)
+        assert is_refused(connection, "HSET", yard.desired, "all", "{}")
+        assert is_refused(connection, "HDEL", yard.desired, "all")
+        assert is_refused(connection, "DEL", yard.desired)
         # Desired states are read by those who act on them, and by the view of the yard.
         may_read = user in {"worker", "batch"}
-        assert is_refused(connection, "HGETALL", yard.desired_state) is not may_read
+        assert is_refused(connection, "HGETALL", yard.desired) is not may_read
 
 
 def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
@@ -204,7 +204,7 @@ def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
         assert (scope, desired_state.run_state) == ("all", "PAUSED")
         signals.give(Order(signal="UNPAUSE"))
         # But they cannot take all desired states away at once.
-        assert is_refused(connection, "DEL", yard.desired_state)
+        assert is_refused(connection, "DEL", yard.desired)
 
 
 def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> None:
