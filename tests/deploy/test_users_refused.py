@@ -151,11 +151,11 @@ def is_refused_to_cancel(guarded: GuardedServer, keys: Keys, client: str, reques
 def test_client_wishes_for_nobody_else(
     client: redis.Redis, guarded: GuardedServer, yard: Keys
 ) -> None:
-    # Given a client that may wish for itself
+    # Given a client that may cancel its own requests
     scripts = Scripts(client, yard)
     assert scripts.call(request_cancel(yard, "client-1", "q1")) is CancelRequested.REQUESTED
 
-    # I expect that it cannot wish in the name of others,
+    # I expect that it cannot cancel those of others,
     for name in ("bob", "client1", "anon"):
         assert is_refused(client, "SADD", yard.cancels(name), "q1")
         with pytest.raises(redis.exceptions.NoPermissionError):
