@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines.harness import needs_cpu
 from tests.engines.narrow_cpu import come_up
+from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, DeviceUnusable
 from worker.engines.cpu_features import features_here, request_amx
 from worker.engines.vllm.backend import VllmBackend
