@@ -237,7 +237,7 @@ def test_bad_names_among_the_clients_keep_no_cancel_waiting(day: GuestDay) -> No
     ledger = day.keys.ledger("client-2", "left")
     eventually(lambda: day.plant.connection.hget(ledger, "state") in {b"cancelled", b"failed"})
     eventually(lambda: not day.plant.connection.zcard(day.keys.clients), timeout_s=20.0)
-    assert "it is no name" in day.plant.programs[0].log
+    assert "it is not a name" in day.plant.programs[0].log
     day.command_as_default("unpause")
 
 

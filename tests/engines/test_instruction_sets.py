@@ -97,6 +97,7 @@ def test_a_warm_process_may_use_amx_where_the_cpu_has_it(warm: Backend) -> None:
     ],
     ids=["avx2 only", "no bfloat16", "libraries held to avx2"],
 )
+@pytest.mark.long
 def test_it_comes_up_with_fewer_instruction_sets(
     monkeypatch: pytest.MonkeyPatch,
     environment: Mapping[str, str],
