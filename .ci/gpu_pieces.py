@@ -1,6 +1,6 @@
 """A folder of wheels as pieces of a bounded size, and back.
 
-The wheels are packed anew without compression and the whole is compressed by xz, which brings
+The wheels are repacked without compression and the whole is compressed by xz, which brings
 vLLM to 70 % of its wheel. What comes back are proper wheels with the same files.
 """
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from benchmarks.child import run_child
 from worker.models import ModelSpec
 
-#: Where models stay from one run to the next; without it they are written anew.
+#: Where models stay from one run to the next; without it they are written again for each run.
 FOLDER: Final = "TOKENYARD_BENCH_MODELS"
 #: Written last: a folder without it is half of a model.
 _CONFIG: Final = "config.json"

@@ -21,7 +21,7 @@ from benchmarks.chaos.plant import Plant, Program
 from benchmarks.chaos.targets import WorkerProcess
 
 T = TypeVar("T")
-#: Those with programs that are started anew by us.
+#: Those with programs that are started again by us.
 PARTS: Final[tuple[Part, ...]] = ("coordinator", "controller")
 _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
     "kill": signal.SIGKILL,

@@ -193,7 +193,7 @@ class Load:
                         self._history.write(Seen(now(), reader, asked.client, asked.id, *seen))
                 result = handle.wait(0.0)
             except TokenyardError as fault:
-                # The client has lost its connection for good: a new reader begins anew.
+                # The client has lost its connection for good: a new reader begins again.
                 self._trouble(asked, fault)
                 reader += "'"
                 handle = self._submit(asked, draw)

@@ -2,7 +2,7 @@
 
 Each part can be had alone by `--part`; benchmarks/README.md tells the method. All with a real
 coordinator and a real broker with an append-only file; workers are played
-(`benchmarks.scale.crew`), so that a thousand of them fit onto one machine.
+(`benchmarks.scale.fleet`), so that a thousand of them fit onto one machine.
 
     python -m benchmarks.scale [--part workers] [--server redis] [--rounds 3] [--json] [--quick]
 """

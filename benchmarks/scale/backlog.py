@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.measure import Latencies, Throughput, measure_throughput
-from benchmarks.scale.crew import answer
-from benchmarks.scale.yard import PROMPTS, Crew, Yards, progress, prompts, scale_yards
+from benchmarks.scale.fleet import answer
+from benchmarks.scale.yard import PROMPTS, Fleet, Yards, progress, prompts, scale_yards
 from benchmarks.yard import ServerName, embedded_broker
 from tokenyard import Client
 from tokenyard.broker.connection import open_connection
@@ -172,7 +172,7 @@ def measure(
     """All depths, one after the other."""
     with ExitStack() as stack:
         empty, deep = (
-            Side(stack.enter_context(scale_yards(broker, Crew())))
+            Side(stack.enter_context(scale_yards(broker, Fleet())))
             for broker in [stack.enter_context(embedded_broker(server)) for _ in range(2)]
         )
         found = [_measure(empty, deep, depth, requests, submits, rounds) for depth in depths]

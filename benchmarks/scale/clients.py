@@ -23,8 +23,8 @@ import psutil
 
 from benchmarks.child import run_child
 from benchmarks.measure import cpu_seconds
-from benchmarks.scale.crew import answer
-from benchmarks.scale.yard import PROMPTS, Crew, costs_us, progress, prompts, scale_yards
+from benchmarks.scale.fleet import answer
+from benchmarks.scale.yard import PROMPTS, Fleet, costs_us, progress, prompts, scale_yards
 from tokenyard import AsyncClient
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
@@ -52,7 +52,7 @@ class Run:
 def measure(broker: EmbeddedBroker, clients: int, requests: int) -> Run:
     """A new yard with two workers, asked by so many clients in one process."""
     progress(f"clients: {clients:,}")
-    with scale_yards(broker, Crew()) as yards:
+    with scale_yards(broker, Fleet()) as yards:
         pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
         words = [yards.url, yards.names[0], str(clients), str(requests), pids]
         report = run_child("benchmarks.scale.clients", words, timeout_s=_TIMEOUT_S)

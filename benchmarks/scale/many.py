@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.measure import Throughput, measure_throughput
-from benchmarks.scale.yard import Asker, Crew, Yards, progress, scale_yards
+from benchmarks.scale.yard import Asker, Fleet, Yards, progress, scale_yards
 from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
@@ -29,7 +29,7 @@ def measure(broker: EmbeddedBroker, requests: int) -> tuple[Throughput, Throughp
 
 def _run(broker: EmbeddedBroker, count: int, requests: int) -> Throughput:
     with ExitStack() as stack:
-        yards = stack.enter_context(scale_yards(broker, Crew(WORKERS // count), count))
+        yards = stack.enter_context(scale_yards(broker, Fleet(WORKERS // count), count))
         askers = [stack.enter_context(_asker(yards, at)) for at in range(YARDS)]
         asking = [Asker(client) for client in askers]
         threads = stack.enter_context(ThreadPoolExecutor(YARDS))
@@ -38,7 +38,7 @@ def _run(broker: EmbeddedBroker, count: int, requests: int) -> Throughput:
             return sum(threads.map(lambda one: one.many(each, WINDOW // YARDS), asking))
 
         ask(WINDOW // YARDS)  # everybody is warm
-        pids = {"clients": [os.getpid()], "workers": [yards.crew], **yards.pids}
+        pids = {"clients": [os.getpid()], "workers": [yards.fleet], **yards.pids}
         return measure_throughput(pids, lambda: ask(requests // YARDS))
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.child import run_child
-from benchmarks.scale.crew import answer
-from benchmarks.scale.yard import Crew, progress, scale_yards
+from benchmarks.scale.fleet import answer
+from benchmarks.scale.yard import Fleet, progress, scale_yards
 from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
@@ -36,7 +36,7 @@ SnapshotHistory = list[dict[str, int]]
 def measure(broker: EmbeddedBroker, count: int) -> SnapshotHistory:
     """Run a `map` over so many prompts in a process of its own."""
     progress(f"map: {count:,}")
-    with scale_yards(broker, Crew()) as yards:
+    with scale_yards(broker, Fleet()) as yards:
         pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
         words = [yards.url, yards.names[0], str(count), pids]
         looks: SnapshotHistory = run_child("benchmarks.scale.map", words, timeout_s=_TIMEOUT_S)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.measure import Throughput, cpu_seconds, measure_throughput
-from benchmarks.scale.yard import Asker, Crew, costs_us, progress, scale_yards
+from benchmarks.scale.yard import Asker, Fleet, costs_us, progress, scale_yards
 from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from worker.host.roster_entry import lane_limit
@@ -41,7 +41,7 @@ def _full(
 ) -> tuple[Throughput, Mapping[str, float], float]:
     window = workers * lane_limit(SLOTS) + WAITING
     began = time.perf_counter()
-    with scale_yards(broker, Crew(workers, SLOTS, SLOTS)) as yards:
+    with scale_yards(broker, Fleet(workers, SLOTS, SLOTS)) as yards:
         joined_s = time.perf_counter() - began
         with Client(yards.url, yard=yards.names[0]) as client:
             asker = Asker(client)
@@ -57,7 +57,7 @@ def _full(
 
 def _spread(broker: EmbeddedBroker, workers: int, requests: int) -> Throughput:
     with (
-        scale_yards(broker, Crew(workers, SLOTS)) as yards,
+        scale_yards(broker, Fleet(workers, SLOTS)) as yards,
         Client(yards.url, yard=yards.names[0]) as client,
     ):
         asker = Asker(client)

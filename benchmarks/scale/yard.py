@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.scale.crew import answer
+from benchmarks.scale.fleet import answer
 from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch, wait_until
 from tokenyard import Client
 from tokenyard.process.children import start_child, stop_child
@@ -30,7 +30,7 @@ _ROOM: Final = ("--max-num-queued-reqs", "3000000", "--max-num-queued-tokens", "
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class Fleet:
     """Workers of each yard: how many, of how many slots, and results that make a step."""
 
     workers: int = 2
@@ -45,7 +45,7 @@ class Yards:
     url: str
     names: Sequence[str]
     coordinators: Sequence[int]
-    crew: int
+    fleet: int
     broker: int
     is_well: Callable[[], bool]  # raises `ChildProcessError` with the last words of who has ended
 
@@ -56,22 +56,22 @@ class Yards:
 
     def rest(self) -> None:
         """Have the workers take nothing more."""
-        os.kill(self.crew, signal.SIGUSR1)
+        os.kill(self.fleet, signal.SIGUSR1)
 
     def work(self) -> None:
         """Have them work again."""
-        os.kill(self.crew, signal.SIGUSR2)
+        os.kill(self.fleet, signal.SIGUSR2)
 
 
 @contextmanager
-def scale_yards(broker: EmbeddedBroker, crew: Crew, count: int = 1) -> Iterator[Yards]:
+def scale_yards(broker: EmbeddedBroker, fleet: Fleet, count: int = 1) -> Iterator[Yards]:
     """So many new yards, once all their workers are there."""
     names = [f"scale-{secrets.token_hex(4)}" for _ in range(count)]
-    counts = map(str, (crew.workers, crew.slots, crew.step))
+    counts = map(str, (fleet.workers, fleet.slots, fleet.step))
     programs = {
         name: ["coordinator", "--redis-url", broker.url, "--yard", name, *_ROOM] for name in names
     }
-    programs["crew"] = ["benchmarks.scale.crew", broker.url, *counts, *names]
+    programs["fleet"] = ["benchmarks.scale.fleet", broker.url, *counts, *names]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
         processes = {}
@@ -87,13 +87,13 @@ def scale_yards(broker: EmbeddedBroker, crew: Crew, count: int = 1) -> Iterator[
                 lambda view: (
                     watch.is_well()
                     and view.leader is not None
-                    and view.ready_workers >= crew.workers
+                    and view.ready_workers >= fleet.workers
                 ),
                 START_TIMEOUT_S,
             )
         coordinators = [processes[name].pid for name in names]
         yield Yards(
-            broker.url, names, coordinators, processes["crew"].pid, broker.pid, watch.is_well
+            broker.url, names, coordinators, processes["fleet"].pid, broker.pid, watch.is_well
         )
         watch.is_well()
 

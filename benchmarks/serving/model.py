@@ -1,4 +1,4 @@
-"""The model of the long workload: a Llama of random weights, made anew for each run."""
+"""The model of the long workload: a Llama of random weights, made for each run."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ def sum_line(number: int) -> dict[str, Any]:
 
 @pytest.mark.vllm
 @pytest.mark.crash
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_sums_are_right_whoever_dies(adder_up: Up, write_lines: WriteLines, tmp_path: Path) -> None:
     place: Any = SimpleNamespace(url=adder_up.url, keys=Keys(adder_up.yard))

@@ -182,6 +182,7 @@ def peak_mb(pid: int) -> list[float]:
     return [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")]
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file(plant: Plant, tmp_path: Path) -> None:
     # Given a file of many lines
     source, count = tmp_path / "in.jsonl", 20_000

@@ -197,6 +197,7 @@ def test_demo_ends_and_keeps_its_logs(no_vllm: dict[str, str], tmp_path: Path) -
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("broken", ["weights", "architecture"])
 def test_a_model_that_does_not_load_ends_a_real_engine(

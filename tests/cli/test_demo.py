@@ -80,6 +80,7 @@ def test_every_sum_is_answered_and_right() -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 def test_it_stops_cleanly_in_the_middle(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:

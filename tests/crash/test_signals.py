@@ -170,8 +170,8 @@ def _shown(one: WorkerInfo | DesiredState) -> tuple[object, ...]:
     return (one.run_state, one.epoch, one.weights) if has_engine else (one.run_state,)
 
 
-def workers(holdouts: Sequence[Unacknowledged]) -> list[str]:
-    return [one.worker for one in holdouts]
+def workers(receipts: Sequence[Unacknowledged]) -> list[str]:
+    return [one.worker for one in receipts]
 
 
 def start(plant: Plant, signal: Signal, run_state: RunState) -> Cast:
@@ -227,7 +227,7 @@ def test_a_valid_signal(plant: Plant, signal: Signal, run_state: RunState) -> No
     cast.prolong(victim)
 
     # If a signal is given, and a fourth one joins,
-    expected_posture = after(cast.desired_state(), cast.order(signal))
+    expected_state = after(cast.desired_state(), cast.order(signal))
     given = cast.signals.give(cast.order(signal))
     assert not given.is_redundant
     cast.enter("d")
@@ -243,13 +243,13 @@ def test_a_valid_signal(plant: Plant, signal: Signal, run_state: RunState) -> No
 
     # I expect whoever is there, joined late or came back to be in the desired state,
     cast.enter("b")
-    cast.are_in(expected_posture, "abcd")
-    found = msgspec.structs.replace(cast.desired_state(), since_ms=expected_posture.since_ms)
-    assert found == expected_posture
+    cast.are_in(expected_state, "abcd")
+    found = msgspec.structs.replace(cast.desired_state(), since_ms=expected_state.since_ms)
+    assert found == expected_state
     # and no request to have suffered.
     cast.go_on()
     cast.ask(4)
-    if expected_posture.weights:
+    if expected_state.weights:
         check_mixed(cast)
     else:
         cast.check_requests()
@@ -420,7 +420,9 @@ def test_a_pause_in_each_mode(plant: Plant, mode: PauseMode) -> None:
 
 
 @pytest.mark.parametrize("run_state", RUN_STATES)
-def test_a_process_that_dies_comes_back_in_its_posture(plant: Plant, run_state: RunState) -> None:
+def test_a_process_that_dies_comes_back_in_its_desired_state(
+    plant: Plant, run_state: RunState
+) -> None:
     # Given three workers in a desired state, with an epoch
     cast = start(plant, "SET_GENERATION_EPOCH", run_state)
     cast.tell("SET_GENERATION_EPOCH")

@@ -134,7 +134,7 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     for process in stalled:
         process.resume()
 
-    # I expect it to join anew, and nothing of what it still held to be seen.
+    # I expect it to join again, and nothing of what it still held to be seen.
     roster = plant.wait_for_workers(2)
     assert victim not in roster
     answers = check_exact(plant, requests)

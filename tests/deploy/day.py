@@ -145,7 +145,7 @@ def requests_are_bad(day: Day) -> None:
 
 
 def entry_is_from_the_future(day: Day) -> None:
-    """An id that leaves none for others: the intake is made anew."""
+    """An id that leaves none for others: the intake is made again."""
     last = request()
     day.push(last, "18446744073709551615-18446744073709551615")
     assert day.plant.result(last.id, "client").ok

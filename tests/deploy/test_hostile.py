@@ -237,15 +237,15 @@ def test_bad_names_among_the_clients_keep_no_cancel_waiting(day: GuestDay) -> No
     ledger = day.keys.ledger("client-2", "left")
     eventually(lambda: day.plant.connection.hget(ledger, "state") in {b"cancelled", b"failed"})
     eventually(lambda: not day.plant.connection.zcard(day.keys.clients), timeout_s=20.0)
-    assert "it is no name" in day.plant.programs[0].log
+    assert "it is not a name" in day.plant.programs[0].log
     day.command_as_default("unpause")
 
 
-def test_the_highest_id_onto_wishers_keeps_no_wish_waiting(day: GuestDay) -> None:
+def test_the_highest_id_on_cancels_delays_no_cancel(day: GuestDay) -> None:
     with day.connect("client") as connection:
         connection.xadd(day.keys.cancelling, {"client": b"\xff\xfe"}, id=HIGHEST)
     eventually(
-        lambda: "made the stream of cancels anew" in day.plant.programs[0].log, timeout_s=20.0
+        lambda: "created the stream of cancels again" in day.plant.programs[0].log, timeout_s=20.0
     )
     day.plant.scripts.call(request_cancel(day.keys, "client", "later"))
     ledger = day.keys.ledger("client", "later")

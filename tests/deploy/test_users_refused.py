@@ -151,11 +151,11 @@ def is_refused_to_cancel(guarded: GuardedServer, keys: Keys, client: str, reques
 def test_client_wishes_for_nobody_else(
     client: redis.Redis, guarded: GuardedServer, yard: Keys
 ) -> None:
-    # Given a client that may wish for itself
+    # Given a client that may cancel its own requests
     scripts = Scripts(client, yard)
     assert scripts.call(request_cancel(yard, "client-1", "q1")) is CancelRequested.REQUESTED
 
-    # I expect that it cannot wish in the name of others,
+    # I expect that it cannot cancel those of others,
     for name in ("bob", "client1", "anon"):
         assert is_refused(client, "SADD", yard.cancels(name), "q1")
         with pytest.raises(redis.exceptions.NoPermissionError):
@@ -187,12 +187,12 @@ def test_only_operators_and_the_leader_give_signals(
             Scripts(connection, yard).signal(
                 Order(signal="PAUSE"), b"", DesiredState(run_state="PAUSED")
             )
-        assert is_refused(connection, "HSET", yard.desired_state, "all", "{}")
-        assert is_refused(connection, "HDEL", yard.desired_state, "all")
-        assert is_refused(connection, "DEL", yard.desired_state)
+        assert is_refused(connection, "HSET", yard.desired, "all", "{}")
+        assert is_refused(connection, "HDEL", yard.desired, "all")
+        assert is_refused(connection, "DEL", yard.desired)
         # Desired states are read by those who act on them, and by the view of the yard.
         may_read = user in {"worker", "batch"}
-        assert is_refused(connection, "HGETALL", yard.desired_state) is not may_read
+        assert is_refused(connection, "HGETALL", yard.desired) is not may_read
 
 
 def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
@@ -204,7 +204,7 @@ def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
         assert (scope, desired_state.run_state) == ("all", "PAUSED")
         signals.give(Order(signal="UNPAUSE"))
         # But they cannot take all desired states away at once.
-        assert is_refused(connection, "DEL", yard.desired_state)
+        assert is_refused(connection, "DEL", yard.desired)
 
 
 def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> None:

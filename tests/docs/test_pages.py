@@ -94,7 +94,7 @@ def test_the_diagrams_have_the_states_of_the_code() -> None:
     assert _states(desired_state) == set(RUN_STATES)
 
 
-def test_the_table_of_signals_is_that_of_the_code() -> None:
+def test_the_table_of_desired_states_is_that_of_the_code() -> None:
     told = {}
     for signal, *cells, _ in rows(section(page("docs/states.md"), "## A desired state")):
         allowed, idempotent, leads_to = (frozenset(names(cell)) for cell in cells)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.engines.harness import ON_CPU, spec_of
+from tests.engines.harness import spec_of
+from tests.engines.on_cpu import ON_CPU
 from worker import executor
 from worker.engines import Backend, Engine
 from worker.engines.simulated.engine import SimulatedEngine

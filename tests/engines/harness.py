@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from vllm.platforms import current_platform
 
 from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines import Engine, Finished, RequestError, TokenDelta
-from worker.engines.vllm.engine import VllmEngine
 from worker.models import ModelSpec
 
-ON_CPU = current_platform.is_cpu()
-needs_cpu = pytest.mark.skipif(not ON_CPU, reason="is about vLLM's CPU backend")
+if TYPE_CHECKING:
+    from worker.engines.vllm.engine import VllmEngine
 
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 PROMPT = [5, 6, 14, 7, 8, 16]  # "12+34=" to the adder

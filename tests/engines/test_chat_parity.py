@@ -17,7 +17,8 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.engines.chats import CASES, REFUSED, STRICTER, STYLES, Case, call, say, write_model
-from tests.engines.harness import ON_CPU, spec_of
+from tests.engines.harness import spec_of
+from tests.engines.on_cpu import ON_CPU
 from tokenyard.protocol.chat import MEDIA_PARTS, RESERVED_KWARGS, TEXT_PARTS
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import parse_request, read_chat_options

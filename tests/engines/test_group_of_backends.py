@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import greedy, needs_cpu, run, spec_of
+from tests.engines.harness import greedy, run, spec_of
+from tests.engines.on_cpu import needs_cpu
 from worker import executor
 from worker.engines import Backend, Engine, RankGroup
 from worker.engines.vllm.backend import VllmBackend

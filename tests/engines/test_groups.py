@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engines.harness import needs_cpu
+from tests.engines.on_cpu import needs_cpu
 from worker.engines import RankGroup
 from worker.engines.vllm.environment import (
     engine_environment,

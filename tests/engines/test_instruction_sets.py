@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines.harness import needs_cpu
 from tests.engines.narrow_cpu import come_up
+from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, DeviceUnusable
 from worker.engines.cpu_features import features_here, request_amx
 from worker.engines.vllm.backend import VllmBackend
@@ -97,6 +97,7 @@ def test_a_warm_process_may_use_amx_where_the_cpu_has_it(warm: Backend) -> None:
     ],
     ids=["avx2 only", "no bfloat16", "libraries held to avx2"],
 )
+@pytest.mark.long
 def test_it_comes_up_with_fewer_instruction_sets(
     monkeypatch: pytest.MonkeyPatch,
     environment: Mapping[str, str],

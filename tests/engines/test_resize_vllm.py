@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import code, page, section
-from tests.engines.harness import needs_cpu
+from tests.engines.on_cpu import needs_cpu
 
 pytestmark = [pytest.mark.vllm, needs_cpu]
 

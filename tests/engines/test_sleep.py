@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import counter_of_reuse, greedy, needs_cpu, run, spec_of
+from tests.engines.harness import counter_of_reuse, greedy, run, spec_of
 from tests.engines.llama import write_llama
+from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine, Unsupported
 from worker.engines.vllm.engine import VllmEngine
 

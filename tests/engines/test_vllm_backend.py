@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import MODELS, ask, needs_cpu, run, spec_of
+from tests.engines.harness import MODELS, ask, run, spec_of
 from tests.engines.llama import write_llama
+from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine
 from worker.engines.vllm.backend import VllmBackend
 from worker.engines.vllm.engine import VllmEngine

@@ -62,6 +62,7 @@ def test_the_list_for_gpu_hosts_is_complete_and_pinned():
     assert "torch" not in wanted, "a GPU host brings it"
 
 
+@pytest.mark.vllm
 def test_what_the_listed_packages_ask_for_is_listed_or_known_not_to_be_loaded():
     """As far as they are installed here, which all but vLLM's CUDA build and six are."""
     wanted = read_requirements((ROOT / ".ci" / "gpu-requirements.txt").read_text())

@@ -6,7 +6,7 @@ each step by `finish`. Eight share a controller, which renews their leases in on
 its host may load. What they lack is an engine: a request is answered with the first tokens of its
 prompt, as soon as STEP requests have come, or no more within a second.
 
-    python -m benchmarks.scale.crew URL WORKERS SLOTS STEP YARD...
+    python -m benchmarks.scale.fleet URL WORKERS SLOTS STEP YARD...
 
 SIGUSR1 has all of them read nothing more, as a pause does; SIGUSR2 ends that.
 """
