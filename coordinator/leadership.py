@@ -62,7 +62,7 @@ class Leadership:
 
     def lose(self) -> None:
         """Another leads: a script has just reported it."""
-        log.warning("deposed, was %s", self.token)
+        log.warning("lost the lead, was %s", self.token)
         self.token = ""
 
     def resign(self) -> None:

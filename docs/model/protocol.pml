@@ -34,7 +34,7 @@
 #define ATTEMPTS 3      /* at most, of one request */
 #endif
 #ifndef INCARNATIONS
-#define INCARNATIONS 3  /* workers that ever join: two, and one anew */
+#define INCARNATIONS 3  /* workers that ever join: two, and one again */
 #endif
 #ifndef FAULTS
 #define FAULTS 2        /* of workers; one incarnation is always left */
@@ -327,7 +327,7 @@ end:
       token[me] = 0;
       SAY("coordinator %d: resign\n", me)
     }
-  :: atomic { /* It learns from any script that it was deposed. */
+  :: atomic { /* It learns from any script that it has a successor. */
       token[me] != 0 && token[me] != leader ->
       token[me] = 0;
       SAY("coordinator %d: NOT_LEADER\n", me)

@@ -131,7 +131,7 @@ def build_table(operation: Operation, numbers: range) -> Table:
 
 
 def batches(table: Table, recipe: Recipe) -> Iterator[Table]:
-    """``recipe.steps`` batches: the table shuffled anew each time it is used up."""
+    """``recipe.steps`` batches: the table shuffled again each time it is used up."""
     generator = torch.Generator().manual_seed(recipe.seed)
     order = torch.empty(0, dtype=torch.long)
     for _ in range(recipe.steps):

@@ -262,7 +262,7 @@ def test_errors_run_again_when_asked_for(
     first = run(source, tmp_path / "out.jsonl")
     assert counts(first) == (2, 1, 1)
     again = run(source, tmp_path / "out.jsonl", retry_errors=True)
-    # I expect that line to have been asked anew, and no other.
+    # I expect that line to have been asked again, and no other.
     assert (again.id, again.round, counts(again)) == (first.id, 2, (2, 1, 1))
     [error] = objects(first.spec.errors_path)
     assert error["response"]["request_id"] == "#0"

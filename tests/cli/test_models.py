@@ -70,7 +70,7 @@ def holders(run: Run, model: str) -> dict[str, str]:
 
 def test_a_model_is_loaded_listed_and_unloaded(run: Run) -> None:
     loaded = said(run("load", "one", "--json"))
-    assert (loaded["holdouts"], loaded["redundant"], len(loaded["workers"])) == ([], False, 1)
+    assert (loaded["unacknowledged"], loaded["redundant"], len(loaded["workers"])) == ([], False, 1)
     assert list(holders(run, "one").values()) == ["ready"]
     again = run("load", "one")
     assert (again.returncode, again.stdout.split(" by ")[0]) == (Exit.OK, "one: loaded already")
@@ -126,9 +126,9 @@ def test_refusal_is_printed_with_its_reason(run: Run) -> None:
     name = said(run("load", "one", "--json"))["workers"][0]
     refused = run("load", "wide", "--worker", name, "--json")
     assert refused.returncode == Exit.UNAVAILABLE
-    [holdout] = json.loads(refused.stdout)["holdouts"]
-    assert holdout["worker"] == name
-    assert "takes 3 of this host's 2 devices" in holdout["reason"]
+    [unacknowledged] = json.loads(refused.stdout)["unacknowledged"]
+    assert unacknowledged["worker"] == name
+    assert "takes 3 of this host's 2 devices" in unacknowledged["reason"]
 
 
 def test_no_wait_only_gives_the_signal(run: Run) -> None:
@@ -166,7 +166,11 @@ def test_a_path_that_each_host_would_take_for_another_is_wrong_usage(run: Run) -
 def test_new_weights_come_with_a_new_epoch(run: Run) -> None:
     said(run("load", "one", "--json"))
     reloaded = said(run("reload", "one", "--path", "/step-1", "--json"))
-    assert (reloaded["epoch"], reloaded["run_state"], reloaded["holdouts"]) == (1, "RUNNING", [])
+    assert (reloaded["epoch"], reloaded["run_state"], reloaded["unacknowledged"]) == (
+        1,
+        "RUNNING",
+        [],
+    )
     [model] = [each for each in said(run("list", "--json"))["models"] if each["name"] == "one"]
     assert (model["weights"], model["epoch"], model["run_state"]) == ("/step-1", 1, "RUNNING")
     [worker] = model["workers"]

@@ -91,7 +91,9 @@ def test_worker_without_an_answer_is_named(quiet: Yard, run: Run) -> None:
     )
     shown = run("pause", "--timeout", "0", "--json")
     assert shown.returncode == Exit.UNAVAILABLE
-    assert json.loads(shown.stdout)["holdouts"] == [{"worker": lazy, "name": "lazy", "reason": ""}]
+    assert json.loads(shown.stdout)["unacknowledged"] == [
+        {"worker": lazy, "name": "lazy", "reason": ""}
+    ]
 
 
 def test_refusal_ends_the_wait(quiet: Yard, run: Run) -> None:
@@ -346,7 +348,7 @@ def test_one_worker_is_paused_and_the_others_serve(live: Run, yard: dict[str, An
     workers = json.loads(live("info", "--json").stdout)["workers"]
     name = workers[0]["info"]["name"]
     try:
-        assert said(live("pause", "--worker", name, "--json"))["holdouts"] == []
+        assert said(live("pause", "--worker", name, "--json"))["unacknowledged"] == []
         with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
             for handle in client.submit_many(["hello"] * 4, max_tokens=1):
                 assert not handle.result().provenance.worker.startswith(f"{name}.")
@@ -364,7 +366,7 @@ def test_an_engine_without_a_profiler_says_so(live: Run) -> None:
     try:
         done = live("profile", "start", "--json")
         assert done.returncode == Exit.UNAVAILABLE
-        reasons = {each["reason"] for each in json.loads(done.stdout)["holdouts"]}
+        reasons = {each["reason"] for each in json.loads(done.stdout)["unacknowledged"]}
         assert all("no profiler" in reason for reason in reasons), reasons
     finally:
         assert live("profile", "stop").returncode == Exit.OK

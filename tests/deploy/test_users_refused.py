@@ -148,7 +148,7 @@ def is_refused_to_cancel(guarded: GuardedServer, keys: Keys, client: str, reques
     return False
 
 
-def test_client_wishes_for_nobody_else(
+def test_client_cancels_for_nobody_else(
     client: redis.Redis, guarded: GuardedServer, yard: Keys
 ) -> None:
     # Given a client that may cancel its own requests

@@ -1,7 +1,7 @@
 """Prompts of chats are those of `vllm.LLM.chat`, token by token; docs/parity.md has the table.
 
 It is vLLM's own `LLM.chat` that is asked; only the engine behind it is missing, so that no weights
-are needed. Set TOKENYARD_WRITE_DOCS=1 to write the table anew.
+are needed. Set TOKENYARD_WRITE_DOCS=1 to write the table again.
 """
 
 from __future__ import annotations

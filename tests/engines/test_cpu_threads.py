@@ -81,7 +81,7 @@ def test_it_computes_with_a_thread_for_each_core(
     assert cores == (allowed[:count] if count > 1 else allowed)
 
 
-def test_what_the_operator_wishes_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_operator_sets_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENYARD_OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 

@@ -51,7 +51,7 @@ def follower() -> Iterator[Connection]:
 
 @pytest.fixture
 def invite(follower: Connection, tmp_path: Path) -> Iterator[Callable[[], RankGroup]]:
-    """Makes the group of this process, which leads, and the follower, each time anew."""
+    """Makes the group of this process, which leads, and the follower, again each time."""
     attended = []
 
     def make() -> RankGroup:

@@ -138,7 +138,7 @@ class GpuYard(LifeYard):
         def cleared() -> bool:
             for worker, info in self.roster().items():
                 if info.state in ("ready", "asleep"):
-                    why = "the test begins anew"
+                    why = "the test begins again"
                     self.scripts.command(Command(verb="unload", worker=worker, why=why))
             return self.states(self.host_program) == ["warm"] * PROCESSES
 

@@ -56,7 +56,7 @@ class TestLead:
         assert time.monotonic() - stopped < 1.5
         assert lanes.serve([worker], 10) == [f"r{at:04}" for at in range(10)]
 
-    def test_a_deposed_leader_moves_nothing_and_recovers(self, lanes: Lanes) -> None:
+    def test_a_former_leader_moves_nothing_and_recovers(self, lanes: Lanes) -> None:
         # Given a leader whose lead another takes
         worker = lanes.worker()
         lanes.coordinator(name="one", block_ms=50, lease_ms=1_000)

@@ -378,7 +378,7 @@ class TestDeterministic:
 
 
 class TestStrays:
-    def test_entries_read_by_a_deposed_leader_are_dispatched(self, lanes: Lanes) -> None:
+    def test_entries_read_by_a_former_leader_are_dispatched(self, lanes: Lanes) -> None:
         # Given a leader, and another that has lost the lead without knowing it
         worker = lanes.worker()
         lanes.coordinator()

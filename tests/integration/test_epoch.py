@@ -208,10 +208,10 @@ def test_a_reload_of_missing_weights_is_undone(
     set_epoch(signals, 4)
 
     # If its workers cannot load the weights, which shows before or only when they try
-    holdouts = signals.reload("sim", f"/checkpoints/{name}", 5, "abort", START_S)
+    unacknowledged = signals.reload("sim", f"/checkpoints/{name}", 5, "abort", START_S)
 
     # I expect them to report why, and to continue with the old weights in the old epoch.
-    assert {reason in one.reason for one in holdouts if one.reason} == {True}
+    assert {reason in one.reason for one in unacknowledged if one.reason} == {True}
     requests = quiet(5)
     plant.push_all(requests)
     assert set(check_weights(plant, requests)) == {(4, None)}

@@ -130,7 +130,7 @@ class TestOneTurn:
 
         assert leader.commands() == [(late, "adder")]
 
-    def test_a_deposed_leader_commands_nothing(self, lanes: Lanes) -> None:
+    def test_a_former_leader_commands_nothing(self, lanes: Lanes) -> None:
         lanes.host("adder")
         lanes.warm()
         leader = Leader(lanes)

@@ -59,7 +59,7 @@ def test_a_leader_notices_a_promotion_without_an_error(lanes: Lanes, was_a_repli
     assert lanes.connection.zscore(lanes.keys.leases, worker) == -1
 
 
-def test_a_deposed_leader_is_notified(lanes: Lanes) -> None:
+def test_a_former_leader_is_notified(lanes: Lanes) -> None:
     with pytest.raises(LostLeadership):
         FailoverDetector(lanes.connection, lanes.scripts).check("9:nobody")
 

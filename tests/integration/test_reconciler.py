@@ -187,7 +187,7 @@ class TestRounds:
         reconciler.hurry()
         assert reconciler.has_more
 
-    def test_a_deposed_leader_is_notified(self, yard: Yard) -> None:
+    def test_a_former_leader_is_notified(self, yard: Yard) -> None:
         yard.submit()
         yard.connection.delete(yard.keys.intake("normal"))
         reconciler = LedgerReconciler(yard.scripts, patience_s=60)

@@ -63,7 +63,7 @@ def given(roster: Roster) -> list[str]:
     return sorted(lane.name for lanes in roster.lanes.values() for lane in lanes)
 
 
-def read_anew(roster: Roster) -> None:
+def read_again(roster: Roster) -> None:
     roster.mark_stale()
     assert roster.refresh()
 
@@ -81,7 +81,7 @@ def test_only_a_ready_worker_with_a_model_is_given_requests(
     assert found == ([worker] if state == "ready" else [])
 
 
-class TestPostures:
+class TestDesiredStates:
     @pytest.mark.parametrize("run_state", ["PAUSED", "SUSPENDED"])
     @pytest.mark.parametrize(
         ("scope", "left"),
@@ -100,7 +100,7 @@ class TestPostures:
 
         # If they are resumed, I expect lanes for all of them.
         yard.tell(scope, "RUNNING")
-        read_anew(roster)
+        read_again(roster)
         assert given(roster) == ["a", "b", "c"]
 
     def test_a_worker_that_is_not_running_again_yet_has_no_lane(
@@ -112,7 +112,7 @@ class TestPostures:
         assert not roster.lanes
 
         yard.scripts.renew(LONG_MS, [(worker, worker_json("a"))])
-        read_anew(roster)
+        read_again(roster)
         assert given(roster) == ["a"]
 
     def test_the_next_incarnation_is_paused_too(self, yard: Yard, roster: Roster) -> None:
@@ -159,7 +159,7 @@ class TestHosts:
         # If its worker goes, too, I expect nothing of it to be left.
         (worker,) = roster.members
         yard.scripts.retire(worker, "left")
-        read_anew(roster)
+        read_again(roster)
         assert (roster.hosts, roster.servable, roster.bases()) == ({}, set(), {})
 
     def test_a_host_whose_workers_are_lost_does_not_count(self, yard: Yard, roster: Roster) -> None:
@@ -209,7 +209,7 @@ class TestHosts:
         yard.host("c")
         roster.refresh()
         yard.worker(controller="c")
-        read_anew(roster)
+        read_again(roster)
 
         monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
         roster.forget_hosts()
@@ -248,7 +248,7 @@ class TestModels:
         yard.worker("b", model="a", adapters=["roman"])
 
         for _ in range(2):
-            read_anew(roster)
+            read_again(roster)
             assert roster.bases()["roman"] == "b"
 
 
@@ -332,7 +332,7 @@ class TestRoom:
 
         assert not roster.lanes
         yard.tell(worker_scope("a"), "RUNNING")
-        read_anew(roster)
+        read_again(roster)
         assert roster.lanes["adder"].room == 2
 
     def test_the_time_of_last_work_is_remembered(self, yard: Yard, roster: Roster) -> None:
@@ -344,7 +344,7 @@ class TestRoom:
         roster.free(quick, 1, "9999999999999-0")
         yard.connection.delete(yard.keys.lane(busy))
 
-        read_anew(roster)
+        read_again(roster)
 
         assert roster.members[busy].worked_ms > 0
         assert roster.members[quick].worked_ms > 0

@@ -91,8 +91,8 @@ def signals(connection: redis.Redis, keys: Keys) -> Signals:
     return Signals(connection, keys)
 
 
-def names(holdouts: list[Unacknowledged]) -> list[str]:
-    return [one.worker for one in holdouts]
+def names(unacknowledged: list[Unacknowledged]) -> list[str]:
+    return [one.worker for one in unacknowledged]
 
 
 def entries(connection: redis.Redis, keys: Keys) -> int:
@@ -523,7 +523,7 @@ def test_workers_are_commanded_to_go(
 
 
 def test_drain_covers_later_incarnations_of_a_process(signals: Signals, host: Host) -> None:
-    # Given a worker that is told to go at the moment in which it leaves and joins anew
+    # Given a worker that is told to go at the moment in which it leaves and joins again
     before = host.join("a", host="h", pid=5)
     given = signals.give(Order(signal="DRAIN"))
     latest = host.join("a", host="h", pid=5)

@@ -277,7 +277,7 @@ class TestDeath:
         check_exact(plant, requests)
         assert len(stands) == 3
 
-    def test_a_controller_that_dies_finds_the_posture(
+    def test_a_controller_that_dies_finds_the_desired_state(
         self, plant: Plant, new_host: NewHost, operator: Operator, tmp_path: Path
     ) -> None:
         host = new_host()
@@ -341,7 +341,7 @@ class TestLate:
         plant.push(request)
         assert plant.result(request.id).ok
 
-    def test_who_was_cut_off_finds_the_posture(
+    def test_who_was_cut_off_finds_the_desired_state(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
         # Given a desired state of which no signal tells

@@ -44,7 +44,7 @@ class Known:
             self.history[f"{why}_alone"] += 1
 
     def live_again(self, replies_before: int) -> None:
-        """It was a dead letter and waits anew."""
+        """It was a dead letter and waits again."""
         self.published, self.result, self.running = [], None, None
         self.is_astray = False
         self.history = dict.fromkeys(HISTORY, 0)

@@ -222,7 +222,7 @@ def test_without_a_rate_nobody_is_late(yard: Yard) -> None:
     assert accepted.code is Submitted.ACCEPTED
 
 
-def test_intake_emptied_by_hand_is_counted_anew(yard: Yard) -> None:
+def test_intake_emptied_by_hand_is_counted_again(yard: Yard) -> None:
     tell(yard, max_num_queued_tokens=100)
     yard.submit(sized(90))
     yard.connection.xtrim(yard.keys.intake("normal"), maxlen=0)

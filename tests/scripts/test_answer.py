@@ -71,7 +71,7 @@ def test_status_is_the_state(yard: Yard, code: Code, status: str) -> None:
     assert yard.ledger(waiting.request)["state"] == status
 
 
-def test_deposed_leader_answers_nothing(yard: Yard) -> None:
+def test_former_leader_answers_nothing(yard: Yard) -> None:
     waiting = yard.submit()
     yard.depose()
 
@@ -184,10 +184,10 @@ def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(yar
     assert letter[b"published"] == pack_tokens([7])
 
 
-@pytest.mark.parametrize("why_not", ["deposed", "twin", "gone"])
+@pytest.mark.parametrize("why_not", ["succeeded", "twin", "gone"])
 def test_dead_letter_is_written_only_with_the_answer(yard: Yard, why_not: str) -> None:
     waiting = yard.submit()
-    if why_not == "deposed":
+    if why_not == "succeeded":
         yard.depose()
     elif why_not == "twin":
         waiting = yard.push(request_fields(waiting.request), waiting.request, intake="high")

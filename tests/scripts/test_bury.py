@@ -23,7 +23,7 @@ def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
     assert yard.pending() == 0
 
 
-def test_deposed_leader_buries_nothing(yard: Yard) -> None:
+def test_former_leader_buries_nothing(yard: Yard) -> None:
     entry = yard.push({"prompt": "x"}).entry
     yard.depose()
 

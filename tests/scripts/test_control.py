@@ -33,7 +33,7 @@ def test_an_operator_needs_no_token(yard: Yard) -> None:
     assert commands(yard) == [(command, LOAD)]
 
 
-def test_a_deposed_leader_commands_nothing(yard: Yard) -> None:
+def test_a_former_leader_commands_nothing(yard: Yard) -> None:
     yard.depose()
 
     assert yard.scripts.command(LOAD, yard.token) is None

@@ -68,7 +68,7 @@ def test_one_round_serves_many_lanes_and_classes(yard: Yard) -> None:
     assert [len(yard.lane(one)), len(yard.lane(two))] == [2, 1]
 
 
-def test_deposed_leader_moves_nothing(yard: Yard) -> None:
+def test_former_leader_moves_nothing(yard: Yard) -> None:
     worker = yard.worker()
     moves = [yard.submit().to(worker), yard.submit().to(worker)]
     yard.depose()

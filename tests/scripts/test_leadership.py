@@ -67,7 +67,7 @@ def test_resigning_opens_the_lead_at_once_and_wakes_the_standby(
     assert scripts.lead("bob", LONG_MS) == "2:bob"
 
 
-def test_deposed_leader_cannot_end_its_successors_lease(
+def test_former_leader_cannot_end_its_successors_lease(
     scripts: Scripts, connection: redis.Redis, keys: Keys
 ) -> None:
     old = scripts.lead("ann", LONG_MS)

@@ -1,4 +1,4 @@
-"""recognize.lua: after a failover that may have lost writes everybody begins anew."""
+"""recognize.lua: after a failover that may have lost writes everybody begins again."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_it_is_done_once(yard: Yard) -> None:
     assert recognize(yard, "second", was_replica=True) == 0
 
 
-def test_a_deposed_leader_fences_nobody(yard: Yard) -> None:
+def test_a_former_leader_fences_nobody(yard: Yard) -> None:
     worker = yard.worker()
     recognize(yard, "first")
     yard.depose()

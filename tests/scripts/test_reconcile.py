@@ -212,7 +212,7 @@ class TestEnd:
 
 
 class TestWhatMovesMeanwhile:
-    def test_deposed_leader_ends_nothing(self, yard: Yard) -> None:
+    def test_former_leader_ends_nothing(self, yard: Yard) -> None:
         request = make_request()
         drop(yard, yard.submit(request))
         found = of(request, astray(yard))

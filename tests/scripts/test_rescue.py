@@ -40,7 +40,7 @@ def test_entries_go_back_with_the_tokens_that_were_seen(yard: Yard) -> None:
     assert yard.connection.hget(yard.keys.workers, worker) is None
 
 
-def test_deposed_leader_rescues_nothing(yard: Yard) -> None:
+def test_former_leader_rescues_nothing(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker)
     yard.expire(worker)

@@ -51,7 +51,7 @@ def test_group_that_somebody_destroyed_comes_back_with_what_waits(yard: Yard) ->
     assert yard.read("high") == []
 
 
-def test_deposed_leader_speaks_for_nobody(yard: Yard) -> None:
+def test_former_leader_speaks_for_nobody(yard: Yard) -> None:
     yard.depose()
 
     assert not yard.scripts.take_over(yard.token, {"models": "[]"})

@@ -18,7 +18,7 @@
 --   stays), 5 GONE (nobody waits there any more), 6 REUSED (the id is
 --   known with another digest; the entry stays)
 -- Atomic, because the entry must be in the intake or on the lane at every moment, and because
--- a deposed leader must move nothing.
+-- a former leader must move nothing.
 
 -- @include count_in
 -- @include has_lease

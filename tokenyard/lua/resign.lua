@@ -5,7 +5,7 @@
 -- KEYS[2] events (stream)
 -- ARGV[1] the caller's leader token
 -- Returns 1 RESIGNED, 0 NOT_LEADER
--- Atomic, because a deposed leader must not end its successor's lease.
+-- Atomic, because a former leader must not end its successor's lease.
 
 local RESIGNED, NOT_LEADER = 1, 0
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end

@@ -14,7 +14,7 @@
 -- ARGV[2] the consumer group of the streams
 -- ARGV[3...] fields of info and their values
 -- Returns -1 NOT_LEADER, 1 READY
--- Atomic, because a deposed leader must not speak for its successor. In a script at all, because
+-- Atomic, because a former leader must not speak for its successor. In a script at all, because
 -- a server without memory refuses these commands otherwise, and only a leader can free some.
 
 local NOT_LEADER, READY = -1, 1

@@ -16,7 +16,7 @@ class ControlScripts(Caller):
     """Commands, signals and acknowledgements."""
 
     def command(self, command: Command, token: str = "") -> str | None:
-        """Command a worker; returns the command's id, or None for a deposed leader.
+        """Command a worker; returns the command's id, or None for a former leader.
 
         The leader passes its ``token``; an operator needs none. A repeated call after a lost answer
         commands twice, which is harmless: all commands are idempotent.

@@ -44,7 +44,7 @@ class LeaderScripts(Caller):
         return bool(self._run("resign", [self.keys.leader, self.keys.events], [token]))
 
     def take_over(self, token: str, info: Mapping[str, Arg]) -> bool:
-        """Create the streams' groups and publish the handshake; False for a deposed leader."""
+        """Create the streams' groups and publish the handshake; False for a former leader."""
         keys = [self.keys.leader, self.keys.info]
         keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
         args: list[Arg] = [token, GROUP]
@@ -56,7 +56,7 @@ class LeaderScripts(Caller):
     def recognize(self, token: str, server: str, *, was_replica: bool) -> int:
         """Fence all workers if the server is a promoted replica; returns their number.
 
-        Returns -1 for a deposed leader. ``server`` is the id of the server's process, which may
+        Returns -1 for a former leader. ``server`` is the id of the server's process, which may
         have been a replica before.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases]
@@ -65,7 +65,7 @@ class LeaderScripts(Caller):
         return fenced
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
-        """Move entries to lanes; one code for each, all NOT_LEADER for a deposed leader."""
+        """Move entries to lanes; one code for each, all NOT_LEADER for a former leader."""
         routes: dict[tuple[IntakeClass, str, int, int], int] = {}
         items: list[Arg] = []
         for move in moves:
@@ -189,7 +189,7 @@ class LeaderScripts(Caller):
         """End requests whose entry is missing, and subtract ``excess_tokens`` from the queued ones.
 
         ``info`` has fields of the key `info` to set. Returns one code for each request, and at
-        least one NOT_LEADER for a deposed leader.
+        least one NOT_LEADER for a former leader.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
         keys.append(self.keys.tally)

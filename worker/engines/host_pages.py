@@ -72,7 +72,7 @@ def check_weights(worker: Any) -> None:
     lost += [name for name in away.packed if not hasattr(layers[name], _PACKED)]
     if lost:
         raise RuntimeError(
-            f"{len(lost)} parts have no weights after the reload, {lost[0]} first; load it anew"
+            f"{len(lost)} parts have no weights after the reload, {lost[0]} first; load it again"
         )
 
 

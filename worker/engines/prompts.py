@@ -52,7 +52,7 @@ def text_encoder(tokenizer: Any, *, add_special_tokens: bool = True) -> Encode:
 def remember_end_token(tokenizer: Any) -> None:
     """Have the end token at hand that vLLM asks its tokenizer for with each request.
 
-    Transformers works it out each time anew, for 6 µs and more, since it is an attribute that is
+    Transformers works it out again each time, for 6 µs and more, since it is an attribute that is
     not found. So one that is there is taken; a class that has its own way keeps it.
     """
     if hasattr(tokenizer, "__dict__") and not hasattr(type(tokenizer), "eos_token_id"):

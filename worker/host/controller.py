@@ -238,7 +238,7 @@ class Controller:
         """A worker is fenced: its process drops its requests and gets a new incarnation."""
         for member in self._pool.members:
             if member.worker == worker:
-                log.warning("%s was fenced; joins anew", worker)
+                log.warning("%s was fenced; joins again", worker)
                 self._membership.forget(worker)
                 member.set_worker("")
 

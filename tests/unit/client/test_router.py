@@ -206,7 +206,7 @@ class TestEnd:
             WaitDeadline(None, 0.0).left_s(pending)
         assert 0 < WaitDeadline(float("inf"), 0.0).left_s(pending) < float("inf")
 
-    def test_of_patience_begins_anew_with_each_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_patience_begins_again_with_each_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a wait whose time is over
         pending, now = open_exchange(ReplyRouter(0.0)), [100.0]
         monkeypatch.setattr("tokenyard.client.pending.time.monotonic", lambda: now[0])

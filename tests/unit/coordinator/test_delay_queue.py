@@ -19,29 +19,29 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_a_delay_queue_returns_due_keys_in_order(steps: list) -> None:
-    timetable, model = DelayQueue(), {}
+    delay_queue, model = DelayQueue(), {}
     for step, key, at in steps:
         if step == "set":
-            timetable.set(key, at)
+            delay_queue.set(key, at)
             model[key] = at
         elif step == "discard":
-            timetable.discard(key)
+            delay_queue.discard(key)
             model.pop(key, None)
         else:
             due = sorted((when, key) for key, when in model.items() if when <= at)
-            assert list(timetable.take_due(at)) == [key for _, key in due]
+            assert list(delay_queue.take_due(at)) == [key for _, key in due]
             for _, gone in due:
                 del model[gone]
-        assert timetable.next_ms == min(model.values(), default=None)
+        assert delay_queue.next_ms == min(model.values(), default=None)
 
 
 def test_discarded_keys_do_not_pile_up() -> None:
-    timetable: DelayQueue[tuple[str, str]] = DelayQueue()
-    timetable.set(("normal", "stays"), 9e15)
+    delay_queue: DelayQueue[tuple[str, str]] = DelayQueue()
+    delay_queue.set(("normal", "stays"), 9e15)
 
     for number in range(10_000):
-        timetable.set(("normal", str(number)), 9e14)
-        timetable.discard(("normal", str(number)))
+        delay_queue.set(("normal", str(number)), 9e14)
+        delay_queue.discard(("normal", str(number)))
 
-    assert len(timetable._heap) <= 2 + MOST_STALE
-    assert timetable.next_ms == 9e15
+    assert len(delay_queue._heap) <= 2 + MOST_STALE
+    assert delay_queue.next_ms == 9e15

@@ -150,7 +150,7 @@ class TestGivingWay:
 
         assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
 
-    def test_a_goal_that_comes_back_too_late_is_loaded_anew(self) -> None:
+    def test_a_goal_that_comes_back_too_late_is_loaded_again(self) -> None:
         # Given a device that has begun to let go of the model that it should hold after all
         holder, warm, goal = member(State.DRAINED, A), member(State.WARM), Goal(A, (0,))
 

@@ -458,7 +458,7 @@ class TestEnd:
     def test_it_reaches_a_process_that_has_become_another_incarnation(
         self, host: Commander
     ) -> None:
-        # Given a process that leaves and joins anew while a command for it is on its way
+        # Given a process that leaves and joins again while a command for it is on its way
         host.load(A)
         host.played.member("w-0").set_worker("w-0.7")
 

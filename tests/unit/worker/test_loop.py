@@ -349,7 +349,7 @@ def test_what_runs_is_not_begun_again(rig: LoopRig) -> None:
     assert rig.sessions[0].runs["1-0"] is run
 
 
-def test_other_weights_answer_anew(rig: LoopRig) -> None:
+def test_other_weights_answer_again(rig: LoopRig) -> None:
     # Given requests of which one has ended and one runs
     ended, runs = rig.deliver("1-0"), rig.deliver("2-0")
     rig.turn()

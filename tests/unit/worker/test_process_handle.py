@@ -335,7 +335,7 @@ class TestDraining:
         clock.now += 1
         assert handle.is_overdue
 
-    def test_the_next_time_begins_anew(self, clock: Clock) -> None:
+    def test_the_next_time_begins_again(self, clock: Clock) -> None:
         handle = make_ready(drain_timeout_s=30.0)
         handle.drain()
         clock.now += 31
@@ -367,7 +367,7 @@ class TestBackoff:
         assert pauses[0] < pauses[1] < pauses[2]
         assert pauses[-1] == 8.0
 
-    def test_a_process_that_has_served_begins_anew(self, clock: Clock) -> None:
+    def test_a_process_that_has_served_begins_again(self, clock: Clock) -> None:
         handle = make_handle()
         first = self._die(handle, clock)
         for _ in range(5):

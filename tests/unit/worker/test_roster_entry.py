@@ -127,7 +127,7 @@ def test_how_it_gets_on() -> None:
     assert (info.tally, info.last_error) == (WorkerTotals(finished=2, tokens=9), "q7: no memory")
     assert abs(info.last_error_ms / 1000 - time.time()) < 60
 
-    # If it holds another model, it counts anew, and the error is still the last one
+    # If it holds another model, it counts again, and the error is still the last one
     member.warm(Warm(Memory(host=1000), {}))
     assert (entry(member).tally, entry(member).last_error) == (WorkerTotals(), "q7: no memory")
 

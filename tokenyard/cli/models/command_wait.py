@@ -74,7 +74,7 @@ def report(
     if as_json:
         workers = [one.command.worker for one in sent]
         fields = {"ids": [one.id for one in sent], "workers": workers}
-        fields["holdouts"] = unacknowledged_fields(unacknowledged)  # type: ignore[assignment]
+        fields["unacknowledged"] = unacknowledged_fields(unacknowledged)  # type: ignore[assignment]
         say(msgspec.json.encode(about | fields))
     elif unacknowledged:
         say_unacknowledged(unacknowledged, timeout_s)

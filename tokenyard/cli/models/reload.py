@@ -100,7 +100,7 @@ def reload(
             "run_state": now.run_state,
             "weights": now.weights,
         }
-        say(msgspec.json.encode(about | {"holdouts": unacknowledged_fields(unacknowledged)}))
+        say(msgspec.json.encode(about | {"unacknowledged": unacknowledged_fields(unacknowledged)}))
     elif unacknowledged:
         say(f"Error: {_failure(model, now, unacknowledged, timeout_s)}", err=True)
     else:

@@ -205,7 +205,7 @@ def _fields(outcome: SignalOutcome, options: SignalOptions) -> dict[str, Any]:
         "redundant": receipt.is_redundant,
         "waited": options.waits,
         "workers": list(receipt.workers),
-        "holdouts": unacknowledged_fields(outcome.unacknowledged),
+        "unacknowledged": unacknowledged_fields(outcome.unacknowledged),
         "others": {one.scope: one.run_state for one in outcome.others},
     }
 

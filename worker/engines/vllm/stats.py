@@ -1,7 +1,7 @@
 """What vLLM measures of itself: the metrics of its own that this process has registered.
 
 vLLM counts where its `LLMEngine` was made with log stats on, in the default registry of
-`prometheus_client`, and makes them all anew for each engine. This file imports nothing heavy.
+`prometheus_client`, and makes them all again for each engine. This file imports nothing heavy.
 """
 
 from __future__ import annotations
