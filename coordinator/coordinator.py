@@ -13,7 +13,7 @@ import time
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
-from coordinator.dispatch.admission import Admission, RetryLimits
+from coordinator.dispatch.admission import Admission
 from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
@@ -24,6 +24,7 @@ from coordinator.handshake import Handshake, Models
 from coordinator.leadership import Leadership, LostLeadership
 from coordinator.placement.placer import Placer
 from coordinator.recovery.failover import FailoverDetector
+from coordinator.recovery.history import RetryLimits
 from coordinator.recovery.reconciler import LedgerReconciler
 from coordinator.recovery.reload_timeouts import ReloadTimeouts
 from coordinator.recovery.rescuer import Rescuer

@@ -14,13 +14,13 @@ from rich.console import Console
 from tests.cli.running import environment, is_gone, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.cli import demo
-from tokenyard.cli.demo import Answer, Sum
+from tokenyard.cli.demo import DemoAnswer, Sum
 from tokenyard.process.program import Exit
 from tokenyard.protocol.replies import ErrorInfo, Provenance, Result, Status, Timing
 
 
-def answer(text: str, *, status: Status = "completed") -> Answer:
-    return Answer(
+def answer(text: str, *, status: Status = "completed") -> DemoAnswer:
+    return DemoAnswer(
         Sum("12+34=", "46"),
         Result(
             id="q",
@@ -53,7 +53,7 @@ def test_sums_are_right_and_the_same_each_time() -> None:
         (answer("46", status="failed"), False, "failed: it bites"),
     ],
 )
-def test_an_answer_is_right_or_wrong(given: Answer, is_correct: bool, text: str) -> None:
+def test_an_answer_is_right_or_wrong(given: DemoAnswer, is_correct: bool, text: str) -> None:
     assert given.is_correct is is_correct
     assert given.text == text
 

@@ -44,7 +44,7 @@ def test_commands_and_clients_find_it_also_with_a_folder_of_its_own(
     assert invoke("submit", "hello", "--max-tokens", "2").exit_code == Exit.OK
     with Client() as client:
         assert client.submit("hello", max_tokens=2).result(timeout=30).tokens
-        assert client._core.url == url
+        assert client._core.state.url == url
     up.signal(signal.SIGTERM)
     assert up.wait() == Exit.OK
     assert invoke("info").exit_code == Exit.UNAVAILABLE
@@ -89,7 +89,7 @@ def test_a_second_one_on_another_folder_says_who_is_found(
     second.wait_ready()
     assert f"pid {first.process.pid} at {url} is what commands without a URL find" in second.said
     with Client() as client:
-        assert client._core.url == url
+        assert client._core.state.url == url
 
 
 def test_up_warns_of_a_lost_port(start_up: StartUp, home: dict[str, str], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_without_being_told_it_runs_the_embedded_one(yard: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("options", "status", "why"),
     [
-        (["--server", "/nowhere/redis-server"], Exit.USAGE, "no program there"),
+        (["--server", "/nowhere/redis-server"], Exit.USAGE, "no executable program there"),
         (["--server", sys.executable], Exit.USAGE, "neither a Valkey nor a Redis"),
     ],
 )

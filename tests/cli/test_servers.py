@@ -74,7 +74,7 @@ def test_a_program_that_will_not_do_is_refused(on_path: Path, says: str, why: st
 
 
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no program"):
+    with pytest.raises(SettingsError, match="no executable program"):
         choose_server(str(tmp_path / "nowhere"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.dispatch.admission import RetryLimits, read_history
+from coordinator.recovery.history import RetryLimits, read_history
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch.admission import Admission, RetryLimits, Verdict
+from coordinator.dispatch.admission import Admission, Verdict
 from coordinator.dispatch.intake import Entry
 from coordinator.handshake import Models
+from coordinator.recovery.history import RetryLimits
 from coordinator.routing.queued_request import QueuedRequest
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass

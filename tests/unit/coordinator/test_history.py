@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.dispatch.admission import History, RetryLimits, read_history
+from coordinator.recovery.history import History, RetryLimits, read_history
 from tokenyard.protocol.errors import Code
 
 LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_faults=3)

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from coordinator.dispatch.admission import History, RetryLimits
 from coordinator.dispatch.plan import make_plan
+from coordinator.recovery.history import History, RetryLimits
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
