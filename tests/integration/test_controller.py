@@ -73,7 +73,7 @@ class TestJoining:
         own_broker.stop()
         with Plant(own_broker.url) as plant:
             controller = plant.worker()
-            eventually(lambda: "what operators want: " in controller.log, timeout_s=30.0)
+            eventually(lambda: "reading the desired states: " in controller.log, timeout_s=30.0)
 
             own_broker.start()
 

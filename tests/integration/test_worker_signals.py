@@ -220,7 +220,7 @@ class TestPause:
         requests = running(plant, max_tokens=400)
 
         given = operator.give("PAUSE", mode="wait")
-        eventually(lambda: "Pause(mode='wait')" in host.program.log)
+        eventually(lambda: "PauseEngine(mode='wait')" in host.program.log)
         assert operator.signals.unacknowledged(given), "they still run"
         operator.say("UNPAUSE")
 
