@@ -63,10 +63,13 @@ def live(pipe: Connection) -> None:
     """A warm process: obeys until its pipe ends."""
     _Held.pipe = pipe
     threading.excepthook = lambda _: os._exit(STUCK_STATUS)  # as worker.process.main does
+    from vllm.platforms import current_platform
+
     from worker.engines.cpu_features import request_amx
     from worker.engines.vllm.warm_base import freeze
     from worker.executor import follower_link, leader_link
 
+    current_platform.is_cpu()  # registers vLLM's kernels, as the warm-up of a worker does
     leader_link.STUCK_S = follower_link.STUCK_S = STUCK_S
     for module in MODULES:
         importlib.import_module(module)
@@ -496,7 +499,7 @@ def test_what_a_group_cannot_do_is_refused(pool: Pool) -> None:
 
     first.ask(load_with_transfer, leading)
 
-    assert first.fault().startswith("Unsupported: a group of warm processes knows neither")
+    assert first.fault().startswith("Unsupported: a group of warm processes supports neither")
     second.answer()
 
 

@@ -132,7 +132,7 @@ def test_a_request_that_waits_says_why(yard: Yard) -> None:
     assert explain(yard, other).waits_for == "no worker with model multiplier is ready"
 
     yard.scripts.resign(yard.token)
-    assert "nobody leads" in texts(explain(yard, request))
+    assert "no coordinator leads" in texts(explain(yard, request))
 
 
 @pytest.mark.parametrize("scope", ["all", "model:adder", "worker:w"])
