@@ -77,7 +77,7 @@ def test_the_command_asks_the_yard_and_runs_nothing(
     source = write_lines("in.jsonl", [completion(1), completion(2, model="other"), "{broken"])
     done = batch(plant, "run", source, "--dry-run")
     assert done.returncode == Exit.FAILED, done.stderr
-    assert "3 lines: 1 good (1 completion), 2 bad" in done.stdout
+    assert "3 lines: 1 valid (1 completion), 2 invalid" in done.stdout
     assert "line 2: MODEL_UNAVAILABLE: the yard has no model 'other'" in done.stdout
     assert "line 3: invalid_json_line" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

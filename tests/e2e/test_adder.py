@@ -73,14 +73,17 @@ sys.stdout.buffer.write(s.recv(65536))
 
 
 def test_a_stream_adds_up_to_its_result(client: Client) -> None:
-    handle = client.submit("67+89=", stream=True, **GREEDY)
-
-    deltas = list(handle)
-
-    result = handle.result(60)
-    assert "".join(delta.text or "" for delta in deltas) == "156" == result.text
-    assert [token for delta in deltas for token in delta.tokens] == result.tokens
-    assert len(deltas) >= 2
+    most = 0
+    for _ in range(20):  # a busy machine may publish a short answer in one piece
+        handle = client.submit("67+89=", stream=True, **GREEDY)
+        deltas = list(handle)
+        result = handle.result(60)
+        assert "".join(delta.text or "" for delta in deltas) == "156" == result.text
+        assert [token for delta in deltas for token in delta.tokens] == result.tokens
+        most = max(most, len(deltas))
+        if most > 1:
+            return
+    pytest.fail("each of 20 streams came in one piece")
 
 
 def test_chat_messages_go_through_the_models_template(client: Client) -> None:
