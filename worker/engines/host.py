@@ -18,8 +18,7 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
         return ["worker.process.main", "worker.engines.simulated.engine"]
     on_cpu = is_on_cpu(settings)
     if on_cpu and missing_here():
-        return [
-            "worker.process.main"
-        ]  # vLLM's import would kill the fork-server; the processes report why
+        # vLLM's import would kill the fork-server. The processes report why.
+        return ["worker.process.main"]
     engine = engine_modules(cpu=on_cpu)
     return ["worker.process.main", *engine, "worker.engines.preloaded"]

@@ -19,10 +19,10 @@ import torch
 from worker.engines import Unsupported
 from worker.engines.vllm.warm_base import give_back
 
-_PACKED: Final = (
-    "cpu_linear"  # attribute of a layer: a function that holds the weights packed by oneDNN
-)
-_AWAY: Final = "_tokenyard_away"  # attribute of a model: its parts that are gone until a reload
+#: Attribute of a layer: a function that holds the weights packed by oneDNN.
+_PACKED: Final = "cpu_linear"
+#: Attribute of a model: its parts that are gone until a reload.
+_AWAY: Final = "_tokenyard_away"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,7 @@ class ChatPrompts:
             raise InvalidRequest(
                 "messages", "this model has no chat template; give prompt or tokens"
             ) from None
-        except (
-            Exception
-        ) as error:  # a template is a program: hostile messages can make it raise anything
+        except Exception as error:  # a template is a program and can raise anything
             reason = str(error)[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
             raise InvalidRequest(
                 "messages", f"the chat template does not take them: {reason}"

@@ -90,9 +90,7 @@ class VllmEngine:
         self._asleep = 0  # the level
         self._weights = weights
         self._answers: dict[str, OutputCollector] = {}
-        self._branches: dict[
-            str, list[str]
-        ] = {}  # request ids by lane entry, of requests with several branches
+        self._branches: dict[str, list[str]] = {}  # request ids of branches, by lane entry
         self._ready: list[EngineEvent] = []  # answers that need no step
         self._params = ParamsMaker()
         with self._stopwatch.phase("config"):
