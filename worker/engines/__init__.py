@@ -86,7 +86,7 @@ class Engine(Protocol):
         """Drop requests by lane entry; unknown ones are ignored."""
 
     def take_out(self, key: str) -> Finished | None:
-        """Stop a request and return its output so far, or None if it is unknown.
+        """Stop a request and return its output so far, or None if the request is unknown.
 
         For requests with a deadline. Of a request without deadline or stream, the output may be
         empty.

@@ -1,6 +1,6 @@
 """Prints vLLM's platform and the number of usable GPUs as JSON, for `worker.engines.devices`.
 
-Runs in a process of its own, because it imports torch and creates a CUDA context, which must not be
+Runs in a separate process, because it imports torch and creates a CUDA context, which must not be
 forked.
 """
 

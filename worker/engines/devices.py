@@ -39,12 +39,12 @@ _MEND: Final = "check the driver, and that a container is given the GPUs (docker
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What vLLM and torch report about this host."""
+    """Properties of this host, reported by vLLM and torch."""
 
     vllm: str  # name and version of the distribution; "": not installed
     platform: str  # vLLM's device type: cuda, cpu or another; "": none found
     gpus: int = 0  # usable by CUDA
-    fault: str = ""  # why CUDA can use none
+    fault: str = ""  # why CUDA can use no GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def find_device(settings: WorkerSettings) -> Device:
 def with_device(settings: WorkerSettings) -> WorkerSettings:
     """The settings with a device in place of ``auto``; raises `SettingsError`.
 
-    For the process that starts all others of the host: they need not ask again.
+    For the process that starts all others of the host: those need not ask again.
     """
     if settings.engine == "simulated":
         return settings
@@ -171,7 +171,7 @@ def _are_mig(gpus: Sequence[str]) -> bool:
 
 
 def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
-    """Ask in a process of its own, which touches devices and takes seconds to import torch."""
+    """Ask a separate process, which touches devices and takes seconds to import torch."""
     vllm = _installed_vllm()
     if "cpu" in vllm:  # the test of `vllm.platforms`
         return Host(vllm, "cpu")

@@ -53,7 +53,7 @@ class Wanted:
 
 
 def wanted(params: SamplingParams) -> Wanted | None:
-    """The logprobs that a request wants of its sampled tokens; None: none."""
+    """The logprobs that a request wants of its sampled tokens, or None."""
     if params.logprob_token_ids:
         return Wanted(len(params.logprob_token_ids), tuple(params.logprob_token_ids))
     return None if params.logprobs is None else Wanted(params.logprobs)

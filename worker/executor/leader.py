@@ -72,7 +72,7 @@ class GroupExecutor(Executor):
         self._calls: RpcChannel | None = None
         self._segments: Segments | None = None
         self._mark = uuid.uuid4().hex
-        # vLLM names shared memory after the last part: the file (0.32), or what follows the last
+        # vLLM names shared memory after the last part: the file (0.32), or the text after the last
         # colon (0.26). Both must be free of slashes.
         self._meeting = Path(f"{self._group.address}:{self._mark}")
         self._output_rank = 0

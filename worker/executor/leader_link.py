@@ -149,7 +149,7 @@ class LeaderLink:
             wake()
 
     def dismiss(self) -> None:
-        """Tell all followers to leave; ignore errors from here on."""
+        """Tell all followers to leave; ignore errors from now on."""
         self._is_leaving = True
         if self._listener is not None:
             # Followers that are about to connect must not find the address gone.

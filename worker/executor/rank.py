@@ -22,7 +22,7 @@ _OWN = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_DIST_IDENT")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every rank needs to build its worker."""
+    """The data with which every rank builds its worker."""
 
     config: VllmConfig
     devices: tuple[int, ...]  # by rank

@@ -1,6 +1,6 @@
 """Calls to the followers of a group and their answers, over vLLM's message queues.
 
-All calls go through one queue, which every follower reads; each follower has a queue of its own
+All calls go through one queue, which every follower reads; each follower has its own queue
 for answers. Calls are numbered, so that a late answer is not mistaken for the answer to a later
 call.
 """

@@ -118,7 +118,7 @@ def _made_of_all(published: list[list[int]], choices: list[Choice]) -> int:
 
 @lru_cache(maxsize=KEPT)
 def _checked(field: PromptField, packed: bytes, known: int, max_model_len: int) -> int:
-    """The number of tokens of a prompt; raises what `check_prompt` raises."""
+    """The number of tokens of a prompt; raises like `check_prompt`."""
     prompt = unpack_tokens(packed)
     check_prompt(field, prompt, known, max_model_len)
     return len(prompt)

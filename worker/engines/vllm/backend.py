@@ -166,7 +166,7 @@ class VllmBackend:
         except BaseException as error:
             if executor is not None:
                 executor.release()
-            _forget_frames(error)  # they hold the unfinished engine
+            _forget_frames(error)  # the frames hold the unfinished engine
             self._clean_up_behind(error, spec)
             raise
 
@@ -190,7 +190,7 @@ class VllmBackend:
         return self._groups
 
     def _take_device(self) -> None:
-        """Select the device, and initialize what is slow on first use."""
+        """Select the device and run its slow first operations."""
         if self._is_on_cpu:
             from worker.engines.cpu_threads import use_cores
 

@@ -66,7 +66,7 @@ class ThriftyExecutor(SingleExecutor):
 
 
 def at_most_for_all(executor: Executor, available: list[int]) -> list[int]:
-    """The bytes of each rank's KV cache, at most what all sequences fill at full length.
+    """The bytes of each rank's KV cache, at most enough for all sequences at full length.
 
     One sequence is added for the blocks that vLLM reserves.
     """

@@ -111,7 +111,7 @@ def _assignment(number: int, params: SamplingParams) -> Assignment:
 
 
 def _weights() -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights of a Llama with one layer, all with one value: nobody reads the output."""
+    """Weights of a Llama with one layer, all with the same value: nothing reads the output."""
     vocabulary = len(_WORDS)
     shapes = {
         "model.embed_tokens": (vocabulary, _WIDTH),

@@ -86,7 +86,7 @@ def _check_known(params: SamplingParams) -> None:
 
 
 def _repetition_detection(asked: dict[str, Any]) -> Any:
-    # Not at the top: older versions have none.
+    # Not at the top: older versions lack it.
     from vllm.sampling_params import RepetitionDetectionParams
 
     try:

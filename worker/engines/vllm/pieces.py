@@ -39,7 +39,7 @@ class PieceSize:
         self._ended = now
 
     def choose(self, running: int) -> int:
-        """The number of tokens per piece for a stream that begins beside ``running`` requests."""
+        """The number of tokens per piece for a new stream beside ``running`` requests."""
         if running < FEW:
             return self.least
         fitting = int(min(MOST, PIECE_S / max(self._step_s, PIECE_S / MOST)))

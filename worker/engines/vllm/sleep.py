@@ -51,7 +51,7 @@ class DeviceSleep:
         engine.wake_up(["kv_cache"])
 
     def prepare_end(self, engine: LLMEngine) -> None:
-        """Wake the engine: vLLM unmaps what it frees, and unmapped memory raises a CUDA error."""
+        """Wake the engine: vLLM unmaps memory to free it, a CUDA error if it is not mapped."""
         engine.wake_up()
 
 

@@ -39,7 +39,7 @@ def _take(engine: LLMEngine, folder: str, adapters: Adapters) -> None:
 def add_adapters(engine: LLMEngine, adapters: Adapters) -> None:
     """Load all adapters; raises `ValueError` with the name of one that cannot be loaded.
 
-    A broken adapter so fails before a request uses it.
+    This finds a broken adapter before a request uses it.
     """
     for name, request in adapters.items():
         try:
