@@ -1,6 +1,6 @@
 """Sets the cores and the number of threads of an engine on a CPU, after all imports.
 
-Environment variables are too early for that: OpenMP reads ``OMP_NUM_THREADS`` once, when the
+Environment variables cannot do that: OpenMP reads ``OMP_NUM_THREADS`` once, when the
 fork-server loads torch, and worker processes are forked later. The variable is 1 during the imports
 (`worker.engines.vllm.environment`), so that they start no threads, which a fork would lose.
 """

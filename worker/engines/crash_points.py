@@ -51,7 +51,7 @@ class CrashPoint:
             raise ValueError(f"crash point {text!r}: count from 1")
 
     def passed(self, place: str) -> None:
-        """Mark that the process passes this place, and kill it if its time has come."""
+        """Mark that the process passes ``place``; kills the process at the n-th pass."""
         if place != self._place:
             return
         self._left -= 1

@@ -481,7 +481,7 @@ class VllmEngine:
         return self._reads_text(asked) or asks
 
     def _warm_up(self, engine: LLMEngine) -> None:
-        """Run a greedy and a sampled request, so that the first real one need load nothing."""
+        """Run a greedy and a sampled request, so that the first real request loads nothing."""
         for number, temperature in enumerate((0.0, 1.0)):
             params = build_params(
                 SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True),
