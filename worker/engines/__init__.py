@@ -1,4 +1,4 @@
-"""What generates tokens inside a worker, behind one small interface.
+"""The interface of the engines that generate tokens in a worker.
 
 Only this package and `worker.executor` may import vllm or torch. `simulated` imports neither.
 """
@@ -19,26 +19,26 @@ from worker.models import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine serves and how much at once."""
+    """The model and the limits of an engine."""
 
     engine: str  # vllm or simulated
     engine_version: str
-    model: str  # the name that requests use
+    model: str  # the name in requests
     revision: str
-    max_model_len: int  # tokens, prompt and output together
+    max_model_len: int  # tokens of prompt and output together
     vocab_size: int
-    slots: int  # requests that run at once (vLLM's max_num_seqs)
-    tokenizer: str = ""  # path or name of the Hugging Face tokenizer, "" where there is none
-    adapters: tuple[str, ...] = ()  # LoRA adapters; requests name them as they name models
+    slots: int  # concurrent requests (vLLM's max_num_seqs)
+    tokenizer: str = ""  # path or name of the Hugging Face tokenizer; "": none
+    adapters: tuple[str, ...] = ()  # LoRA adapters, which requests name like models
     phases_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the load
-    weights: str = ""  # path of the checkpoint that stands in for the model's own; "": its own
-    cache_tokens: int = 0  # that its prefix cache holds; 0: unknown, or it has none
+    weights: str = ""  # path of the loaded checkpoint; "": the model's own
+    cache_tokens: int = 0  # capacity of the prefix cache; 0: unknown or none
 
 
 class TokenDelta(Struct, frozen=True):
-    """New tokens of one choice of a request that streams. ``key`` is the lane entry.
+    """New tokens of one choice of a streaming request. ``key`` is the lane entry.
 
-    ``logprobs`` has one entry for each token, in the form of `worker.engines.logprobs`.
+    ``logprobs`` has one entry per token, in the form of `worker.engines.logprobs`.
     """
 
     key: str
@@ -49,17 +49,17 @@ class TokenDelta(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """All choices of a request that has ended, with the tokens of all attempts."""
+    """All choices of a finished request, with the tokens of all attempts."""
 
     key: str
     choices: Sequence[Choice]
     prompt_tokens: int
     prompt_logprobs: list[Any] | None = None
-    cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not told
+    cached_tokens: int | None = None  # of the prompt, from the prefix cache; None: unknown
 
 
 class RequestError(Struct, frozen=True):
-    """A request that the engine cannot serve; its neighbours go on."""
+    """A request that the engine cannot serve; other requests continue."""
 
     key: str
     code: Code
@@ -74,72 +74,74 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """What it serves."""
+        """The model and the limits."""
 
     def add(self, assignment: Assignment) -> None:
-        """Take a request in; it continues behind ``assignment.published``.
+        """Add a request; it continues after the tokens ``assignment.published``.
 
-        Raises `tokenyard.protocol.errors.InvalidRequest` where the request cannot be run as it is.
+        Raises `tokenyard.protocol.errors.InvalidRequest` if the request cannot run.
         """
 
     def abort(self, keys: Iterable[str]) -> None:
-        """Forget requests, by lane entry; unknown ones are ignored."""
+        """Drop requests by lane entry; unknown ones are ignored."""
 
     def take_out(self, key: str) -> Finished | None:
-        """Stop a request and give what it has made so far; None where it is not here.
+        """Stop a request and return its output so far, or None if the request is unknown.
 
-        For requests with a deadline; of others that do not stream nothing may be known.
+        For requests with a deadline. Of a request without deadline or stream, the output may be
+        empty.
         """
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Whether `step` has work."""
 
     def step(self) -> list[EngineEvent]:
-        """Generate once for all running requests.
+        """Run one step for all running requests.
 
-        A request that streams yields a `TokenDelta` for each step that made tokens, except the
-        last, whose tokens stand in `Finished` only. (A choice that ends before its siblings
-        yields its last tokens as a delta too.) The texts of the deltas are a beginning of the text
-        in `Finished`. A fault of the whole engine is an exception.
+        A streaming request yields a `TokenDelta` for each step that generates tokens, except the
+        last step: its tokens are in `Finished` only. (A choice that ends before its siblings
+        yields its last tokens as a delta too.) The texts of the deltas together are a prefix of
+        the text in `Finished`. A fault of the whole engine is an exception.
         """
 
     def sleep(self, level: int) -> None:
-        """Let go of the device's memory: at 1 the weights stay in the host's, at 2 they go too.
+        """Free the device's memory: level 1 keeps the weights in host memory, level 2 drops them.
 
-        Only without unfinished requests. Raises `Unsupported` where the engine cannot.
+        Needs an engine without unfinished requests. Raises `Unsupported` if the engine cannot
+        sleep.
         """
 
     def wake(self) -> None:
-        """Come back from sleep as if nothing had been, weights reloaded where they were gone."""
+        """Wake from sleep, and reload the weights if they were dropped."""
 
     def reset(self) -> None:
-        """Forget the prefix cache."""
+        """Clear the prefix cache."""
 
     def reload(self, path: str) -> None:
-        """Take the weights of the checkpoint in the folder ``path``, "" for the model's own.
+        """Load the weights of the checkpoint in the folder ``path``; "": the model's own.
 
-        The prefix cache is forgotten; unfinished requests go on behind their tokens. Raises
-        `Unsupported` where that cannot be, and all is as before.
+        Clears the prefix cache; unfinished requests continue after their tokens. Raises
+        `Unsupported` if the weights cannot be loaded, and changes nothing.
         """
 
     def profile(self, *, start: bool) -> None:
-        """Start or stop the engine's profiler; raises `Unsupported` where it has none."""
+        """Start or stop the engine's profiler; raises `Unsupported` if it has none."""
 
     def close(self) -> None:
-        """Let go of the model and its memory; idempotent. The process stays warm."""
+        """Unload the model and free its memory; idempotent. The process stays warm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a process holds, in bytes."""
+    """Memory of a process, in bytes."""
 
     host: int  # resident
     device: int | None = None  # on the GPU; None on a CPU
 
     @property
     def scarce(self) -> int:
-        """The one that matters: the device's where there is a device."""
+        """The scarcer of the two: the device's memory if there is a device, else the host's."""
         return self.host if self.device is None else self.device
 
 
@@ -147,8 +149,8 @@ class Memory:
 class RankGroup:
     """Several processes of a host that hold one model together.
 
-    Its leader runs the engine and rank 0 and listens at ``address``, a Unix socket; the others
-    attach there.
+    The leader runs the engine and rank 0 and listens at ``address``, a Unix socket; the followers
+    connect there.
     """
 
     address: str
@@ -157,46 +159,45 @@ class RankGroup:
 
     @property
     def size(self) -> int:
-        """How many processes it has."""
+        """The number of processes."""
         return len(self.devices)
 
 
 class Unsupported(Exception):
-    """This engine, or this device, cannot do what was asked; the message says what can."""
+    """This engine or device does not support the operation; the message names an alternative."""
 
 
 class DeviceUnusable(Exception):
-    """No engine can run on this CPU or GPU, now or later; the message says what to do."""
+    """No engine can ever run on this CPU or GPU; the message says what to do."""
 
 
 class DeviceLost(Exception):
-    """This process can do nothing on its GPU any more and must end; a new one can."""
+    """This process can no longer use its GPU and must end; a new process can."""
 
 
 class Backend(Protocol):
-    """What a worker process is before it holds a model, and between two models.
+    """Loads engines in a worker process, and keeps the process warm between them.
 
-    One thread owns it and the engines that it makes; at most one engine lives at a time.
+    One thread owns it and its engines; at most one engine exists at a time.
     """
 
     def warm_up(self) -> dict[str, float]:
-        """Pay everything that needs no model, once; seconds by phase.
+        """Do once all that needs no model; returns seconds by phase.
 
-        Raises `DeviceUnusable` where no engine can run here, and what the engine raises.
+        Raises `DeviceUnusable` if no engine can run here, and the errors of the engine.
         """
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
-        """Make an engine, with ``weights`` from its first token on; see `Engine.reload` for them.
+        """Load an engine, with ``weights`` from its first token; `Engine.reload` describes them.
 
-        Raises what the engine raises; the process then is as warm as before, but after
-        `DeviceLost`.
+        Raises the errors of the engine. After any but `DeviceLost` the process is warm as before.
         """
 
     def attend(self, group: RankGroup) -> None:
-        """Lend this process to the leader of ``group`` until it lets go; then it is warm again.
+        """Serve the leader of ``group`` until it releases this process, which is then warm again.
 
-        A fault is an exception, and the process must end.
+        After an exception the process must end.
         """
 
     def memory(self) -> Memory:
-        """What this process holds now."""
+        """Current memory of this process."""

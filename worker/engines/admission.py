@@ -1,7 +1,7 @@
-"""What every engine refuses at the door, with the same words.
+"""Checks that every engine applies to new requests, with the same error messages.
 
-A token id outside the vocabulary would index past the embedding table, which ends the process on
-a GPU; so nothing here is left to the engines.
+The engines do not do this: a token id outside the vocabulary would index past the embedding table,
+which ends the process on a GPU.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final, Literal
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 
-_SMALLEST: Final = 1.2e-38  # of float32, in which engines keep their parameters
+_SMALLEST: Final = 1.2e-38  # limits of float32, the type of parameters in engines
 _LARGEST: Final = 3.4e38
 PromptField = Literal["tokens", "prompt", "messages"]
 
 
 def prompt_field(request: Request) -> PromptField:
-    """Which of the three prompts the request gives."""
+    """The field that holds the prompt of a request."""
     if request.tokens is not None:
         return "tokens"
     return "prompt" if request.prompt is not None else "messages"
@@ -27,7 +27,10 @@ def prompt_field(request: Request) -> PromptField:
 def check_prompt(
     field: PromptField, tokens: Sequence[int], vocab_size: int, max_model_len: int
 ) -> None:
-    """Refuse an empty, over-long or out-of-vocabulary prompt; room for one token must be left."""
+    """Raise `InvalidRequest` for an empty, too long or out-of-vocabulary prompt.
+
+    There must be room for at least one output token.
+    """
     if not tokens:
         raise InvalidRequest(field, "has no tokens")
     if len(tokens) >= max_model_len:
@@ -39,13 +42,13 @@ def check_prompt(
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse parameters that name tokens which do not exist, or numbers that no engine holds."""
+    """Raise `InvalidRequest` for token ids outside the vocabulary and numbers out of range."""
     _check_ids("params.stop_token_ids", params.stop_token_ids or (), vocab_size)
     _check_ids("params.logit_bias", params.logit_bias or (), vocab_size)
     _check_ids("params.logprob_token_ids", params.logprob_token_ids or (), vocab_size)
     _check_ids("params.trace_decode_token_ids", params.trace_decode_token_ids or (), vocab_size)
     for row in params.prompt_logprob_token_ids or ():
-        named = [token for token in row if token >= 0]  # -1 fills up
+        named = [token for token in row if token >= 0]  # -1 is padding
         _check_ids("params.prompt_logprob_token_ids", named, vocab_size)
     if params.allowed_token_ids is not None:
         if not params.allowed_token_ids:
@@ -59,7 +62,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_resumable(assignment: Assignment) -> None:
-    """Refuse to continue several choices where nobody says whose the published tokens are."""
+    """Raise `InvalidRequest` if the published tokens of several choices cannot be told apart."""
     several = assignment.request.params.n > 1
     if several and len(assignment.choices) * 4 != len(assignment.published):
         raise InvalidRequest("params.n", "nobody knows any more whose published tokens are")

@@ -1,7 +1,7 @@
-"""Whether a checkpoint can stand in for the weights of a model: told from its files alone.
+"""Checks from the files alone whether a checkpoint can replace the weights of a model.
 
-vLLM notices most of what does not fit only while it loads, when the old weights are gone, and of
-weights that are missing it only warns. So the headers of the files are compared before.
+vLLM finds most mismatches only while it loads, when the old weights are gone, and it only warns of
+missing weights. So this module compares the headers of the files before the load.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 
 from worker.engines import Unsupported
 
-#: Files that vLLM reads weights from.
+#: Files from which vLLM reads weights.
 _PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
 _INDEX: Final = "model.safetensors.index.json"
-#: The bound that the format itself sets.
+#: The limit of the safetensors format.
 _MOST_HEADER_BYTES: Final = 100_000_000
 _METADATA: Final = "__metadata__"
-#: The one tensor that may be missing, where it is also that of the embedding.
+#: The only tensor that may be missing: some models use that of the embedding for it.
 _TIED: Final = "lm_head.weight"
 
 Shapes = Mapping[str, Sequence[int]]
@@ -39,10 +39,10 @@ class _Config(msgspec.Struct):
 
 
 def check_fit(own: str, other: str) -> None:
-    """See that the checkpoint in the folder ``other`` fits a model whose own is at ``own``.
+    """Check that the checkpoint in the folder ``other`` fits the model at ``own``.
 
-    Names and shapes of tensors are compared where both are folders of safetensors. Raises
-    `Unsupported` with the first thing that does not fit.
+    Compares names and shapes of tensors if both are folders of safetensors. Raises `Unsupported`
+    with the first mismatch.
     """
     folder, model = Path(other), Path(own)
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def check_fit(own: str, other: str) -> None:
 
 
 def _shapes(folder: Path) -> Shapes:
-    """The shapes of all tensors by name; empty where there are no safetensors."""
+    """The shapes of all tensors by name; empty without safetensors."""
     found: dict[str, Sequence[int]] = {}
     for path in _files(folder):
         try:
@@ -74,7 +74,7 @@ def _shapes(folder: Path) -> Shapes:
 
 
 def _files(folder: Path) -> Sequence[Path]:
-    """Those that the index names, where there is one: others may lie beside them."""
+    """The safetensors in the index, if there is one: the folder may hold others."""
     index = folder / _INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
@@ -86,7 +86,7 @@ def _files(folder: Path) -> Sequence[Path]:
 
 
 def _header(path: Path) -> dict[str, Sequence[int]]:
-    """The header of a file: its length in eight bytes, little-endian, and then JSON."""
+    """The header of a file: its length in eight bytes, little-endian, then JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _MOST_HEADER_BYTES:

@@ -1,8 +1,8 @@
-"""Which cores an engine on a CPU computes on, chosen when everything has been imported.
+"""Sets the cores and the number of threads of an engine on a CPU, after all imports.
 
-Not by environment variables: OpenMP reads ``OMP_NUM_THREADS`` once, when torch is loaded, and a
-process that was forked from one that has loaded it would be too late. That variable is 1 during the
-imports (`worker.engines.vllm.environment`), so that none starts threads, which a fork would lose.
+Environment variables cannot do that: OpenMP reads ``OMP_NUM_THREADS`` once, when the
+fork-server loads torch, and worker processes are forked later. The variable is 1 during the imports
+(`worker.engines.vllm.environment`), so that they start no threads, which a fork would lose.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 
 
 def use_cores(cores: Sequence[int], threads: int = 0) -> None:
-    """Compute with a thread on each of these cores, or with so many ``threads``.
+    """Compute with one thread per core, or with ``threads`` threads on ``cores``.
 
     OpenMP's threads spin while they wait for each other: two teams on the same cores are ten times
-    slower than one. So a team is bound to its cores. A single thread waits for nobody and is left
-    to the kernel, which knows what else runs on this host.
+    slower than one. So a team is bound to its cores. A single thread is not bound: the kernel
+    knows the load of the other cores.
     """
     threads = threads or len(cores)
     if threads > 1 and hasattr(os, "sched_setaffinity"):
-        for thread in Path("/proc/self/task").iterdir():  # 0 would be this thread alone
+        for thread in Path("/proc/self/task").iterdir():  # pid 0 would bind only this thread
             os.sched_setaffinity(int(thread.name), cores)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # vLLM looks here for what it may use
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # vLLM reads it too
     torch.set_num_threads(threads)

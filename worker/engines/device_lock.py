@@ -1,8 +1,8 @@
-"""Who may change what a GPU holds: one process at a time loads or falls asleep there.
+"""A lock between the processes of a GPU: only one at a time loads a model or falls asleep.
 
-vLLM measures the free memory of the whole GPU before and after it does so, and fails where another
-process has changed it in between. So processes of a GPU that warm up, wake or let go of a model do
-that beside each other, but not while one loads a model or falls asleep.
+vLLM measures the free memory of the whole GPU before and after these two, and fails if another
+process changes it in between. Processes may warm up, wake or unload a model at the same time, but
+not while one loads a model or falls asleep.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _RETRY_S: Final = 0.05
 
 
 class DeviceLock:
-    """The turns at one GPU, by a lock on a file: it goes with a process that dies.
+    """The lock of one GPU, on a file: the kernel releases it when the process dies.
 
-    Without a file, as on a CPU, everybody goes at once. A turn within a turn is part of it.
+    Without a file, as on a CPU, it never waits. A nested acquisition does nothing.
     """
 
     def __init__(self, path: Path | None = None, patience_s: float = 600.0) -> None:
-        """After ``patience_s`` seconds of waiting it goes on without a turn, and says so."""
+        """After ``patience_s`` seconds it logs a warning and continues without the lock."""
         self._path = path
         self._patience_s = patience_s
         self._is_inside = False
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """No other process has a turn meanwhile."""
+        """Hold the lock alone."""
         with self._taken(fcntl.LOCK_EX):
             yield
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Others may have such a turn too, but nobody one alone."""
+        """Hold the lock together with other shared holders."""
         with self._taken(fcntl.LOCK_SH):
             yield
 
@@ -79,7 +79,10 @@ class DeviceLock:
 
 
 def lock_of_gpu(gpu: int, patience_s: float) -> DeviceLock:
-    """The turns at a GPU, by its number among those that this process may see."""
+    """The lock of a GPU, by its number among those visible to this process.
+
+    ``patience_s`` is the longest wait in seconds.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = visible[gpu].strip() if gpu < len(visible) and visible[gpu].strip() else str(gpu)
     folder = Path(tempfile.gettempdir()) / f"tokenyard-{os.getuid()}"
@@ -87,7 +90,7 @@ def lock_of_gpu(gpu: int, patience_s: float) -> DeviceLock:
 
 
 def _open(path: Path) -> int | None:
-    """The file, made where it is not there; None, and no turns, where that cannot be."""
+    """Open or create the file; None, without a lock, if that fails."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
-"""Prints what vLLM's platform and CUDA are here, as JSON: run by `worker.engines.devices`.
+"""Prints vLLM's platform and the number of usable GPUs as JSON, for `worker.engines.devices`.
 
-A process of its own, because it takes a CUDA context, which must not be forked, and because it
-imports torch.
+Runs in a separate process, because it imports torch and creates a CUDA context, which must not be
+forked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """The last line of standard output is the answer; vLLM may write before."""
+    """Print the answer in the last line of standard output; vLLM may print before it."""
     import torch
     from vllm.platforms import current_platform
 

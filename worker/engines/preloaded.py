@@ -1,6 +1,6 @@
-"""Imported by the fork-server behind all the rest: what it holds is frozen before it is shared.
+"""Freezes all objects of the fork-server, which imports this module last.
 
-So a new process need not search it for garbage, and the pages that hold it stay shared.
+A new process then does not search them for garbage, and their pages stay shared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text to token ids, with the model's own tokenizer."""
+"""Turns text to token ids with the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _TOKENIZER_FILES: Final = (
     "tekken.json",
     "vocab.json",
 )
-#: What a tokenizer's class would have of its own if it encoded in a way of its own.
+#: Methods that a tokenizer's class overrides to encode in its own way.
 _WAYS: Final = ("encode", "encode_plus", "_encode_plus", "_batch_encode_plus")
-#: Where the classes come from whose ways are known.
+#: Modules whose classes encode in the standard way.
 _KNOWN: Final = ("transformers.tokenization_utils", "vllm.")
 
 Encode = Callable[[str], list[int]]
 
 
 def has_tokenizer(path: str) -> bool:
-    """Whether a model comes with a tokenizer; one that is not a local folder is trusted to."""
+    """Whether a model has a tokenizer; assumed if ``path`` is not a local folder."""
     folder = Path(path)
     return not folder.is_dir() or any((folder / name).exists() for name in _TOKENIZER_FILES)
 
 
 def text_encoder(tokenizer: Any, *, add_special_tokens: bool = True) -> Encode:
-    """What ``tokenizer.encode`` does with a text, on the shortest way to the same token ids.
+    """A faster equivalent of ``tokenizer.encode``, with the same token ids.
 
-    A fast tokenizer of Hugging Face spends most of its time around the Rust one within. That one
-    is asked where nothing else has a say: neither a class that encodes in its own way, nor
-    truncation or padding of the Rust one's own, which `encode` would switch off.
+    A fast tokenizer of Hugging Face spends most of its time outside its Rust tokenizer. So the
+    Rust tokenizer is called directly, unless the class encodes in its own way or the Rust
+    tokenizer truncates or pads, which `encode` would switch off.
     """
     rust = getattr(tokenizer, "backend_tokenizer", None)
     if rust is None or _has_own_way(type(tokenizer)) or rust.truncation or rust.padding:
@@ -50,10 +50,10 @@ def text_encoder(tokenizer: Any, *, add_special_tokens: bool = True) -> Encode:
 
 
 def remember_end_token(tokenizer: Any) -> None:
-    """Have the end token at hand that vLLM asks its tokenizer for with each request.
+    """Cache the id of the end token, which vLLM reads from the tokenizer for each request.
 
-    Transformers works it out again each time, for 6 µs and more, since it is an attribute that is
-    not found. So one that is there is taken; a class that has its own way keeps it.
+    Transformers computes this attribute each time, in 6 µs and more. A class that defines the
+    attribute itself keeps its own way.
     """
     if hasattr(tokenizer, "__dict__") and not hasattr(type(tokenizer), "eos_token_id"):
         vars(tokenizer)["eos_token_id"] = tokenizer.eos_token_id
@@ -70,7 +70,7 @@ def _has_own_way(kind: type) -> bool:
 def encode_text(
     field: str, text: str, tokenizer: Any, encode: Encode, max_model_len: int
 ) -> list[int]:
-    """Token ids of a text; raises `InvalidRequest` where it is too long however it is cut."""
+    """Token ids of a text; raises `InvalidRequest` if any tokenization would be too long."""
     longest = getattr(tokenizer, "max_chars_per_token", None)
     if longest and len(text) > longest * max_model_len:
         raise InvalidRequest(

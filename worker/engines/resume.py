@@ -1,18 +1,19 @@
-"""How a request goes on behind the tokens that its readers have already seen.
+"""How a request continues after the tokens that its readers have already seen.
 
-Two ways, both with vLLM's public API only:
+There are two ways, both with vLLM's public API only:
 
-- **behind**: the published tokens are appended to the prompt. One prefill, and exact where the
-  next token depends on the tokens before it alone: greedy decoding, and sampling without a seed
-  (any continuation is as good as the lost one). Text and stop strings that span the seam are
-  handled here, by `TextStream`.
-- **again**: the request runs from its start and its first tokens are compared with the published
-  ones instead of being shown. For whatever has a history that a prompt does not carry: a seed's
-  random numbers, a grammar's state, counted penalties, bad words.
+- **behind**: the published tokens are appended to the prompt. This takes one prefill, and is exact
+  if the next token depends only on the tokens before it: in greedy decoding, and in sampling
+  without a seed (any continuation is as good as the lost one). `TextStream` handles text and stop
+  strings that span the seam.
+- **again**: the request runs from its start, and its first tokens are compared with the published
+  ones instead of being shown. This is for requests with a history outside the prompt: random
+  numbers of a seed, state of a grammar, counted penalties, bad words.
 
-Where the second run differs from the first (rounding differs with the batch), it goes on behind,
-which then is inexact: penalties forget what was published, a seed starts new random numbers. A
-constraint on the text cannot be taken up in the middle: such a request fails instead.
+If the second run differs from the first (rounding depends on the batch), the request continues
+behind the published tokens, which then is inexact: penalties ignore the published tokens, and a
+seed starts new random numbers. A constraint on the text cannot resume in the middle: such a request
+fails instead.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tokenizers.decoders import DecodeStream
 
 from tokenyard.protocol.wire import SamplingParams
 
-_RESET: Final = "Invalid prefix encountered"  # tokenizers, on text that is no UTF-8 by itself
+_RESET: Final = "Invalid prefix encountered"  # from tokenizers, on bytes that are not UTF-8
 
 
 class Way(enum.Enum):
-    """How a generation begins."""
+    """How the generation of a request begins."""
 
     FRESH = enum.auto()
     BEHIND = enum.auto()
@@ -39,7 +40,7 @@ class Way(enum.Enum):
 
 
 def choose_way(params: SamplingParams, *, published: bool, can_show_text: bool) -> Way:
-    """How to begin; ``can_show_text`` says that `TextStream` is able to, or not needed."""
+    """Choose how to begin; ``can_show_text``: `TextStream` works or is not needed."""
     if not published:
         return Way.FRESH
     if has_history(params) or _is_seeded(params) or not can_show_text:
@@ -50,7 +51,7 @@ def choose_way(params: SamplingParams, *, published: bool, can_show_text: bool) 
 def has_history(params: SamplingParams) -> bool:
     """Whether the next token depends on more than the tokens before it.
 
-    The repetition penalty does not count: it looks at the prompt as well.
+    The repetition penalty does not count: it includes the prompt.
     """
     return bool(
         params.structured_outputs
@@ -58,9 +59,9 @@ def has_history(params: SamplingParams) -> bool:
         or params.repetition_detection
         or params.thinking_token_budget is not None
         or params.trace_decode_token_ids
-        # Not the next token, but what is told of the published ones.
+        # These two affect not the next token, but the logprobs of earlier ones.
         or params.logprob_token_ids
-        or params.prompt_logprob_token_ids  # a row for each token of the prompt, and no more
+        or params.prompt_logprob_token_ids  # exactly one row per token of the prompt
         or params.presence_penalty
         or params.frequency_penalty
     )
@@ -71,7 +72,7 @@ def _is_seeded(params: SamplingParams) -> bool:
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed that follows from the parts alone, so that every attempt has the same."""
+    """A seed that depends on the parts alone, so that it is the same in every attempt."""
     digest = blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2  # positive, with room for n children
 
@@ -79,8 +80,8 @@ def derive_seed(*parts: object) -> int:
 class TextStream:
     """Text of output tokens, piece by piece, exactly as vLLM detokenizes a stream.
 
-    It is primed with the prompt as vLLM's own detokenizer is, so that after the same tokens both
-    have shown the same characters, those held back for stop strings included.
+    It starts with the prompt, like vLLM's detokenizer. After the same tokens both have shown the
+    same characters, and hold the same ones back for stop strings.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -96,7 +97,7 @@ class TextStream:
         self._held_back = max(map(len, self._stops)) - 1 if hold else 0
 
     def push(self, token: int) -> str | None:
-        """Take one token in; returns the stop string that it completes, and cuts the text there."""
+        """Add a token; cut the text at the stop string that it completes, and return that."""
         self._count += 1
         piece = self._decode(token)
         self.text += piece
@@ -105,7 +106,7 @@ class TextStream:
         return self._cut_at_stop(len(piece))
 
     def show(self, *, finished: bool = False) -> str:
-        """What may be shown and was not yet."""
+        """The text that may be shown and was not shown yet."""
         end = len(self.text) - (0 if finished else self._held_back)
         start, self._shown = self._shown, max(self._shown, end)
         return self.text[start:end] if end > start else ""
@@ -120,7 +121,7 @@ class TextStream:
             return self._stream.step(self._tokenizer, token) or ""
 
     def _cut_at_stop(self, new: int) -> str | None:
-        """The stop string that ends first in the newest characters."""
+        """Cut at the stop string that ends first in the ``new`` newest characters; returns it."""
         hits = [
             (at + len(stop), stop)
             for stop in self._stops

@@ -1,4 +1,4 @@
-"""How long each part of something took."""
+"""Measures the time of each phase of an operation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Seconds by phase, in the order in which the phases began."""
+    """Seconds by phase, in the order in which phases began."""
 
     def __init__(self) -> None:
         self.phases_s: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside; a phase that comes again goes on."""
+        """Time the block; repeated phases add up."""
         began = time.perf_counter()
         self.phases_s.setdefault(name, 0.0)
         try:

@@ -1,10 +1,10 @@
-"""Groups: one model over several warm processes of a host.
+"""Groups: one model across several warm processes of a host.
 
 vLLM's own executor starts a process for each rank. This one keeps rank 0 in the process that runs
 the engine; warm processes connect to the group's address and become the other ranks. When the
 leader dismisses them, each process is as warm as it was.
 
-Works with vLLM 0.26 to 0.32. docs/decisions/0011-groups-of-warm-processes.md has the reasons.
+Works with vLLM 0.26 to 0.32. docs/decisions/0011-groups-of-warm-processes.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def executor_for(group: RankGroup) -> type[GroupExecutor]:
 def attend(group: RankGroup) -> None:
     """Be a rank of ``group`` until its leader dismisses it; the process is then warm again.
 
-    That holds if the group never forms or its model cannot be loaded, too. Raises `GroupError` if
-    the leader dies or is missing, and what vLLM raises if the unload fails: the process must end.
+    This is also true if the group never forms or the model cannot be loaded. Raises `GroupError` if
+    the leader dies or is missing, and vLLM's errors if the unload fails; then the process must end.
     """
     from worker.executor.follower import follow
 

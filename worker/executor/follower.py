@@ -1,4 +1,4 @@
-"""A follower of a group: a warm process that lends itself to a leader."""
+"""A follower of a group: a warm process that runs the calls of a leader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def follow(group: RankGroup) -> None:
     link = FollowerLink(group)
     try:
         link.connect()
-        plan: Plan = pickle.loads(link.hear(Build).packed)  # noqa: S301  # our leader's
+        plan: Plan = pickle.loads(link.hear(Build).packed)  # noqa: S301  # from our leader
         follower = _Follower(link, plan, group.rank)
         try:
             follower.serve()
@@ -60,7 +60,7 @@ class _Follower:
         self._number = rank
         os.environ.update(plan.environment)
         self._rank = Rank(plan, rank)
-        self._calls: Any = None  # queues, whose methods have types in part
+        self._calls: Any = None  # queues; not all their methods have types
         self._answers: Any = None
 
     def serve(self) -> NoReturn:
@@ -104,7 +104,7 @@ class _Follower:
         self._calls, self._answers = calls, answers
 
     def _wake(self) -> None:
-        """Interrupt the wait for a call; from the reading thread."""
+        """Interrupt the wait for a call; called by the reading thread."""
         if self._calls is not None:
             self._calls.shutdown()
 
@@ -135,5 +135,5 @@ class _Follower:
 
 
 def _in_hand(output: Any) -> Any:
-    """An output that can be pickled."""
+    """The output in a form that can be pickled."""
     return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output

@@ -50,7 +50,7 @@ class FollowerLink:
     def connect(self) -> None:
         """Connect to the leader.
 
-        Raises `GroupError` if it does not accept in time, `Dismissed` if it gives up.
+        Raises `GroupError` if it does not accept in time, `Dismissed` if it closes the connection.
         """
         line = self._line = self._connect()
         key = multiprocessing.current_process().authkey
@@ -64,7 +64,7 @@ class FollowerLink:
             raise Dismissed("the leader no longer listens") from error
 
     def say(self, message: Built | Joined | Left | RankFailed) -> None:
-        """Send this to the leader, if it is still connected."""
+        """Send a message to the leader if it is still connected."""
         with contextlib.suppress(OSError):
             self._opened.send(message)
 
@@ -98,7 +98,7 @@ class FollowerLink:
             raise _ending(self._end)
 
     def unwatch(self) -> None:
-        """Stop the thread: nothing waits for another rank any more; idempotent."""
+        """Stop the thread, because nothing waits for other ranks any more; idempotent."""
         self._finished.set()
         if self._wake_pipe is not None:
             self._wake_pipe.close()

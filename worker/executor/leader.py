@@ -28,7 +28,7 @@ from worker.executor.rank import Plan, Rank, shared_environment
 from worker.executor.rpc import PendingRpc, RpcChannel
 from worker.executor.shared_memory import Segments
 
-LOAD_S: Final = 7200.0  # until the slowest rank has loaded; it may have to download first
+LOAD_S: Final = 7200.0  # until the slowest rank has loaded, including a download
 HEALTH_S: Final = 10.0
 
 
@@ -42,7 +42,7 @@ def make_executor(group: RankGroup) -> type[GroupExecutor]:
 
 
 class GroupExecutor(Executor):
-    """Runs rank 0 here and asks the followers for the rest.
+    """Runs rank 0 in this process and calls the followers for the other ranks.
 
     Each call goes to the followers first, because rank 0's part may wait for theirs.
     """
@@ -54,7 +54,7 @@ class GroupExecutor(Executor):
 
     @classmethod
     def release(cls) -> None:
-        """Dismiss the followers, whether the engine was made or not; idempotent."""
+        """Dismiss the followers, with or without an engine; idempotent."""
         if cls.formed is not None:
             cls.formed.shutdown()
         cls._link.dismiss()
@@ -62,17 +62,17 @@ class GroupExecutor(Executor):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Yes: what rank 0 computes is fetched when it is asked for."""
+        """Always true: outputs of rank 0 are fetched on demand."""
         return True
 
     def _init_executor(self) -> None:
         self._stopwatch = Stopwatch()
-        self.phases_s = self._stopwatch.phases_s  # as `worker.engines.vllm.executor` has them
+        self.phases_s = self._stopwatch.phases_s  # for `with_inner_phases`
         self._rank: Rank | None = None
         self._calls: RpcChannel | None = None
         self._segments: Segments | None = None
         self._mark = uuid.uuid4().hex
-        # vLLM names shared memory after the last part: the file (0.32), or what follows the last
+        # vLLM names shared memory after the last part: the file (0.32), or the text after the last
         # colon (0.26). Both must be free of slashes.
         self._meeting = Path(f"{self._group.address}:{self._mark}")
         self._output_rank = 0
@@ -134,11 +134,11 @@ class GroupExecutor(Executor):
         link.when_broken(calls.wake)
         tensor_ranks = self.parallel_config.tensor_parallel_size
         context_ranks = self.parallel_config.prefill_context_parallel_size
-        # The first rank of the last stage has the tokens.
+        # The first rank of the last stage returns the tokens.
         self._output_rank = self._group.size - tensor_ranks * context_ranks
 
     def determine_available_memory(self) -> list[int]:
-        """Bytes for the KV cache of each rank; on a CPU as `ThriftyExecutor` gives them."""
+        """Bytes for the KV cache of each rank; on a CPU as in `ThriftyExecutor`."""
         with self._stopwatch.phase("kv cache"):
             available = super().determine_available_memory()
         asked = self.cache_config.kv_cache_memory_bytes
@@ -147,12 +147,12 @@ class GroupExecutor(Executor):
         return available
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        """Give every rank its KV cache, and let it warm up."""
+        """Allocate the KV cache of every rank, and warm the ranks up."""
         with self._stopwatch.phase("kv cache"):
             super().initialize_from_config(kv_cache_configs)
         if current_platform.is_cpu() and self.parallel_config.pipeline_parallel_size > 1:
-            # Without compilation the CPU worker runs nothing to warm up, and then a later stage
-            # has no buffer for what the earlier one sends.
+            # Without compilation the CPU worker has no warm-up, and then a later stage has no
+            # buffer for the output of the earlier one.
             self.collective_rpc("execute_dummy_batch")
 
     def collective_rpc(
@@ -164,10 +164,10 @@ class GroupExecutor(Executor):
         non_block: bool = False,
         unique_reply_rank: int | None = None,
     ) -> Any:
-        """Run a method on every rank: a list of what they gave, or what one of them gave.
+        """Run a method on every rank; returns a list of outputs, or the output of one rank.
 
-        ``timeout`` (seconds) is for the followers' answers; rank 0's own part is not interrupted.
-        Raises what rank 0 raises, `GroupError` where a follower fails or is gone, `TimeoutError`.
+        ``timeout`` (seconds) is for the followers' answers; it does not interrupt rank 0. Raises
+        rank 0's errors, `GroupError` if a follower fails or dies, and `TimeoutError`.
         """
         if self._calls is None or self._rank is None:
             raise GroupError("the group has been released")
@@ -182,19 +182,19 @@ class GroupExecutor(Executor):
         return pending if non_block else pending.result()
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """One step of the model, on all ranks."""
+        """Run one step of the model on all ranks."""
         return self._step("execute_model", scheduler_output, non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The tokens of the step before."""
+        """Sample the tokens of the last step."""
         return self._step("sample_tokens", grammar_output, non_block)
 
     def execute_dummy_batch(self) -> None:
-        """A step without requests."""
+        """Run a step without requests."""
         self._ask_output_rank("execute_dummy_batch")
 
     def take_draft_token_ids(self) -> Any:
-        """What the speculating model proposes."""
+        """The tokens that the draft model proposes."""
         return self._ask_output_rank("take_draft_token_ids")
 
     def check_health(self) -> None:
@@ -212,7 +212,7 @@ class GroupExecutor(Executor):
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.close()
-        # A load that fails half-way has left them as vLLM made them.
+        # After a failed load the segments still have names.
         segments = self._segments or Segments(self._mark)
         segments.free()
         self._meeting.unlink(missing_ok=True)
@@ -252,7 +252,7 @@ class GroupExecutor(Executor):
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Wrap waits for another rank: its death is reported instead of what follows from it."""
+        """Wrap waits for another rank, to report its death instead of the resulting error."""
         try:
             with self._link.inside():
                 yield
@@ -262,9 +262,9 @@ class GroupExecutor(Executor):
 
 
 class _Pickler(pickle.Pickler):
-    """Packs a plan. Its config names a class that lives in this process only.
+    """Pickles a plan, whose config names a class that exists only in this process.
 
-    To a follower the config says what it says to those that vLLM starts itself.
+    Followers get the name "mp" in its place, like processes that vLLM starts itself.
     """
 
     def reducer_override(self, obj: Any) -> Any:

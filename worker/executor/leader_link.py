@@ -31,7 +31,7 @@ from worker.executor.messages import (
 log = logging.getLogger("tokenyard.worker.group")
 
 GATHER_S = 120.0  # until all followers have connected
-LATE_S = 10.0  # until late followers, which are dismissed, have connected
+LATE_S = 10.0  # until late followers, which are then dismissed, have connected
 RELEASE_S = 30.0  # until all are warm again
 STUCK_S = 30.0  # inside vLLM after the group has broken
 
@@ -95,13 +95,13 @@ class LeaderLink:
             self._start_listening()
 
     def tell(self, message: FromLeader) -> None:
-        """Send this to all followers that are still connected."""
+        """Send a message to all followers that are still connected."""
         for line in list(self._lines):
-            with contextlib.suppress(OSError):  # the reading thread notices that it is gone
+            with contextlib.suppress(OSError):  # the reading thread notices a lost connection
                 line.send(message)
 
     def await_all(self, kind: type[Expected], timeout_s: float) -> dict[int, Expected]:
-        """Wait until all followers have sent a message of this kind; returns them by rank.
+        """Wait until all followers have sent a message of this kind; returns messages by rank.
 
         Raises `GroupError` if one fails, dies or sends nothing in time.
         """
@@ -149,7 +149,7 @@ class LeaderLink:
             wake()
 
     def dismiss(self) -> None:
-        """Tell all followers to leave; ignore errors from here on."""
+        """Tell all followers to leave; ignore errors from now on."""
         self._is_leaving = True
         if self._listener is not None:
             # Followers that are about to connect must not find the address gone.
@@ -240,7 +240,7 @@ class LeaderLink:
 
 
 def _authenticate(line: Connection) -> int | None:
-    """Authenticate a connection and return its rank; None if it is not one of ours."""
+    """Authenticate a connection and return its rank; None if it is not a follower."""
     key = multiprocessing.current_process().authkey
     try:
         deliver_challenge(line, key)

@@ -2,16 +2,16 @@
 
     follower             leader
     Hello        ->
-                 <-      Build      all are here, and rank 0 is built
+                 <-      Build      all are connected, and rank 0 is built
     Built        ->
-                 <-      Join       all are built: from here on they wait for each other
+                 <-      Join       all are built: from now on they wait for each other
     Joined       ->
-                                    calls and answers travel over vLLM's own message queues
+                                    calls and answers use vLLM's message queues
                  <-      Leave
     Left         ->                 warm again
 
-A follower may send `RankFailed` in place of any message, and later when a call fails whose answer
-nobody waits for. A connection that ends without `Left` or `Leave` means that the other end died.
+A follower may send `RankFailed` in place of any message, and later if a call without an answer
+fails. A connection that ends without `Left` or `Leave` means that the other end died.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GroupError(RuntimeError):
 
 
 class Dismissed(Exception):
-    """The leader has released this rank, which is no error."""
+    """The leader has released this rank; this is no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """To a follower: build this plan, which the leader has pickled."""
+    """To a follower: build the worker of this pickled plan."""
 
     packed: bytes
 
@@ -78,7 +78,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """Never sent: stands for the end of a connection."""
+    """Marks the end of a connection; never sent."""
 
 
 FromFollower = Hello | Built | Joined | Left | RankFailed

@@ -22,12 +22,12 @@ _OWN = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_DIST_IDENT")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every rank needs to build its worker."""
+    """The data with which every rank builds its worker."""
 
     config: VllmConfig
     devices: tuple[int, ...]  # by rank
-    meeting: str  # where torch's process groups find each other
-    environment: Mapping[str, str]  # what the leader's vLLM has read or set
+    meeting: str  # the address where torch's process groups connect
+    environment: Mapping[str, str]  # variables that the leader's vLLM has read or set
     calls: Handle  # the queue of calls
 
 
@@ -46,10 +46,10 @@ class Rank:
     def __init__(self, plan: Plan, rank: int) -> None:
         self._plan = plan
         self._rank = rank
-        self._worker: Any = None  # vLLM types its methods in part
+        self._worker: Any = None  # not all its methods have types
 
     def build(self) -> None:
-        """Make the worker, which waits for no other rank; raises what vLLM raises."""
+        """Make the worker, without waiting for other ranks; raises vLLM's errors."""
         config = self._plan.config
         parallel = config.parallel_config
         local_rank = self._rank if current_platform.is_cpu() else self._plan.devices[self._rank]
@@ -66,12 +66,11 @@ class Rank:
         self._worker = worker
 
     def meet(self) -> None:
-        """Connect to the other ranks; all must do so at the same time."""
+        """Connect to the other ranks; all must call this at the same time."""
         _reset_group_numbers()
         self._built.init_device()
-        broadcaster = (
-            parallel_state.get_tp_group().mq_broadcaster
-        )  # none where tensors are not parallel
+        # None without tensor parallelism.
+        broadcaster = parallel_state.get_tp_group().mq_broadcaster
         if broadcaster is not None:
             unname(broadcaster)
 
@@ -104,7 +103,7 @@ class Rank:
 def _reset_group_numbers() -> None:
     """Reset the numbers in the names of vLLM's process groups.
 
-    vLLM counts them for the life of a process, and the processes of a pool have been in different
+    vLLM counts groups for the life of a process, and the processes of a pool have been in different
     numbers of groups. The names must agree: the CPU backend names shared memory after them, and
     compiled graphs on disk refer to groups by name.
     """

@@ -1,6 +1,6 @@
 """Calls to the followers of a group and their answers, over vLLM's message queues.
 
-All calls go through one queue, which every follower reads; each follower has a queue of its own
+All calls go through one queue, which every follower reads; each follower has its own queue
 for answers. Calls are numbered, so that a late answer is not mistaken for the answer to a later
 call.
 """
@@ -31,13 +31,13 @@ class RpcCall:
     """To all followers: run a method of the worker."""
 
     number: int
-    method: str | bytes  # a name, or a function as cloudpickle packs it
+    method: str | bytes  # a name, or a function packed by cloudpickle
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     answers: int | None  # the one rank that answers; None: all do
 
     def wants_answer_of(self, rank: int) -> bool:
-        """Whether this rank is to answer."""
+        """Whether this rank must answer."""
         return self.answers in {None, rank}
 
 
@@ -60,13 +60,16 @@ def make_queue(readers: list[int], stages: int) -> MessageQueue:
         len(readers),
         len(readers),
         local_reader_ranks=readers,
-        max_chunk_bytes=envs.VLLM_MQ_MAX_CHUNK_BYTES_MB * 2**20,  # larger ones take a socket
+        max_chunk_bytes=envs.VLLM_MQ_MAX_CHUNK_BYTES_MB * 2**20,  # larger ones go through a socket
         max_chunks=max(_CHUNKS, 4 * stages),
     )
 
 
 def meet(queue: Any) -> None:
-    """Wait until all ends of a queue are connected; each end must do so, in the same order."""
+    """Wait until all ends of a queue are connected; all ends must call this in the same order.
+
+    Raises `GroupError` after `MEET_S` seconds.
+    """
     queue.local_socket.setsockopt(zmq.RCVTIMEO, int(MEET_S * 1000))
     try:
         queue.wait_until_ready()
@@ -92,7 +95,7 @@ def _close_socket(socket: zmq.Socket[bytes] | None) -> None:
 
 
 class RpcChannel:
-    """The leader's end of all queues. One thread calls, another may wake it."""
+    """The leader's end of all queues. One thread calls, and another may wake it."""
 
     def __init__(self, ranks: int, stages: int) -> None:
         self._calls = make_queue(list(range(1, ranks)), stages)
@@ -102,11 +105,11 @@ class RpcChannel:
 
     @property
     def handle(self) -> Handle:
-        """For the followers, to read the calls."""
+        """The handle of the queue of calls, for followers."""
         return self._calls.export_handle()
 
     def connect(self, answers: Mapping[int, Handle]) -> None:
-        """Meet the followers, whose queues are given by rank."""
+        """Connect to the followers; ``answers`` has the handles of their queues by rank."""
         self._answers = {
             rank: MessageQueue.create_from_handle(handle, 0) for rank, handle in answers.items()
         }
@@ -122,7 +125,7 @@ class RpcChannel:
         self._unsettled.clear()
 
     def wake(self) -> None:
-        """Interrupt all waits for answers with an exception; from another thread."""
+        """Interrupt all waits for answers with an exception; called by another thread."""
         queues: list[Any] = list(self._answers.values())  # `shutdown` has no type
         for queue in queues:
             queue.shutdown()
@@ -140,7 +143,7 @@ class RpcChannel:
         return self._number
 
     def expect(self, pending: PendingRpc) -> None:
-        """Note that these answers will be fetched."""
+        """Register a call whose answers will be fetched."""
         self._unsettled.append(pending)
 
     def settle(self, pending: PendingRpc) -> None:
@@ -158,7 +161,7 @@ class RpcChannel:
             except TimeoutError:
                 raise TimeoutError(f"rank {rank} of the group did not answer in time") from None
             if answer.number < number:
-                continue  # of a call that was abandoned
+                continue  # the answer to an abandoned call
             if answer.error is not None:
                 raise GroupError(f"rank {rank} of the group failed: {answer.error}")
             return answer.output

@@ -1,4 +1,4 @@
-"""Shared memory of a group that is freed with its last user, however that one ends.
+"""Shared memory of a group that is freed with its last user, even if that process is killed.
 
 A name in /dev/shm outlives a killed process, so names are removed once every rank has opened the
 memory.
@@ -21,18 +21,18 @@ def unname(queue: MessageQueue) -> None:
     ring = queue.buffer
     if ring.is_creator:
         ring.shared_memory.unlink()
-        ring.is_creator = False  # it would look for the name at its end
+        ring.is_creator = False  # else the queue unlinks the name again when it is deleted
 
 
 class Segments:
-    """The memory over which vLLM's CPU backend reduces.
+    """The shared memory of reductions in vLLM's CPU backend.
 
     vLLM keeps it mapped until the process ends, group after group. Freeing its pages makes such a
     mapping cost nothing.
     """
 
     def __init__(self, marked: str) -> None:
-        """Open and unname all segments whose name contains this; on a GPU there are none."""
+        """Open and unname all segments whose name contains ``marked``; on a GPU there are none."""
         self._maps: list[mmap.mmap] = []
         for path in _FOLDER.glob(f"*{marked}*"):
             with path.open("r+b") as file:
@@ -40,7 +40,7 @@ class Segments:
             path.unlink()
 
     def free(self) -> None:
-        """Free the pages, which no rank may use any more; idempotent."""
+        """Free the pages; no rank may use them afterwards; idempotent."""
         for segment in self._maps:
             segment.madvise(mmap.MADV_REMOVE)
             segment.close()

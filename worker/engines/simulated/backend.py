@@ -1,4 +1,4 @@
-"""A worker process that only pretends to hold models: for tests of the pool and of the yard."""
+"""The backend of a worker process without models, for tests of the pool and of the yard."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from worker.engines.simulated.speed import SpeedModel
 from worker.engines.stopwatch import Stopwatch
 from worker.models import ModelSpec
 
-#: A model with this path cannot be loaded, nor can weights in a folder of this name.
+#: A model with this path, or weights in a folder of this name, cannot be loaded.
 BROKEN: Final = "broken"
-#: Nor can weights in a folder of this name, which look well until somebody tries.
+#: Weights in a folder of this name pass `check_weights`, but cannot be loaded.
 CORRUPT: Final = "corrupt"
-#: A model whose path ends so keeps some memory when it goes: 16 MiB, or 1 GiB.
+#: A model whose path ends in one of these leaks memory: 16 MiB, or 1 GiB.
 LEAKY: Final = "leaky"
 CLINGING: Final = "clinging"
 _KEPT: Final = {LEAKY: 16 * 1024**2, CLINGING: 1024**3}
@@ -28,30 +28,29 @@ _MEMORY: Final = Memory(host=64 * 1024**2)
 
 
 class SimulatedBackend:
-    """See `worker.engines.Backend`. Every model can be loaded, but for one whose path is `BROKEN`.
+    """See `worker.engines.Backend`. Loads every model except one whose path is `BROKEN`.
 
-    Loading takes ``load_s`` seconds; all else takes none, and a model takes no memory, unless it
-    leaks.
+    A load takes ``load_s`` seconds and all else no time. Models take no memory, unless they leak.
     """
 
     def __init__(
         self, *, speed: SpeedModel | None = None, load_s: float = 0.0, crash_point: str = ""
     ) -> None:
-        """The batch of ``speed`` is that of each model. Raises what `CrashPoint` raises."""
+        """Each model replaces the batch size of ``speed``. Raises the errors of `CrashPoint`."""
         self._speed = speed or SpeedModel()
         self._load_s = load_s
-        self._crash = CrashPoint(crash_point)  # it counts over all models
+        self._crash = CrashPoint(crash_point)  # one count for all models
         self._kept: list[bytearray] = []
 
     def warm_up(self) -> dict[str, float]:
-        """There is nothing to do; seconds by phase."""
+        """Do nothing but pass crash points; returns seconds by phase."""
         self._crash.passed("warming")
         self._crash.passed("illegal")
         self._crash.passed("stall")
         return {"import": 0.0}
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
-        """Pretend to load a model; a group is waited for."""
+        """Pretend to load a model, and wait for its group."""
         stopwatch = Stopwatch()
         with stopwatch.phase("weights"):
             self._crash.passed("loading")
@@ -67,16 +66,16 @@ class SimulatedBackend:
         return _Loaded(spec, self._speed, self._crash, stopwatch.phases_s, release, weights)
 
     def attend(self, group: RankGroup) -> None:
-        """Wait until the leader lets go; raises `ConnectionError` where it dies instead."""
+        """Wait until the leader releases this process; raises `ConnectionError` if it dies."""
         attend(group, lambda: self._crash.passed("attached"))
 
     def memory(self) -> Memory:
-        """Always the same, but for what has leaked."""
+        """A constant, plus the leaks."""
         return Memory(host=_MEMORY.host + sum(map(len, self._kept)))
 
 
 class _Loaded(SimulatedEngine):
-    """A simulated engine that was loaded, perhaps as the leader of a group."""
+    """A simulated engine that a backend loaded, with or without a group."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class _Loaded(SimulatedEngine):
 
     @property
     def info(self) -> EngineInfo:
-        """What it serves."""
+        """The model and the limits."""
         return replace(super().info, revision=self._revision, phases_s=dict(self._phases_s))
 
     def reload(self, path: str) -> None:
@@ -112,13 +111,13 @@ class _Loaded(SimulatedEngine):
         super().reload(path)
 
     def close(self) -> None:
-        """Forget everything, and let go of the group; idempotent."""
+        """Drop all requests and release the group; idempotent."""
         super().close()
         self._release()
 
 
 def check_weights(weights: str) -> None:
-    """Raises `Unsupported` for weights that cannot be loaded."""
+    """Raise `Unsupported` for weights in a folder named `BROKEN`."""
     if PurePath(weights).name == BROKEN:
         raise Unsupported(f"{weights}: broken weights")
 
@@ -130,4 +129,4 @@ def _read_weights(weights: str) -> None:
 
 
 def _nobody() -> None:
-    """There is no group to let go of."""
+    """Release no group."""

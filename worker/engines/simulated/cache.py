@@ -1,7 +1,7 @@
-"""The simulated engine's prefix cache: which beginnings of prompts cost no prefill.
+"""The simulated engine's prefix cache: cached prefixes of prompts need no prefill.
 
-Like vLLM's: whole blocks, each known by all tokens before it, too; the least recently used goes
-first, and of one prompt its end before its beginning.
+Like vLLM's, it holds whole blocks, and the hash of a block covers all tokens before it. It evicts
+the least recently used block first, and the end of a prompt before its beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TOKEN_BYTES: Final = 4
 
 
 class PrefixCache:
-    """Remembers the blocks of so many tokens; of none, it costs nothing."""
+    """Holds blocks of up to ``tokens`` tokens; with 0 it is off and costs nothing."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens // BLOCK_TOKENS * BLOCK_TOKENS
@@ -23,9 +23,9 @@ class PrefixCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def cached(self, salt: str, packed: bytes) -> int:
-        """How many tokens of a packed prompt are here, from the first on.
+        """The number of leading tokens of a packed prompt that are cached.
 
-        Never all of them: the last one must be computed to know the next.
+        Never all of them: the last token must be computed to get the next one.
         """
         if not self._most:
             return 0
@@ -37,7 +37,7 @@ class PrefixCache:
         return count
 
     def put(self, salt: str, packed: bytes) -> None:
-        """Tokens that the engine has computed, packed, from the first on."""
+        """Add packed tokens that the engine has computed, from the first token on."""
         if not self._most:
             return
         for block in reversed(list(_hashes(salt, packed))):
@@ -47,12 +47,12 @@ class PrefixCache:
             self._blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all blocks."""
         self._blocks.clear()
 
 
 def _hashes(salt: str, packed: bytes) -> Iterator[int]:
-    """One for each whole block; ``salt`` tells caches of different adapters apart."""
+    """A hash for each whole block; ``salt`` separates different adapters."""
     size, before = BLOCK_TOKENS * _TOKEN_BYTES, hash(salt)
     for at in range(0, len(packed) - size + 1, size):
         before = hash((before, packed[at : at + size]))

@@ -1,7 +1,7 @@
 """An engine without a model: tokens from a hash of the request, time from a speed model.
 
-For tests of the control plane and for benchmarks of the broker. It never claims to be anything
-else: `EngineInfo.engine` is ``simulated``, and it refuses what it could only make up.
+For tests of the control plane and for benchmarks of the broker. It identifies itself:
+`EngineInfo.engine` is ``simulated``, and it refuses requests for values that need a model.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from worker.engines.simulated.generation import (
 )
 from worker.engines.simulated.speed import SimulatedDevice, SpeedModel
 
-UNLIMITED_SLOTS: Final = 256  # what an engine without a batch limit tells the coordinator
+UNLIMITED_SLOTS: Final = 256  # reported to the coordinator by an engine without a batch limit
 
 
 class SimulatedEngine:
-    """Answers every request with tokens that follow from the request and the weights alone.
+    """Answers every request with tokens that depend on the request and the weights alone.
 
     Token i of choice c is a word of the hash of prompt, seed, c and the path of the weights, if
     they are not the model's own. So it is the same on every worker, in every batch and after every
-    crash, and an answer costs one pass of a hash function: a benchmark measures the broker. Text
-    is one printable character per token.
+    crash. An answer costs one pass of a hash function, so a benchmark measures the broker. Text
+    has one printable character per token.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class SimulatedEngine:
         path: str = "",
         weights: str = "",
     ) -> None:
-        """``path`` is where the model's own weights are, ``weights`` what stands in for them.
+        """``path`` is the path of the model's own weights, ``weights`` that of a replacement.
 
-        ``crash_point``, where it is a text, is read by `CrashPoint`: raises `ValueError`.
+        Raises `ValueError` for a ``crash_point`` that `CrashPoint` cannot parse.
         """
         self._speed = speed or SpeedModel()
         if isinstance(crash_point, str):
@@ -87,11 +87,11 @@ class SimulatedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What it serves."""
+        """The model and the limits."""
         return replace(self._info, weights=self._weights)
 
     def add(self, assignment: Assignment) -> None:
-        """Take a request in; see `worker.engines.Engine.add`."""
+        """Add a request; see `worker.engines.Engine.add`."""
         if self._sleeps:
             raise RuntimeError("the engine sleeps; wake it first")
         check_resumable(assignment)
@@ -102,7 +102,7 @@ class SimulatedEngine:
         self._waiting.append(generation)
 
     def abort(self, keys: Iterable[str]) -> None:
-        """Forget requests, by lane entry; unknown ones are ignored."""
+        """Drop requests by lane entry; unknown ones are ignored."""
         gone = set(keys)
         for key in gone & self._running.keys():
             del self._running[key]
@@ -110,7 +110,7 @@ class SimulatedEngine:
             self._waiting = deque(one for one in self._waiting if one.key not in gone)
 
     def take_out(self, key: str) -> Finished | None:
-        """Stop a request and give what it has made; see `worker.engines.Engine.take_out`."""
+        """Stop a request and return its output; see `worker.engines.Engine.take_out`."""
         generation = self._running.get(key)
         if generation is None:
             generation = next((one for one in self._waiting if one.key == key), None)
@@ -126,11 +126,11 @@ class SimulatedEngine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Whether `step` has work."""
         return bool(self._running or self._waiting)
 
     def step(self) -> list[EngineEvent]:
-        """Generate once for all running requests, taking the time that the speed model says."""
+        """Run one step for all running requests, in the time of the speed model."""
         self._crash.passed("before_step")
         self._device.work(self._admit())
         if any(generation.is_poison for generation in self._running.values()):
@@ -153,16 +153,16 @@ class SimulatedEngine:
         self._crash.passed("asleep")
 
     def wake(self) -> None:
-        """Take work again."""
+        """Accept work again."""
         self._crash.passed("waking")
         self._sleeps = False
 
     def reset(self) -> None:
-        """Forget the prefix cache."""
+        """Clear the prefix cache."""
         self._cache.clear()
 
     def reload(self, path: str) -> None:
-        """From here on tokens follow from ``path`` too; see `worker.engines.Engine.reload`."""
+        """Make later tokens depend on ``path``; see `worker.engines.Engine.reload`."""
         if self._sleeps:
             raise Unsupported("the engine sleeps; wake it first")
         self._weights = path
@@ -176,7 +176,7 @@ class SimulatedEngine:
         raise Unsupported(f"the simulated engine has no profiler to {verb}")
 
     def close(self) -> None:
-        """Forget everything; idempotent."""
+        """Drop all requests; idempotent."""
         if self._is_open:
             self._crash.passed("unloading")
         self._is_open = False
@@ -185,11 +185,11 @@ class SimulatedEngine:
 
     @property
     def _salt(self) -> bytes:
-        """What the weights do to the tokens: nothing, where they are the model's own."""
+        """The part of the hash for the weights; empty for the model's own."""
         return b"" if self._weights in ("", self._path) else self._weights.encode()
 
     def _admit(self) -> int:
-        """Fill the batch; returns how many prompt tokens joined that the cache did not have."""
+        """Fill the batch; returns the number of new prompt tokens that were not cached."""
         joined = 0
         limit = self._speed.max_num_seqs or len(self._running) + len(self._waiting)
         while self._waiting and len(self._running) < limit:
@@ -200,7 +200,7 @@ class SimulatedEngine:
         return joined
 
     def _look_up(self, generation: Generation) -> None:
-        """See what the prefix cache has of a prompt; from then on it has all of it."""
+        """Count the cached tokens of a prompt, and add the prompt to the prefix cache."""
         if not self._cache.tokens:
             return
         request = generation.request
@@ -209,7 +209,7 @@ class SimulatedEngine:
         self._cache.put(request.model, prompt)
 
     def _finish(self, generation: Generation) -> Finished:
-        """The answer; the prefix cache keeps it for requests that go on behind it."""
+        """The answer; adds it to the prefix cache, for requests that continue it."""
         if self._cache.tokens:
             request = generation.request
             answer = pack_tokens(generation.choices[0].tokens)

@@ -1,4 +1,4 @@
-"""The answers of the simulated engine, which follow from the request and the weights alone."""
+"""The answers of the simulated engine, which depend on the request and the weights alone."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from tokenyard.protocol.wire import (
 from worker.engines import EngineInfo
 from worker.engines.admission import PromptField, check_params, check_prompt, prompt_field
 
-#: Prompts and answers that are kept, for those that come again, as in benchmarks: there the engine
-#: stands for a device, whose work costs the processor nothing.
+#: Number of cached prompts and answers. Benchmarks repeat them, and there the engine simulates a
+#: device, which must cost the CPU nothing.
 KEPT: Final = 1024
 _BYTES: Final = 256  # the vocabulary of text prompts
 _PRINTABLE: Final = [chr(33 + at) for at in range(94)]
 
 
 class Generation(Struct, eq=False):
-    """A request in the engine: its whole answer, known from the start, and its progress."""
+    """A request in the engine: its whole answer, computed at the start, and its progress."""
 
     key: str
     request: Request
     prompt_tokens: int
     streams: bool
     choices: list[Choice]
-    longest: int  # tokens of its longest choice
-    made: int  # tokens of every choice that have been made
-    resumed_at: int  # tokens that earlier attempts had made
-    published: list[int]  # tokens of each choice, by earlier attempts
+    longest: int  # tokens of the longest choice
+    made: int  # tokens per choice made so far
+    resumed_at: int  # tokens per choice made by earlier attempts
+    published: list[int]  # number of published tokens by choice
     is_poison: bool = False
     is_faulty: bool = False
-    cached_tokens: int | None = None  # of its prompt, when it joined the batch
+    cached_tokens: int | None = None  # of the prompt, when the request joined the batch
 
     def change(self, info: EngineInfo, salt: bytes) -> None:
-        """Other weights were loaded: keep the tokens made so far, the rest follows from them."""
+        """Keep the tokens made so far, and compute the rest with other weights."""
         prompt, room = tokenize(self.request), info.max_model_len - self.prompt_tokens
         self.choices = [
             choice
@@ -65,13 +65,13 @@ class Generation(Struct, eq=False):
 
 
 def choice_so_far(choice: Choice, made: int) -> Choice:
-    """A choice that was stopped after ``made`` tokens."""
+    """A choice that is aborted after ``made`` tokens."""
     text = None if choice.text is None else choice.text[:made]
     return Choice(choice.index, choice.tokens[:made], text, "abort")
 
 
 def start_generation(assignment: Assignment, info: EngineInfo, salt: bytes) -> Generation:
-    """The answer to a request; raises `InvalidRequest`. ``salt`` stands for the weights."""
+    """Compute the answer; raises `InvalidRequest`. ``salt`` depends on the weights."""
     request = assignment.request
     packed = tokenize(request)
     field = prompt_field(request)
@@ -107,7 +107,7 @@ def _published(assignment: Assignment) -> list[list[int]]:
 
 
 def _made_of_all(published: list[list[int]], choices: list[Choice]) -> int:
-    """The least tokens that a choice has which is not complete."""
+    """The smallest number of published tokens of an incomplete choice."""
     goes_on = [
         len(seen)
         for seen, choice in zip(published, choices, strict=True)
@@ -118,14 +118,14 @@ def _made_of_all(published: list[list[int]], choices: list[Choice]) -> int:
 
 @lru_cache(maxsize=KEPT)
 def _checked(field: PromptField, packed: bytes, known: int, max_model_len: int) -> int:
-    """The number of tokens of a prompt; raises what `check_prompt` raises."""
+    """The number of tokens of a prompt; raises like `check_prompt`."""
     prompt = unpack_tokens(packed)
     check_prompt(field, prompt, known, max_model_len)
     return len(prompt)
 
 
 def tokenize(request: Request) -> bytes:
-    """Packed token ids; a text is tokenized to its bytes."""
+    """The prompt as packed token ids; the tokens of a text are its bytes."""
     if request.tokens is not None:
         return request.tokens
     if request.prompt is not None:
@@ -137,7 +137,7 @@ def tokenize(request: Request) -> bytes:
     return pack_tokens(list(text))
 
 
-#: Parameters that only a model can act on.
+#: Parameters that need a model.
 _REAL: Final = (
     *("logprobs", "prompt_logprobs", "structured_outputs"),
     *("logprob_token_ids", "prompt_logprob_token_ids", "thinking_token_budget"),
@@ -163,7 +163,7 @@ def _choice(
     room: int,
     vocab_size: int,
 ) -> Choice:
-    """A whole choice; published tokens are kept, even if another version made them."""
+    """A whole choice; keeps published tokens, even if another version made them."""
     params = request.params
     count = room if params.max_tokens is None else min(params.max_tokens, room)
     tokens = [*published, *_hashed(prompt, params.seed, index, count, vocab_size)[len(published) :]]
@@ -182,7 +182,7 @@ def _choice(
 
 @lru_cache(maxsize=KEPT)
 def _hashed(prompt: bytes, seed: int | None, index: int, count: int, vocab_size: int) -> list[int]:
-    """Words of an extendable hash: a longer answer begins like a shorter one."""
+    """Words of an extendable hash: a shorter answer is a prefix of a longer one."""
     words = shake_128(prompt + b"%d/%d" % (seed or 0, index)).digest(4 * count)
     return [word % vocab_size for word in unpack_tokens(words)]
 
@@ -197,7 +197,7 @@ def _cut_at_token(tokens: list[int], params: SamplingParams) -> tuple[list[int],
 
 
 def _first_stop(text: str, params: SamplingParams) -> tuple[int, str] | None:
-    """The stop string that ends first in the text, and where it begins."""
+    """Position and text of the stop string that ends first in the text."""
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or ()
     found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     return min(found, key=lambda hit: hit[0] + len(hit[1]), default=None)

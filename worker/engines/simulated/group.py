@@ -1,4 +1,4 @@
-"""A group of simulated processes: the followers hold on to a socket of the leader."""
+"""A group of simulated processes: each follower keeps a connection to the leader."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final
 
 from worker.engines import RankGroup
 
-#: Longest wait of the members of a group for each other.
+#: Longest wait of the processes of a group for each other.
 GATHER_S: Final = 60.0
-_PAUSE_S: Final = 0.01  # between two looks for the leader's socket
+_PAUSE_S: Final = 0.01  # between two attempts to connect
 _GOODBYE: Final = b"."
 
 
 def gather(group: RankGroup) -> Callable[[], None]:
-    """Wait for the followers of this leader; the function that lets go of them, once.
+    """Wait for the followers of this leader; returns a function that releases them.
 
-    Raises `TimeoutError` where one does not come.
+    The function is idempotent. Raises `TimeoutError` if a follower does not connect.
     """
     followers: list[socket.socket] = []
     with socket.socket(socket.AF_UNIX) as listener:
@@ -40,13 +40,14 @@ def gather(group: RankGroup) -> Callable[[], None]:
 
 
 def attend(group: RankGroup, attached: Callable[[], None]) -> None:
-    """Hold on to the leader until it lets go; ``attached`` is called once it has us.
+    """Stay connected to the leader until it releases this process.
 
-    Raises `TimeoutError` where it does not come, `ConnectionError` where it dies.
+    Calls ``attached`` once connected. Raises `TimeoutError` if there is no leader, and
+    `ConnectionError` if it dies.
     """
     with _connect(group.address) as leader:
         attached()
-        leader.settimeout(None)  # as long as the model is held; a dead leader closes its end
+        leader.settimeout(None)  # until the unload; the kernel closes the socket of a dead leader
         if leader.recv(1) != _GOODBYE:
             raise ConnectionError("the leader of the group is gone")
 
@@ -60,7 +61,7 @@ def _connect(address: str) -> socket.socket:
             leader.connect(address)
             return leader
         except (FileNotFoundError, ConnectionRefusedError):
-            leader.close()  # it does not listen yet
+            leader.close()  # the leader does not listen yet
             if time.monotonic() > until:
                 raise TimeoutError(f"no leader at {address} within {GATHER_S} s") from None
             time.sleep(_PAUSE_S)

@@ -1,4 +1,4 @@
-"""The time that a simulated device takes."""
+"""The speed of a simulated device."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SpeedModel:
-    """How long a step takes; zero means no limit.
+    """Rates and sizes that determine the time of a step; zero means no limit.
 
-    A step prefills the prompts that joined the batch, except what the prefix cache has of them,
-    and then makes ``tokens_per_step`` tokens for every request in it. Without a decode rate a
-    request that does not stream is answered in one step.
+    A step prefills the uncached tokens of new prompts, and then makes ``tokens_per_step`` tokens
+    for every request in the batch. Without a decode rate, a request that does not stream takes one
+    step.
     """
 
     prefill_tokens_per_s: float = 0.0  # of all prompts together
-    decode_tokens_per_s: float = 0.0  # of each sequence, however many run
+    decode_tokens_per_s: float = 0.0  # of each sequence, regardless of their number
     max_num_seqs: int = 0
     tokens_per_step: int = 1
-    cache_tokens: int = 0  # of the prefix cache; zero: there is none
+    cache_tokens: int = 0  # capacity of the prefix cache; zero: no cache
 
 
 class SimulatedDevice:
-    """Sleeps as long as a device would work."""
+    """Sleeps for the time that a device would need."""
 
     def __init__(self, speed: SpeedModel) -> None:
         self._speed = speed
         self._free_at_s = 0.0  # monotonic
 
     def work(self, prefilled: int) -> None:
-        """One step, which prefills so many tokens.
+        """Run one step with ``prefilled`` uncached prompt tokens.
 
-        The device's clock counts, not the length of each sleep: a sleep that lasts too long is
-        made up for by shorter ones.
+        Steps end by the device's own clock: after a sleep that was too long, the next ones are
+        shorter.
         """
         cost_s = 0.0
         if self._speed.prefill_tokens_per_s:

@@ -1,4 +1,4 @@
-"""A `ModelSpec` as vLLM's arguments."""
+"""Turns a `ModelSpec` to vLLM's arguments."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from worker.models import ModelSpec
 log = logging.getLogger("tokenyard.worker.engines")
 
 _GIB: Final = 1024**3
-#: LoRA adapters that one step may use on a GPU; each takes memory for the largest rank.
+#: Most LoRA adapters in one step on a GPU; each takes memory for the largest rank.
 _MAX_LORAS: Final = 8
-#: The part of a GPU that an engine leaves free beside itself: for CUDA graphs, which not every
-#: vLLM counts, and for the CUDA contexts of processes that are still to come.
+#: The part of a GPU's memory that an engine leaves free: for CUDA graphs, which not every version
+#: of vLLM counts, and for the CUDA contexts of processes that start later.
 _KEPT_FREE: Final = 0.04
-#: vLLM wants some; where that is not free either, it says so.
+#: vLLM refuses zero. If even this part is not free, vLLM raises.
 _LEAST: Final = 0.001
 
 
 def engine_config(
     spec: ModelSpec, device: int, executor: type[Executor] | None = None, weights: str = ""
 ) -> VllmConfig:
-    """The whole configuration of an engine; arguments in ``spec.engine_args`` win.
+    """The whole configuration of an engine; arguments in ``spec.engine_args`` take precedence.
 
-    ``device`` is the GPU of this process, ``executor`` what finds the ranks of a group, and
-    ``weights`` the folder of those that stand in for the model's own. Raises what vLLM raises
-    where the model, or an argument, makes no sense.
+    ``device`` is the GPU of this process, ``executor`` the executor of a group, and ``weights`` the
+    folder of a checkpoint that replaces the model's own weights. Raises vLLM's errors for an
+    invalid model or argument.
     """
     alone = None if executor else device
     arguments = EngineArgs(**_arguments(spec, executor) | _memory(spec, alone) | _nested(spec))
-    # vLLM's own limits on the tokens of a step depend on who asks: as of its server, not of nobody.
+    # vLLM's default limits on the tokens of a step depend on the context: take those of its server.
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if weights:
-        # Only weights are read from there: a checkpoint of a training run need hold nothing else.
+        # vLLM reads only weights from there: a checkpoint of a training run need hold nothing else.
         config.model_config.hf_config_path = config.model_config.hf_config_path or spec.path
         config.model_config.model = weights
     if config.parallel_config.distributed_executor_backend in (SingleExecutor, ThriftyExecutor):
@@ -58,13 +58,13 @@ def engine_config(
 
 
 def cache_tokens(config: VllmConfig) -> int:
-    """Tokens that the prefix cache of an engine holds, about, once it runs; 0: it has none."""
+    """Approximate capacity in tokens of the prefix cache of a running engine; 0: no cache."""
     cache = config.cache_config
     return cache.block_size * (cache.num_gpu_blocks or 0) if cache.enable_prefix_caching else 0
 
 
 def lora_requests(spec: ModelSpec) -> dict[str, LoRARequest]:
-    """The adapters of a model by name, as vLLM asks for them; downloads those that are not here."""
+    """The adapters of a model by name, for vLLM; downloads those that are missing."""
     return {
         adapter.name: LoRARequest(adapter.name, number, folder_of(adapter.path, adapter.revision))
         for number, adapter in enumerate(spec.adapters, start=1)
@@ -72,7 +72,7 @@ def lora_requests(spec: ModelSpec) -> dict[str, LoRARequest]:
 
 
 def folder_of(path: str, revision: str) -> str:
-    """A folder; of a Hugging Face name its own, where vLLM could take it in another revision."""
+    """The path; a Hugging Face name with a revision becomes the folder of that download."""
     if not revision or Path(path).is_dir():
         return path
     from huggingface_hub import snapshot_download
@@ -81,13 +81,13 @@ def folder_of(path: str, revision: str) -> str:
 
 
 def _place(config: VllmConfig, device: int) -> None:
-    """Say which device the one rank takes."""
-    if config.parallel_config.world_size > 1:  # it would wait for the others for half an hour
+    """Set the device of the only rank; raises `ValueError` if the model has several ranks."""
+    if config.parallel_config.world_size > 1:  # vLLM would wait half an hour for the others
         raise ValueError(
             f"this model takes {config.parallel_config.world_size} devices; load it with a group"
         )
     if not current_platform.is_cpu():
-        # From here vLLM's executor of one process takes its local rank.
+        # vLLM's executor of one process takes its local rank from here.
         config.device_config.device = torch.device(current_platform.device_type, device)
 
 
@@ -107,13 +107,13 @@ def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, An
         "distributed_executor_backend": executor or _single(spec),
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "scheduling_policy": "priority",  # a request's priority acts inside the engine too
+        "scheduling_policy": "priority",  # apply a request's priority in the engine too
     }
     return named | _lora(spec)
 
 
 def _dtype(spec: ModelSpec) -> str:
-    """The model's own, but that vLLM's kernels for adapters on a GPU take 16 bits only."""
+    """The dtype of the spec; with adapters on a GPU not float32, as vLLM's kernels need 16 bits."""
     if not spec.adapters or current_platform.is_cpu() or spec.dtype not in {"float", "float32"}:
         return spec.dtype
     log.warning(
@@ -128,17 +128,18 @@ def _single(spec: ModelSpec) -> type[Executor]:
 
 
 def utilization(free: int, total: int, most: float) -> float:
-    """How much of a GPU an engine may take, as a part of all its memory in bytes.
+    """The part (0 to 1) of a GPU's memory that an engine may take, at most ``most``.
 
-    vLLM refuses to start where less than ``most``, its default, is free: there processes of the
-    pool are that wait or sleep. So it is as much as there is room for.
+    ``free`` and ``total`` are in bytes. vLLM refuses to start if less than the configured part is
+    free, and other processes of the pool take memory while they wait or sleep. So the part follows
+    the free memory.
     """
     room = free / total - _KEPT_FREE
     return max(_LEAST, min(most, math.floor(room * 1000) / 1000))
 
 
 def _memory(spec: ModelSpec, device: int | None) -> dict[str, Any]:
-    """What it may take; ``device`` is the GPU that it has for itself, None in a group."""
+    """The arguments for memory; ``device`` is the GPU of a single process, None in a group."""
     cache_bytes = int(spec.kv_cache_gib * _GIB)
     if current_platform.is_cpu():
         return {"kv_cache_memory_bytes": cache_bytes or DEFAULT_KV_CACHE_BYTES}
@@ -158,8 +159,8 @@ def _lora(spec: ModelSpec) -> dict[str, Any]:
     if not spec.adapters:
         return {}
     count = len(spec.adapters)
-    # On a CPU vLLM gives a request for the base model the adapter in the last place, where others
-    # of its batch have adapters (vLLM pull request 48421). Nobody ever takes the place added here.
+    # On a CPU vLLM applies the adapter in the last place to requests for the base model, if others
+    # in the batch have adapters (vLLM pull request 48421). The place added here stays empty.
     places = count + 1 if current_platform.is_cpu() else min(count, _MAX_LORAS)
     return {
         "enable_lora": True,
@@ -170,7 +171,7 @@ def _lora(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nested(spec: ModelSpec) -> dict[str, Any]:
-    """The engine arguments of the spec; vLLM turns most tables to its own types, but not all."""
+    """The engine arguments of the spec; converts a table that vLLM does not convert itself."""
     given = dict(spec.engine_args)
     profiler = given.get("profiler_config")
     if isinstance(profiler, dict):

@@ -1,4 +1,4 @@
-"""A worker process that serves with vLLM: warm before its first model, and between two."""
+"""The backend of a worker process with vLLM, warm before and between models."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ log = logging.getLogger("tokenyard.worker.engines")
 
 
 class Groups(Protocol):
-    """How processes form a group: `worker.executor`, which this package does not import."""
+    """Forms groups of processes: `worker.executor`, which this package does not import."""
 
     def executor_for(self, group: RankGroup) -> Any:
-        """The executor class with which the leader makes its engine, and its ``release()``."""
+        """The executor class for the leader's engine; it has a method ``release()``."""
 
     def attend(self, group: RankGroup) -> None:
-        """Be a rank of ``group`` until its leader lets go."""
+        """Be a rank of ``group`` until its leader releases this process."""
 
 
 class VllmBackend:
-    """See `worker.engines.Backend`. vLLM is imported by `warm_up`, not before."""
+    """See `worker.engines.Backend`. `warm_up` imports vLLM."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class VllmBackend:
         lock: DeviceLock | None = None,
         log_stats: bool = False,
     ) -> None:
-        """``cores`` are what it computes with, as many as they are or with so many ``threads``.
+        """Computes on the CPU ``cores`` with one thread each, or with ``threads`` threads.
 
-        Without cores it computes on the GPU ``device``, as vLLM counts them, which it may have to
-        share by ``lock``; one that ``is_alone`` sees no other and cannot be part of a group. With
-        ``log_stats`` its engines count what they do.
+        Without cores it computes on the GPU ``device``, numbered as in vLLM, and shares it with
+        other processes by ``lock``. If ``is_alone``, the process sees no other GPU and cannot join
+        a group. With ``log_stats`` its engines keep vLLM's metrics.
         """
         self._lock = lock or DeviceLock()
         self._groups = groups
@@ -72,10 +72,10 @@ class VllmBackend:
         self._is_on_cpu = bool(cores)
         self._cores = cores
         self._threads = threads
-        self._has_kernels = False  # a first model has been loaded
+        self._has_kernels = False  # set by the first load
 
     def warm_up(self) -> dict[str, float]:
-        """Pay everything that needs no model, once; see `worker.engines.Backend.warm_up`."""
+        """Do once all that needs no model; see `worker.engines.Backend.warm_up`."""
         if self._is_on_cpu:
             check_cpu()
         stopwatch = Stopwatch()
@@ -95,19 +95,19 @@ class VllmBackend:
         return stopwatch.phases_s
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
-        """Make an engine; see `worker.engines.Backend.load`."""
+        """Load an engine; see `worker.engines.Backend.load`."""
         return self._load(spec, group, weights, log_stats=self._log_stats)
 
     def attend(self, group: RankGroup) -> None:
-        """Lend this process to a group's leader; see `worker.engines.Backend.attend`."""
+        """Serve a group's leader; see `worker.engines.Backend.attend`."""
         with held_back(has_kernels=self._has_kernels):
             self._require_groups().attend(group)
             let_go()
 
     def memory(self) -> Memory:
-        """What this process holds now.
+        """Current memory of this process.
 
-        While an engine sleeps on a GPU, what vLLM's sleep mode has let go of still counts here.
+        While an engine sleeps on a GPU, the memory that vLLM's sleep mode has freed still counts.
         """
         import psutil  # vLLM brings both
         import torch
@@ -127,7 +127,7 @@ class VllmBackend:
             raise ValueError(
                 f"this model takes {group.size} devices, but MIG instances cannot form a group"
             )
-        # Ranks of a group wait for each other, so none of them may wait for anybody else.
+        # Ranks of a group wait for each other, so none may wait for other processes.
         lock = DeviceLock() if group else self._lock
         with held_back(has_kernels=self._has_kernels), lock.exclusive():
             made = partial(self._make, spec, group, weights, lock, log_stats=log_stats)
@@ -166,13 +166,13 @@ class VllmBackend:
         except BaseException as error:
             if executor is not None:
                 executor.release()
-            _forget_frames(error)  # they hold all that has been made of the engine
+            _forget_frames(error)  # the frames hold the unfinished engine
             self._clean_up_behind(error, spec)
             raise
 
     def _clean_up_behind(self, error: BaseException, spec: ModelSpec) -> None:
-        """Be as warm as before; raises `DeviceLost` where that cannot be."""
-        # What vLLM's sleep mode takes memory with refuses all memory once it had too little.
+        """Make the process warm again; raises `DeviceLost` if that is impossible."""
+        # Once out of memory, the allocator of vLLM's sleep mode refuses all later requests.
         is_stuck = bool(spec.sleep_level) and not self._is_on_cpu and is_out_of_memory(error)
         said = f"{type(error).__name__}: {error}"
         if is_stuck or is_device_lost(error):
@@ -190,7 +190,7 @@ class VllmBackend:
         return self._groups
 
     def _take_device(self) -> None:
-        """Choose it, and touch what takes a while the first time."""
+        """Select the device and run its slow first operations."""
         if self._is_on_cpu:
             from worker.engines.cpu_threads import use_cores
 
@@ -210,7 +210,7 @@ class VllmBackend:
         torch.cuda.synchronize()
 
     def _run_made_up_model(self) -> None:
-        """Process groups, kernels, sampler: what the first model finds missing, this one finds."""
+        """Initialize process groups, kernels and sampler, so that the first real model need not."""
         from worker.engines.vllm.made_up_model import requests, write_model
 
         try:
@@ -232,7 +232,7 @@ class VllmBackend:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of what the functions that a fault has ended still hold."""
+    """Clear the local variables in the tracebacks of an error and its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

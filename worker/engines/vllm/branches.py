@@ -1,6 +1,6 @@
-"""Several choices of one stream that go on after a crash, each behind its own published tokens.
+"""Several choices of a stream that continue after a crash, each behind its own published tokens.
 
-vLLM runs each as a request of its own, a *branch*; together they are one answer.
+vLLM runs each choice as a separate request, a *branch*; together they are one answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Branches:
-    """The choices of one request, as far as they have come."""
+    """The choices of one request and their outputs."""
 
     def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
@@ -29,16 +29,16 @@ class Branches:
 
     @property
     def is_over(self) -> bool:
-        """Whether no choice goes on: all have ended, or one cannot."""
+        """Whether the request is over: all choices have ended, or one has failed."""
         return self.has_failed or len(self._ended) == len(self.all)
 
     def end(self, index: int, made: Finished) -> Finished | None:
-        """A choice has ended; the whole answer with the last of them."""
+        """Record the end of a choice; returns the whole answer after the last one, else None."""
         self._ended[index] = made
         return self._joined() if len(self._ended) == len(self.all) else None
 
     def so_far(self) -> Finished:
-        """What has been made of all of them."""
+        """The output of all choices so far."""
         for branch in self.all:
             self._ended.setdefault(branch.index, branch.answer.so_far())
         return self._joined()
@@ -53,7 +53,7 @@ class Branches:
 
 
 class Branch:
-    """One choice: see `worker.engines.vllm.collectors.Answer`."""
+    """One choice: see `worker.engines.vllm.collectors.OutputCollector`."""
 
     def __init__(self, branches: Branches, index: int, answer: Continued) -> None:
         self.asked = answer.asked
@@ -61,12 +61,12 @@ class Branch:
         self.answer = answer
         self.branches = branches
         branches.all.append(self)
-        self._tokens = len(answer.asked.published)  # shown, and characters of them
+        self._tokens = len(answer.asked.published)  # shown; the next line counts their characters
         self._chars = answer.shown_chars
 
     @property
     def request_id(self) -> str:
-        """What vLLM knows it by."""
+        """The request id in vLLM."""
         return f"{self.asked.key}#{self.index}"
 
     @property
@@ -75,7 +75,7 @@ class Branch:
         return self.answer.is_finished
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """Add what one step made of this choice to the events."""
+        """Add the events of one step of this choice."""
         made: list[EngineEvent] = []
         self.answer.take(output, made)
         for event in made:
@@ -91,7 +91,7 @@ class Branch:
                     events.append(event)
 
     def end(self, made: Finished) -> list[EngineEvent]:
-        """This choice has ended: its last tokens, or the whole answer where it is the last."""
+        """End this choice; returns its last tokens, or the whole answer after the last choice."""
         whole = self.branches.end(self.index, made)
         if whole is not None:
             return [whole]
@@ -104,12 +104,12 @@ class Branch:
         return [TokenDelta(self.asked.key, self.index, tokens, text, logprobs)]
 
     def so_far(self) -> Finished:
-        """What has been made of all choices."""
+        """The output of all choices so far."""
         return self.branches.so_far()
 
 
 def request_of_choice(asked: EngineRequest, index: int) -> EngineRequest:
-    """What one choice asks for: the same, as if it were the only one."""
+    """The request of one choice, as if it were the only one."""
     assignment = asked.assignment
     params = changed(assignment.request.params, n=1)
     request = changed(assignment.request, params=params)

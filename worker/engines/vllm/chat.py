@@ -1,8 +1,8 @@
-"""Chat messages to token ids, as ``vllm.LLM.chat`` makes them: by the same functions of vLLM.
+"""Turns chat messages to token ids, with the same functions as ``vllm.LLM.chat``.
 
-vLLM's renderer parses the messages, finds out in which form the model's chat template expects their
-content (once for each template), and applies the template. docs/parity.md shows that the prompts
-are the same, token by token.
+vLLM's renderer parses the messages, detects the form of content that the model's chat template
+expects (once per template), and applies the template. docs/parity.md shows that the prompts are the
+same, token by token.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Request
 from worker.engines.prompts import encode_text, text_encoder
 
-#: vLLM has moved it from one module to another, but its renderer always knows it.
+#: vLLM has moved it between modules, but `hf` always has it.
 _NoTemplate: Final[type[Exception]] = vars(hf)["ChatTemplateResolutionError"]
-#: Characters of a template's own words in an error.
+#: Characters of a template's error message in ours.
 _LONGEST_REASON: Final = 500
 
 
@@ -32,17 +32,17 @@ class ChatPrompts:
         self._renderer = renderer
         self._tokenizer = renderer.get_tokenizer()
         self._max_model_len = max_model_len
-        # A chat template writes the special tokens itself.
+        # The chat template adds the special tokens.
         self._encode = text_encoder(self._tokenizer, add_special_tokens=False)
-        self._tokenizes = is_mistral_tokenizer(self._tokenizer)  # while it renders
+        self._tokenizes = is_mistral_tokenizer(self._tokenizer)  # while rendering
         self._tells_time = isinstance(renderer, hf.HfRenderer)
 
     def tokens(self, request: Request, accepted_ms: int) -> list[int]:
         """Token ids of a chat.
 
-        A template that asks for the date is given that of ``accepted_ms`` (unix time, read as UTC),
-        so that every attempt at a request has the same prompt. Raises `InvalidRequest` where the
-        model has no chat template, or its template refuses the messages.
+        A template that asks for the date gets that of ``accepted_ms`` (Unix time in ms, shown in
+        UTC), so that every attempt has the same prompt. Raises `InvalidRequest` if the model has no
+        chat template, or if the template refuses the messages.
         """
         try:
             _, prompt = self._renderer.render_messages(
@@ -52,9 +52,7 @@ class ChatPrompts:
             raise InvalidRequest(
                 "messages", "this model has no chat template; give prompt or tokens"
             ) from None
-        except (
-            Exception
-        ) as error:  # a template is a program: on hostile messages it raises anything
+        except Exception as error:  # a template is a program and can raise anything
             reason = str(error)[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
             raise InvalidRequest(
                 "messages", f"the chat template does not take them: {reason}"
@@ -70,12 +68,12 @@ class ChatPrompts:
             raise InvalidRequest("messages", "what the chat template makes is no text") from error
 
     def _params(self, request: Request, accepted_ms: int) -> ChatParams:
-        """As `LLM.chat` puts them together."""
+        """The parameters for vLLM's renderer, as `LLM.chat` makes them."""
         chat = request.chat
         given = dict(chat.chat_template_kwargs)
         if chat.documents is not None:
             given["documents"] = chat.documents
-        if self._tells_time:  # other renderers have no templates that could ask
+        if self._tells_time:  # other renderers have no templates
             given["strftime_now"] = _clock(accepted_ms)
         own = {
             "add_generation_prompt": chat.add_generation_prompt,
@@ -87,7 +85,7 @@ class ChatPrompts:
 
 
 def _own_copy(messages: list[dict[str, Any]]) -> list[Any]:
-    """The messages, to be changed: vLLM reads the arguments of tool calls in their place."""
+    """A copy that vLLM may change: it parses the arguments of tool calls in place."""
     return [
         {**message, "tool_calls": copy.deepcopy(message["tool_calls"])}
         if message.get("tool_calls")
@@ -97,5 +95,5 @@ def _own_copy(messages: list[dict[str, Any]]) -> list[Any]:
 
 
 def _clock(unix_ms: int) -> Callable[[str], str]:
-    """What a template calls as ``strftime_now``, at a time that does not go on."""
+    """The function ``strftime_now`` of templates, at a fixed time."""
     return datetime.datetime.fromtimestamp(unix_ms / 1000, tz=datetime.UTC).strftime

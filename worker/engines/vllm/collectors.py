@@ -1,8 +1,8 @@
-"""What vLLM's outputs mean for each request in the engine: deltas, an answer, or a fault.
+"""Turns vLLM's outputs to events: deltas, answers and errors.
 
-One class for each way in which a request can run (`worker.engines.resume` explains them):
-`Whole` does not stream, `Streamed` does, `Repeated` hides what was published before, and
-`Continued` puts its text together from the published tokens and the new ones.
+There is one class for each way to run a request (`worker.engines.resume` explains them): `Whole`
+does not stream, `Streamed` does, `Repeated` hides published tokens, and `Continued` joins the text
+of published and new tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Diverged(Exception):
-    """A repeated generation does not repeat what was published; ``at`` is the first other token."""
+    """A repeated generation differs from the published tokens, first at token ``at``."""
 
     def __init__(self, at: int) -> None:
         super().__init__(f"token {at} differs from the published one")
@@ -33,12 +33,12 @@ class Diverged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What a request in the engine asks for."""
+    """A request in the engine, with prompt and published tokens."""
 
     assignment: Assignment
     prompt: list[int]
-    published: list[int]  # of its first choice, or its only one
-    #: Of each choice, where there are several.
+    published: list[int]  # of the first or only choice
+    #: Published tokens by choice, if there are several choices.
     several: tuple[list[int], ...] = ()
 
     @property
@@ -48,16 +48,16 @@ class EngineRequest:
 
     @property
     def params(self) -> SamplingParams:
-        """Its sampling parameters."""
+        """The sampling parameters."""
         return self.assignment.request.params
 
     def published_of(self, index: int) -> list[int]:
-        """The tokens of a choice that its readers have seen."""
+        """The published tokens of a choice."""
         return self.several[index] if self.several else self.published
 
     @property
     def has_published(self) -> bool:
-        """Whether its readers have seen any token."""
+        """Whether any token was published."""
         return bool(self.published) or any(self.several)
 
 
@@ -68,17 +68,17 @@ class OutputCollector(Protocol):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more is to come of it."""
+        """Whether the request is finished."""
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """Add what one step made to the events; raises `Diverged`."""
+        """Add the events of one step; raises `Diverged`."""
 
     def so_far(self) -> Finished:
-        """What has been made."""
+        """The output so far."""
 
 
 class Whole:
-    """A request that does not stream: vLLM hands over everything at once."""
+    """A request that does not stream: vLLM returns all output at its end."""
 
     def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
@@ -107,7 +107,7 @@ class Whole:
         )
 
     def so_far(self) -> Finished:
-        """Nothing is known before the end."""
+        """An empty answer: vLLM returns nothing before the end."""
         return Finished(self.asked.key, [Choice(0, [], None, "abort")], len(self.asked.prompt))
 
     def _choice(self, part: CompletionOutput) -> Choice:
@@ -127,7 +127,7 @@ class Whole:
 
 @dataclass(slots=True)
 class _Growing:
-    """A choice as far as it has come."""
+    """The output of a choice so far."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -137,7 +137,7 @@ class _Growing:
 
 
 class Streamed:
-    """A request that streams, from its first token."""
+    """A request that streams from its first token."""
 
     def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
@@ -171,7 +171,7 @@ class Streamed:
         self._prompt_logprobs = _prompt_logprobs(self.asked, found, output)
 
     def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
-        """Add what is new to a choice; returns it as a delta, None where nothing is."""
+        """Add new output to a choice; returns it as a delta, or None if there is none."""
         tokens = part.token_ids
         choice.tokens.extend(tokens)
         choice.text += part.text
@@ -193,7 +193,7 @@ class Streamed:
         )
 
     def so_far(self) -> Finished:
-        """What has been made, at least what was published."""
+        """The output so far, with at least the published tokens."""
         for choice in self._choices:
             choice.finish_reason = choice.finish_reason or "abort"
         known = [self.asked.published_of(index) for index in range(len(self._choices))]
@@ -221,15 +221,15 @@ class Streamed:
 
 
 class Repeated(Streamed):
-    """A stream that runs from its start again and shows only what was not published."""
+    """A stream that runs again from its start and shows only unpublished tokens."""
 
     def __init__(self, asked: EngineRequest) -> None:
         super().__init__(asked)
-        #: What readers have of each choice, as of the last step that repeated what it had to.
+        #: Tokens of each choice that readers have after the last step that did not diverge.
         self.shown = tuple(asked.published_of(index) for index in range(asked.params.n))
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `OutputCollector`; of a step that diverges no event stays."""
+        """See `OutputCollector`; a step that diverges adds no event."""
         before = len(events)
         try:
             super().take(output, events)
@@ -254,31 +254,31 @@ class Repeated(Streamed):
         delta = super()._grow(choice, part)
         if delta is None or len(seen) == len(delta.tokens):
             return None
-        # A step of several tokens may lie across the seam: its text then goes with the new ones.
+        # A step of several tokens may span the seam: its text then belongs to the new tokens.
         logprobs = delta.logprobs[len(seen) :] if delta.logprobs is not None else None
         tokens = delta.tokens[len(seen) :]
         return TokenDelta(delta.key, part.index, tokens, delta.text, logprobs)
 
 
 class Continued(Streamed):
-    """A stream that goes on behind its published tokens, which vLLM sees as prompt.
+    """A stream that continues after its published tokens, which vLLM sees as prompt.
 
-    ``text`` is None where neither text nor stop strings are asked for.
+    ``text`` is None if the request asks for neither text nor stop strings.
     """
 
     def __init__(self, asked: EngineRequest, text: TextStream | None) -> None:
         super().__init__(asked)
         self._text = text
         self._choices[0].tokens = list(asked.published)
-        self.stopped: str | None = None  # by which stop string its published tokens end
+        self.stopped: str | None = None  # the stop string at the end of the published tokens
         for token in asked.published:
             if text is not None:
                 self.stopped = text.push(token)
-        #: Characters that were shown with the published tokens.
+        #: Characters shown with the published tokens.
         self.shown_chars = len(text.show()) if text is not None else 0
 
     def ended(self, finish_reason: str, stop_reason: int | str | None) -> Finished:
-        """The answer where the published tokens are all of it."""
+        """The answer if the published tokens are all of it."""
         choice = self._choices[0]
         choice.finish_reason, choice.stop_reason = finish_reason, stop_reason
         choice.text = self._text.text if self._text is not None else ""
@@ -287,7 +287,7 @@ class Continued(Streamed):
         return self._finished()
 
     def _take_prompt_logprobs(self, found: Any, output: RequestOutput) -> None:
-        """Tell the published tokens, which vLLM counts as prompt, from our prompt."""
+        """Separate the published tokens, which vLLM counts as prompt, from the prompt."""
         at = len(self.asked.prompt)
         if self._logprobs is not None and found:
             old = entries(self.asked.published, found[at:], self._logprobs)
@@ -308,7 +308,7 @@ class Continued(Streamed):
         return self._delta(choice, part, tokens, shown)
 
     def _read(self, tokens: list[int], choice: _Growing, text: TextStream) -> int:
-        """Turn tokens to text; returns how many of them belong to the answer."""
+        """Turn tokens to text; returns the number of tokens that belong to the answer."""
         is_stopped = choice.finish_reason == "stop"
         hides_last = is_stopped and not self.asked.params.include_stop_str_in_output
         for at, token in enumerate(tokens):
@@ -330,18 +330,18 @@ def _prompt_logprobs(asked: EngineRequest, found: Any, output: RequestOutput) ->
 
 
 def _scores(output: RequestOutput) -> Any:
-    """Scores of the ids that were named for prompt tokens; older versions know none."""
+    """Scores of the ids named for prompt tokens; None in older versions of vLLM."""
     return getattr(output, "prompt_token_id_logprobs", None)
 
 
 def _cached(asked: EngineRequest, output: RequestOutput) -> int | None:
-    """Prompt tokens that vLLM had in its prefix cache; published ones do not count."""
+    """Number of prompt tokens from vLLM's prefix cache, without published tokens."""
     found = output.num_cached_tokens
     return None if found is None else min(found, len(asked.prompt))
 
 
 def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:
-    """Logprobs of new tokens; the flat form, which vLLM also has, is never asked for."""
+    """Logprobs of new tokens; never in vLLM's flat form, which we do not request."""
     return cast("list[dict[int, Logprob]]", part.logprobs)
 
 

@@ -1,7 +1,7 @@
-"""vLLM in this process and this thread: `vllm.LLMEngine`, by its public API.
+"""vLLM in this process and thread: `vllm.LLMEngine`, by its public API.
 
-Set the environment (`worker.engines.vllm.environment`) before importing this file: vLLM reads
-part of it while it is imported. `VllmBackend` makes engines. Works with vLLM 0.26 to 0.32.
+Set the environment (`worker.engines.vllm.environment`) before you import this module: vLLM reads
+part of it during its import. `VllmBackend` makes engines. Works with vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _WARM_UP: Final = "tokenyard-warm-up"
 
 
 class VllmEngine:
-    """One model, held by one `vllm.LLMEngine`.
+    """One model in one `vllm.LLMEngine`.
 
-    Logprobs travel in the form of `worker.engines.logprobs`; how a stream goes on after a crash,
-    and where that is inexact, stands in `worker.engines.resume`.
+    `worker.engines.logprobs` describes the form of logprobs, `worker.engines.resume` how a stream
+    continues after a crash and when that is inexact.
     """
 
     def __init__(
@@ -74,11 +74,12 @@ class VllmEngine:
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
-        It falls asleep, wakes and goes by ``lock`` with the other processes of the device, and
-        must be made in one. With ``log_stats`` vLLM counts what it does, for
+        Sleep, wake and unload take ``lock``, which other processes of the device share; the caller
+        must hold it during the load. With ``log_stats`` vLLM keeps metrics for
         `worker.engines.vllm.stats`.
-        Raises what vLLM raises where the model cannot be loaded; `let_go` cleans up behind it.
-        And `Unsupported` for weights that do not fit.
+
+        Raises vLLM's errors if the model cannot be loaded (`let_go` cleans up after them), and
+        `Unsupported` for weights that do not fit.
         """
         if weights:
             check_fit(spec.path, weights)
@@ -89,7 +90,7 @@ class VllmEngine:
         self._asleep = 0  # the level
         self._weights = weights
         self._answers: dict[str, OutputCollector] = {}
-        self._branches: dict[str, list[str]] = {}  # by lane entry, of several choices
+        self._branches: dict[str, list[str]] = {}  # request ids of branches, by lane entry
         self._ready: list[EngineEvent] = []  # answers that need no step
         self._params = ParamsMaker()
         with self._stopwatch.phase("config"):
@@ -123,7 +124,7 @@ class VllmEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What it serves."""
+        """The model and the limits."""
         return EngineInfo(
             engine="vllm",
             engine_version=vllm.__version__,
@@ -140,7 +141,7 @@ class VllmEngine:
         )
 
     def add(self, assignment: Assignment) -> None:
-        """Take a request in; see `worker.engines.Engine.add`."""
+        """Add a request; see `worker.engines.Engine.add`."""
         request, params = assignment.request, assignment.request.params
         check_resumable(assignment)
         check_params(params, self._vocab_size)
@@ -160,7 +161,7 @@ class VllmEngine:
             self._start(asked, way)
 
     def abort(self, keys: Iterable[str]) -> None:
-        """Forget requests, by lane entry; unknown ones are ignored."""
+        """Drop requests by lane entry; unknown ones are ignored."""
         gone = set(keys)
         ids = [one for key in gone for one in (key, *self._branches.pop(key, ()))]
         known = [one for one in ids if self._answers.pop(one, None) is not None]
@@ -169,7 +170,7 @@ class VllmEngine:
             self._engine.abort_request(known)
 
     def take_out(self, key: str) -> Finished | None:
-        """Stop a request and give what it has made; see `worker.engines.Engine.take_out`."""
+        """Stop a request and return its output; see `worker.engines.Engine.take_out`."""
         branches = self._branches.get(key, ())
         running = [self._answers[one] for one in (key, *branches) if one in self._answers]
         if not running:
@@ -180,11 +181,11 @@ class VllmEngine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Whether `step` has work."""
         return bool(self._answers or self._ready)
 
     def step(self) -> list[EngineEvent]:
-        """Generate once for all running requests; an exception means that the engine is lost."""
+        """Run one step for all running requests; after an exception the engine is unusable."""
         events, self._ready = self._ready, []
         if self._engine is None or not self._answers:
             return events
@@ -195,7 +196,7 @@ class VllmEngine:
             if answer is None:
                 continue
             try:
-                answer.take(cast("RequestOutput", output), events)  # it generates, never pools
+                answer.take(cast("RequestOutput", output), events)  # never a pooling model
             except Diverged as error:
                 self._go_on_behind(answer, error)
                 continue
@@ -208,7 +209,7 @@ class VllmEngine:
         return events
 
     def sleep(self, level: int) -> None:
-        """Let go of the device's memory; see `worker.engines.Engine.sleep`."""
+        """Free the device's memory; see `worker.engines.Engine.sleep`."""
         engine = self._open()
         if level not in LEVELS:
             raise Unsupported(f"there is no sleep level {level}, only {LEVELS}")
@@ -226,7 +227,7 @@ class VllmEngine:
         self._asleep = level
 
     def wake(self) -> None:
-        """Come back from sleep; a fault means that the engine is lost."""
+        """Wake from sleep; after an exception the engine is unusable."""
         engine = self._open()
         if self._sleep is None or not self._asleep:
             return
@@ -238,11 +239,11 @@ class VllmEngine:
         self._asleep = 0
 
     def reset(self) -> None:
-        """Forget the prefix cache."""
+        """Clear the prefix cache."""
         self._open().reset_prefix_cache()
 
     def reload(self, path: str) -> None:
-        """Take other weights in place; a fault but `Unsupported` means that the engine is lost."""
+        """Load other weights; after any exception but `Unsupported` the engine is unusable."""
         engine = self._open()
         if self._asleep:
             raise Unsupported(f"the engine sleeps, at level {self._asleep}; wake it first")
@@ -252,8 +253,8 @@ class VllmEngine:
         self._weights = path
 
     def profile(self, *, start: bool) -> None:
-        """Start or stop vLLM's profiler; raises `Unsupported` where the model's file names none."""
-        engine: Any = self._open()  # some of this has no types
+        """Start or stop vLLM's profiler; raises `Unsupported` if the model's file names none."""
+        engine: Any = self._open()  # parts of it have no types
         if not engine.vllm_config.profiler_config.profiler:
             raise Unsupported(
                 "this model has no profiler; set engine_args.profiler_config = "
@@ -265,7 +266,7 @@ class VllmEngine:
             engine.stop_profile()
 
     def close(self) -> None:
-        """Let go of the device; idempotent."""
+        """Unload the model and free the device; idempotent."""
         engine, self._engine = self._engine, None
         self._answers.clear()
         self._ready.clear()
@@ -280,7 +281,7 @@ class VllmEngine:
             let_go()
 
     def _prompt_tokens(self, assignment: Assignment) -> list[int]:
-        """The prompt as token ids; raises `InvalidRequest` where it cannot be tokenized."""
+        """The prompt as token ids; raises `InvalidRequest` if it cannot be tokenized."""
         request = assignment.request
         if request.tokens is not None:
             return unpack_tokens(request.tokens)
@@ -296,11 +297,11 @@ class VllmEngine:
     def _start(self, asked: EngineRequest, way: Way) -> None:
         """Run a request from its first token."""
         params, request = asked.params, asked.assignment.request
-        # What was made until a deadline is shown, so it must be known at every step.
+        # A deadline shows the output so far, so each step must return its tokens.
         streams = request.stream or request.deadline_ms is not None or way is Way.AGAIN
         changes: dict[str, Any] = {}
         if streams and params.seed is None and params.temperature > 0 and has_history(params):
-            # Should this worker die, another can only repeat what has a seed.
+            # If this worker dies, another one can repeat the run only with a seed.
             changes["seed"] = derive_seed(asked.assignment.sid, request.id)
         answer: OutputCollector = Whole(asked)
         if streams:
@@ -308,7 +309,7 @@ class VllmEngine:
         self._submit(answer, asked.prompt, streams, self._detokenizes(asked), changes)
 
     def _go_on(self, asked: EngineRequest) -> None:
-        """Run a request behind its published tokens, each choice behind its own."""
+        """Continue a request after its published tokens, each choice after its own."""
         if asked.several:
             self._go_on_with_all(asked)
             return
@@ -345,11 +346,11 @@ class VllmEngine:
         return Continued(asked, text)
 
     def _continue(self, answer: OutputCollector, one: Continued, request_id: str) -> None:
-        """Run one choice behind its published tokens, which are not the whole of it."""
+        """Continue one unfinished choice after its published tokens."""
         asked = one.asked
         params, published = asked.params, asked.published
         changes: dict[str, Any] = {
-            "stop": None,  # the answer's own text looks for them
+            "stop": None,  # `TextStream` finds them
             "min_tokens": max(0, params.min_tokens - len(published)),
         }
         if params.max_tokens is not None:
@@ -371,9 +372,9 @@ class VllmEngine:
         changes: dict[str, Any],
         request_id: str = "",
     ) -> None:
-        """Hand a request to vLLM; raises `InvalidRequest` where vLLM refuses it.
+        """Add a request to vLLM; raises `InvalidRequest` if vLLM refuses it.
 
-        vLLM knows it by its lane entry, or by ``request_id``.
+        The request id in vLLM is the lane entry, or ``request_id``.
         """
         engine = self._open()
         if self._asleep:
@@ -381,7 +382,7 @@ class VllmEngine:
         asked = answer.asked
         params = self._params.make(asked.params, streams, detokenize, changes)
         request_id = request_id or asked.key
-        # vLLM 0.26 takes this for all requests that are added from now on.
+        # vLLM 0.26 applies this to all requests added later.
         engine.output_processor.stream_interval = self._piece_size(answer)
         try:
             engine.add_request(
@@ -391,24 +392,24 @@ class VllmEngine:
                 lora_request=self._adapters.get(asked.assignment.request.model),
                 priority=asked.assignment.request.priority,
             )
-        except Exception as error:  # as in build_params: no common root in all versions
-            engine.abort_request([request_id])  # it may be half in
-            self.abort([asked.key])  # and so may its other choices
+        except Exception as error:  # as in build_params: no common base class in all versions
+            engine.abort_request([request_id])  # vLLM may have added part of it
+            self.abort([asked.key])  # and its other choices
             raise refusal(error, asked.params) from error
         self._answers[request_id] = answer
 
     def _piece_size(self, answer: OutputCollector) -> int:
-        """Tokens that vLLM hands over at once; none is kept back where a deadline may end it."""
+        """Tokens that vLLM returns at a time; a deadline needs each token immediately."""
         request, params = answer.asked.assignment.request, answer.asked.params
         if type(answer) is not Streamed or params.stream_interval or request.deadline_ms:
             return self._pieces.least
         return self._pieces.choose(len(self._answers))
 
     def _go_on_behind(self, answer: OutputCollector, fault: Diverged) -> None:
-        """The repeated run differs: what is published stands, so go on from there."""
+        """Continue after the published tokens, because the repeated run differs from them."""
         asked = answer.asked
         if asked.several and isinstance(answer, Repeated):
-            # Some choices may have gone on already when another differs.
+            # Other choices may already have new tokens.
             asked = replace(asked, published=answer.shown[0], several=answer.shown)
         self.abort([asked.key])
         logger.warning("request %s: %s; going on behind it", asked.assignment.sid, fault)
@@ -425,7 +426,7 @@ class VllmEngine:
         self._go_on(asked)
 
     def _ended(self, asked: EngineRequest) -> _End | None:
-        """Finish and stop reason where the published tokens are the whole answer."""
+        """Finish and stop reason if the published tokens are the whole answer, else None."""
         params, count = asked.params, len(asked.published)
         if not count:
             return None
@@ -441,7 +442,7 @@ class VllmEngine:
         return None
 
     def _check_text(self, params: SamplingParams, wants_text: bool) -> None:
-        """Refuse what needs a tokenizer where the model has none."""
+        """Raise `InvalidRequest` for parameters that need a tokenizer if the model has none."""
         if self._tokenizer is not None:
             return
         for name in ("stop", "bad_words", "structured_outputs"):
@@ -451,10 +452,10 @@ class VllmEngine:
             raise refusal(ValueError("detokenize needs a tokenizer; this model has none"), params)
 
     def _check_runner(self, params: SamplingParams) -> None:
-        """Refuse what would harm the requests beside it.
+        """Raise `InvalidRequest` for requests that would harm others in the same step.
 
-        In the first model runner a request that names token ids takes the logprobs of all others
-        in the same step, which then are those of token 0.
+        In vLLM's V1 model runner a request that names token ids replaces the logprobs of all other
+        requests in the step by those of token 0.
         """
         if params.logprob_token_ids and not self._has_second_runner:
             raise InvalidRequest(
@@ -467,12 +468,12 @@ class VllmEngine:
         return asked.assignment.request.wants_text or bool(asked.params.stop)
 
     def _can_continue_text(self, params: SamplingParams) -> bool:
-        """`TextStream` needs a fast tokenizer, and knows nothing of vLLM's spacing rule."""
+        """Whether `TextStream` works: it needs a fast tokenizer and lacks vLLM's spacing rule."""
         spaced = params.spaces_between_special_tokens or params.skip_special_tokens
         return self._fast_tokenizer is not None and spaced
 
     def _detokenizes(self, asked: EngineRequest) -> bool:
-        """Whether vLLM is to turn tokens to text: for replies, stop strings or logprobs."""
+        """Whether vLLM must turn tokens to text: for replies, stop strings or logprobs."""
         params = asked.params
         if self._tokenizer is None or params.detokenize is False:
             return False
@@ -480,7 +481,7 @@ class VllmEngine:
         return self._reads_text(asked) or asks
 
     def _warm_up(self, engine: LLMEngine) -> None:
-        """One greedy and one sampled request, so that the first real one finds all loaded."""
+        """Run a greedy and a sampled request, so that the first real request loads nothing."""
         for number, temperature in enumerate((0.0, 1.0)):
             params = build_params(
                 SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True),
@@ -512,7 +513,7 @@ def _asked(assignment: Assignment, prompt: list[int]) -> EngineRequest:
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:
-    """Tokens that end an answer, and the stop reason that vLLM gives for each."""
+    """Tokens that end an answer, with vLLM's stop reason for each."""
     configured = model.try_get_generation_config().get("eos_token_id")
     more = [configured] if isinstance(configured, int) else configured or []
     ends: dict[int, int | None] = {token: token for token in more}

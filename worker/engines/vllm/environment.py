@@ -1,7 +1,7 @@
-"""What vLLM reads from the environment, to be set before it is imported.
+"""The environment variables of vLLM, which must be set before its import.
 
-The same for all processes of a host, so that one of them can import vLLM for all. This file
-imports nothing heavy.
+They are the same for all processes of a host, so that the fork-server can import vLLM for all. This
+module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Final
 
 _OMP_THREADS: Final = "OMP_NUM_THREADS"
-#: Where the operator's own number of threads is kept while ours stands in its place.
+#: Keeps the operator's value while `_OMP_THREADS` has ours.
 _REQUESTED_THREADS: Final = "TOKENYARD_OMP_NUM_THREADS"
 
 
 def engine_modules(*, cpu: bool) -> list[str]:
-    """What an engine is made of; vLLM imports some of it with the first model only.
+    """The modules of an engine, some of which vLLM imports only with the first model.
 
     None of them touches a device.
     """
@@ -30,24 +30,24 @@ def engine_modules(*, cpu: bool) -> list[str]:
 
 
 def engine_environment(*, cpu: bool) -> dict[str, str]:
-    """The variables that an in-process engine needs."""
+    """The variables of an in-process engine."""
     environment = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core steps in our own thread
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in our thread
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
     }
     if not cpu and importlib.util.find_spec("flashinfer") is None:
-        # vLLM would import it to sample with, and load no model at all.
+        # Otherwise vLLM imports it for sampling, and fails to load any model.
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     if cpu:
-        environment[_OMP_THREADS] = "1"  # `worker.engines.cpu_threads` says why, and raises it
+        environment[_OMP_THREADS] = "1"  # `worker.engines.cpu_threads` explains and raises it
     return environment
 
 
 def set_environment(environment: Mapping[str, str]) -> None:
-    """Put variables in place; what the operator has set himself stays, or is remembered."""
+    """Set variables; keep the operator's values, and remember that of OMP_NUM_THREADS."""
     os.environ.setdefault(_REQUESTED_THREADS, os.environ.get(_OMP_THREADS, ""))
     for name, value in environment.items():
         os.environ.setdefault(name, value)
@@ -56,6 +56,6 @@ def set_environment(environment: Mapping[str, str]) -> None:
 
 
 def requested_threads() -> int:
-    """What the operator has set for OpenMP, 0 where nothing."""
+    """The operator's number of threads for OpenMP; 0: not set."""
     requested = os.environ.get(_REQUESTED_THREADS, "")
     return int(requested) if requested.isdecimal() else 0

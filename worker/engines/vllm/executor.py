@@ -1,6 +1,6 @@
-"""vLLM's own executor for one process, which also says how long each part of a load takes.
+"""vLLM's executor for one process, which also measures each phase of a load.
 
-It is passed as vLLM's ``distributed_executor_backend``.
+Pass it as vLLM's ``distributed_executor_backend``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from worker.engines.stopwatch import Stopwatch
 
-#: The phase of a load in which the executor and all of vLLM's engine are made.
+#: The phase of a load that makes the executor and all of vLLM's engine.
 EXECUTOR: Final = "executor"
-#: What the executor tells its worker while it starts, and the phase that it is.
+#: Methods of the worker that the executor calls at its start, with their phases.
 _PHASES: Final = {"init_worker": "device", "init_device": "device", "load_model": "weights"}
 DEFAULT_KV_CACHE_BYTES: Final = 1024**3
 
@@ -31,7 +31,7 @@ class SingleExecutor(UniProcExecutor):
 
     @property
     def driver_worker(self) -> Any:
-        """The worker; vLLM sets it, and then starts it step by step."""
+        """The worker; vLLM sets it and then starts it step by step."""
         return self._driver_worker
 
     @driver_worker.setter
@@ -54,11 +54,10 @@ class SingleExecutor(UniProcExecutor):
 
 
 class ThriftyExecutor(SingleExecutor):
-    """One worker without a device of its own, so that all memory that it takes is the host's.
+    """One worker on a CPU, with a KV cache no larger than all concurrent sequences can fill.
 
-    Where nobody has said how large the KV cache is to be, it is as large as all sequences that run
-    at once can fill, up to `DEFAULT_KV_CACHE_BYTES`: to clear a GiB that a tiny model will never
-    use takes longer than all the rest of its load.
+    For models without a configured size; the limit is `DEFAULT_KV_CACHE_BYTES`. To clear a GiB that
+    a tiny model never uses takes longer than the rest of its load.
     """
 
     def determine_available_memory(self) -> list[int]:
@@ -67,9 +66,9 @@ class ThriftyExecutor(SingleExecutor):
 
 
 def at_most_for_all(executor: Executor, available: list[int]) -> list[int]:
-    """Of the bytes that each rank has for its KV cache, what all sequences fill at their longest.
+    """The bytes of each rank's KV cache, at most enough for all sequences at full length.
 
-    And one sequence more, for what vLLM keeps back.
+    One sequence is added for the blocks that vLLM reserves.
     """
     config = executor.vllm_config
     sequences = config.scheduler_config.max_num_seqs + 1
@@ -80,9 +79,9 @@ def at_most_for_all(executor: Executor, available: list[int]) -> list[int]:
 
 
 def with_inner_phases(phases_s: Mapping[str, float], executor: Any) -> dict[str, float]:
-    """Seconds by phase, with what the executor has counted taken out of `EXECUTOR`.
+    """Seconds by phase, with the executor's own phases taken out of `EXECUTOR`.
 
-    An executor that counts, of a group for instance, has a dict ``phases_s``.
+    An executor with phases, for instance that of a group, has a dict ``phases_s``.
     """
     inner: Mapping[str, float] = getattr(executor, "phases_s", {})
     found: dict[str, float] = {}
@@ -95,7 +94,7 @@ def with_inner_phases(phases_s: Mapping[str, float], executor: Any) -> dict[str,
 
 
 class _Timed:
-    """A worker whose start is timed."""
+    """Wraps a worker and times the phases of its start."""
 
     def __init__(self, worker: Any, stopwatch: Stopwatch) -> None:
         self.worker = worker

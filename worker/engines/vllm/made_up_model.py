@@ -1,7 +1,7 @@
-"""A model that nobody needs, run once before the first one that somebody does.
+"""A made-up model that each process runs once in its warm-up.
 
-It is small, but complete: files of weights, a tokenizer, and requests that use what real ones use.
-What a process loads and keeps for its first model, it so has before it counts as warm.
+It is small but complete: weights, a tokenizer, and requests with the features of real ones. So a
+process loads all that its first model needs before it counts as warm.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _BATCH: Final = 64
 
 
 def write_model(folder: Path) -> ModelSpec:
-    """Write its files to a folder; how to load it."""
+    """Write the model's files to a folder; returns the spec to load it."""
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     (folder / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
     (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER_CONFIG))
@@ -94,7 +94,7 @@ def write_model(folder: Path) -> ModelSpec:
 
 
 def requests() -> list[Assignment]:
-    """A batch of every kind: text and messages, greedy and sampled, streamed and whole."""
+    """A batch with all kinds: text and messages, greedy and sampled, streaming and not."""
     kinds = (
         SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0),
         SamplingParams(max_tokens=4, ignore_eos=True, logprobs=1),
@@ -111,7 +111,7 @@ def _assignment(number: int, params: SamplingParams) -> Assignment:
 
 
 def _weights() -> Iterator[tuple[str, torch.Tensor]]:
-    """A Llama of one layer; every weight is the same, for nobody reads what it says."""
+    """Weights of a Llama with one layer, all with the same value: nothing reads the output."""
     vocabulary = len(_WORDS)
     shapes = {
         "model.embed_tokens": (vocabulary, _WIDTH),

@@ -1,4 +1,4 @@
-"""Sampling parameters of the wire as vLLM's, and vLLM's refusals as ours."""
+"""Converts sampling parameters to vLLM's, and vLLM's errors to `InvalidRequest`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tokenyard.protocol.wire import SamplingParams
 
 _NAMES: Final = frozenset(SamplingParams.__struct_fields__)
 _DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
-#: Replies have one form of logprobs, whatever was asked for.
+#: Replies always have the same form of logprobs.
 _WITHOUT_EFFECT: Final = frozenset({"flat_logprobs"})
-#: Parameters of the wire that the installed vLLM has not.
+#: Parameters of the wire that the installed vLLM lacks.
 _UNKNOWN: Final = _NAMES - _WITHOUT_EFFECT - frozenset(VllmParams.__struct_fields__)
 _NOT_GIVEN: Final = _UNKNOWN | _WITHOUT_EFFECT
 _WORD: Final = re.compile(r"\w+")
-# A flat copy for each request is enough for vLLM: nothing changes what is made below.
+# vLLM may make a shallow copy for each request: nothing changes the nested values.
 _OWN_COPY: Final = {"skip_clone": True} if "skip_clone" in VllmParams.__struct_fields__ else {}
 
 
 class ParamsMaker:
-    """Parameters for vLLM, made and checked once for all requests that ask for the same.
+    """Makes and checks vLLM's parameters once for all requests with equal parameters.
 
-    vLLM copies them for each request before it changes them; but for the end tokens of the model,
-    which it notes in a set that the copies share. So each engine has its own.
+    vLLM copies them for each request before it changes them. But the copies share a set, in which
+    vLLM notes the end tokens of the model. So each engine has its own maker.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class ParamsMaker:
     def make(
         self, params: SamplingParams, streams: bool, detokenize: bool, changes: Mapping[str, Any]
     ) -> VllmParams:
-        """See `build_params`; vLLM writes into a constraint on the text, so that is not shared."""
+        """See `build_params`. Constraints on the text are not shared, because vLLM changes them."""
         if not changes and params.structured_outputs is None:
             try:
                 return self._same(params, streams=streams, detokenize=detokenize)
-            except TypeError:  # lists in them have no hash
+            except TypeError:  # lists are not hashable
                 pass
         return build_params(params, streams=streams, detokenize=detokenize, **changes)
 
@@ -52,9 +52,9 @@ class ParamsMaker:
 def build_params(
     params: SamplingParams, *, streams: bool, detokenize: bool, **changes: Any
 ) -> VllmParams:
-    """Parameters for vLLM; ``changes`` replaces some by name.
+    """Make vLLM's parameters; ``changes`` replaces some by name.
 
-    Raises `InvalidRequest` naming the field that vLLM refuses.
+    Raises `InvalidRequest` with the field that vLLM refuses.
     """
     _check_known(params)
     kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
@@ -72,12 +72,12 @@ def build_params(
         return VllmParams(**named)
     except InvalidRequest:
         raise
-    except Exception as error:  # vLLM's validation errors have no common root in all versions
+    except Exception as error:  # vLLM's validation errors have no common base class in all versions
         raise refusal(error, params) from error
 
 
 def _check_known(params: SamplingParams) -> None:
-    """Refuse what is asked for and this vLLM has not yet."""
+    """Raise `InvalidRequest` for parameters that this vLLM lacks."""
     for name in _UNKNOWN:
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(
@@ -86,7 +86,7 @@ def _check_known(params: SamplingParams) -> None:
 
 
 def _repetition_detection(asked: dict[str, Any]) -> Any:
-    # Not at the top: older versions have none.
+    # Not at the top: older versions lack it.
     from vllm.sampling_params import RepetitionDetectionParams
 
     try:
@@ -96,7 +96,7 @@ def _repetition_detection(asked: dict[str, Any]) -> Any:
 
 
 def refusal(error: Exception, params: SamplingParams) -> InvalidRequest:
-    """A refusal by vLLM as ours, with the field where it can be told."""
+    """Convert vLLM's error to ours, with the field if the error shows it."""
     message = str(error.args[0]) if error.args else str(error)
     return InvalidRequest(_field(error, message, params), message[:1000])
 

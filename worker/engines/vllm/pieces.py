@@ -1,7 +1,8 @@
-"""How many tokens of a stream go out at a time.
+"""Chooses how many tokens of a stream go out at a time.
 
-One, mostly. A GPU makes a step of hundreds of streams sooner than Python hands over hundreds of
-single tokens, so there vLLM keeps a few tokens of each stream back and hands them over together.
+Mostly one. But with hundreds of streams a step on a GPU takes less time than Python needs for
+hundreds of single tokens. There vLLM holds a few tokens of each stream back and returns them
+together.
 """
 
 from __future__ import annotations
@@ -9,27 +10,27 @@ from __future__ import annotations
 import math
 from typing import Final
 
-#: With fewer requests under way each token goes out at once.
+#: With fewer running requests each token goes out immediately.
 FEW: Final = 32
-#: So often pieces come, about; a reader does not tell them from single tokens.
+#: Approximate time between pieces, in seconds; readers cannot tell it from single tokens.
 PIECE_S: Final = 0.03
-#: The most tokens of a piece: those that a process which dies takes with it are computed again.
+#: Most tokens of a piece; after a crash another process computes a lost piece again.
 MOST: Final = 4
-#: The shortest step of late counts, since a prompt makes a step long; it is forgotten bit by bit.
+#: The shortest recent step counts, because prompts make steps longer; it rises by this factor.
 _RISE: Final = 1.1
 
 
 class PieceSize:
-    """Chosen when a stream begins, by how fast the engine steps with as many as run then."""
+    """Chooses the size of a new stream's pieces by the number of requests and the time of steps."""
 
     def __init__(self, least: int) -> None:
-        """``least`` is what the operator has set (vLLM's ``stream_interval``)."""
+        """``least`` is the operator's setting (vLLM's ``stream_interval``)."""
         self.least = least
         self._step_s = math.inf
-        self._ended: float | None = None  # the step before
+        self._ended: float | None = None  # end of the last step, in seconds
 
     def note(self, running: int, now: float) -> None:
-        """A step of so many requests has ended."""
+        """Record the end, at ``now`` seconds, of a step with ``running`` requests."""
         if running < FEW:
             self._ended = None
             return
@@ -38,7 +39,7 @@ class PieceSize:
         self._ended = now
 
     def choose(self, running: int) -> int:
-        """For a stream that begins beside so many requests."""
+        """The number of tokens per piece for a new stream beside ``running`` requests."""
         if running < FEW:
             return self.least
         fitting = int(min(MOST, PIECE_S / max(self._step_s, PIECE_S / MOST)))

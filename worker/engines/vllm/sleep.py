@@ -1,10 +1,9 @@
-"""How an engine lets go of its device and takes it again.
+"""Frees the device of an engine while it sleeps.
 
-On a GPU by vLLM's sleep mode: at level 1 the weights move to the host's memory, at level 2 they
-are thrown away; the KV cache goes at both. On a CPU there is nowhere to move to: at level 1 the
-pages of the KV cache go back to the operating system, at level 2 those of the weights as well.
-After level 2 the weights are read from their files again: without that an engine that wakes talks
-nonsense (vLLM issue 29341).
+On a GPU this is vLLM's sleep mode: both levels drop the KV cache, level 1 moves the weights to host
+memory, and level 2 drops them. On a CPU there is no other memory: level 1 returns the pages of the
+KV cache to the operating system, level 2 also those of the weights. After level 2 the engine reads
+the weights from their files again: otherwise it generates nonsense (vLLM issue 29341).
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from worker.engines.host_pages import check_system, check_weights, release_cache
 from worker.models import ModelSpec
 
 LEVELS: Final = (1, 2)
-#: The level at which the weights are lost.
+#: From this level on, sleep drops the weights.
 _LOSES_WEIGHTS: Final = 2
 
 
 class SleepMode(Protocol):
-    """How an engine sleeps."""
+    """A way for an engine to sleep."""
 
     def begin(self, engine: LLMEngine, level: int) -> None:
-        """Let go of the memory; raises `Unsupported` before anything is lost."""
+        """Free the memory; raises `Unsupported` before it frees anything."""
 
     def end(self, engine: LLMEngine, level: int) -> None:
-        """Take the memory again, as it was."""
+        """Take the memory again and restore the weights."""
 
     def prepare_end(self, engine: LLMEngine) -> None:
-        """Make an engine that sleeps ready to be unloaded."""
+        """Prepare a sleeping engine for its unload."""
 
 
 class DeviceSleep:
@@ -43,7 +42,7 @@ class DeviceSleep:
         engine.sleep(level)
 
     def end(self, engine: LLMEngine, level: int) -> None:
-        """See `SleepMode`; weights come first, while there is room to pack them."""
+        """See `SleepMode`; the weights come first, while there is room to pack them."""
         if level < _LOSES_WEIGHTS:
             engine.wake_up()
             return
@@ -52,12 +51,12 @@ class DeviceSleep:
         engine.wake_up(["kv_cache"])
 
     def prepare_end(self, engine: LLMEngine) -> None:
-        """Wake it: vLLM unmaps what it frees, and what is not mapped then is a CUDA error."""
+        """Wake the engine: vLLM unmaps memory to free it, a CUDA error if it is not mapped."""
         engine.wake_up()
 
 
 class HostSleep:
-    """Pages of the host's memory."""
+    """Releases pages of host memory."""
 
     def begin(self, engine: LLMEngine, level: int) -> None:
         """See `SleepMode`."""
@@ -67,17 +66,17 @@ class HostSleep:
             engine.collective_rpc(release_weights)
 
     def end(self, engine: LLMEngine, level: int) -> None:
-        """See `SleepMode`; pages come by themselves as they are written."""
+        """See `SleepMode`; the kernel supplies pages on the first write."""
         if level >= _LOSES_WEIGHTS:
             engine.collective_rpc("reload_weights")
             engine.collective_rpc(check_weights)
 
     def prepare_end(self, engine: LLMEngine) -> None:
-        """Nothing: there is a page wherever one is needed."""
+        """Do nothing: the kernel supplies pages."""
 
 
 def choose_sleep(spec: ModelSpec) -> SleepMode | None:
-    """How an engine of this model sleeps here; None where it cannot."""
+    """The sleep mode for a model on this device; None if it cannot sleep."""
     if current_platform.is_cpu():
         return HostSleep()
     if spec.sleep_level and current_platform.is_sleep_mode_available():

@@ -1,7 +1,7 @@
-"""What vLLM measures of itself: the metrics of its own that this process has registered.
+"""Reads vLLM's own metrics in this process.
 
-vLLM counts where its `LLMEngine` was made with log stats on, in the default registry of
-`prometheus_client`, and makes them all again for each engine. This file imports nothing heavy.
+An `LLMEngine` with log stats on keeps them in the default registry of `prometheus_client`, and each
+engine registers them again. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PREFIX: Final = "vllm:"
 
 
 def read_stats() -> Sequence[EngineMetric]:
-    """All of them as they are now; none before the first engine that counts. Any thread may."""
+    """The current metrics; empty before the first engine with log stats. Thread-safe."""
     library = sys.modules.get("prometheus_client")
     if library is None:
         return ()
@@ -28,7 +28,7 @@ def read_stats() -> Sequence[EngineMetric]:
             [
                 (one.name, tuple(sorted(one.labels.items())), one.value)
                 for one in family.samples
-                if not one.name.endswith("_created")  # times of start, no measures
+                if not one.name.endswith("_created")  # start times, not measurements
             ],
         )
         for family in library.REGISTRY.collect()

@@ -1,11 +1,11 @@
-"""Keeps what a warm process has imported out of the way while engines come and go.
+"""Hides the imports of a warm process from the garbage collector, and cleans up after engines.
 
-A process that has imported vLLM holds some 670,000 objects that Python's garbage collector looks
-at. vLLM calls the collector five times to load a model and three times to let go of it, and calls
-`gc.unfreeze`, after which all of them count again: two seconds for a model that loads in a fifth
-of one. So what is there before the first model is frozen (`freeze`), and stays so while vLLM loads
-and unloads (`held_back`). An engine's own objects, some 3,000, are never frozen: they are
-collected as soon as the engine is gone. docs/decisions/0010-warm-base.md has the figures.
+A process that has imported vLLM holds about 670,000 objects, which Python's garbage collector
+searches. vLLM calls the collector five times to load a model and three times to unload it, and
+calls `gc.unfreeze`, which undoes a freeze. This takes two seconds, for a model that loads in 0.2 s.
+So the objects of the imports are frozen before the first model (`freeze`), and stay frozen while
+vLLM loads and unloads (`held_back`). The objects of an engine, about 3,000, are never frozen: they
+are collected with the engine. docs/decisions/0010-warm-base.md has the measurements.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _kept: Final[list[object]] = []
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Imports make many objects and next to no garbage: looking for it takes two seconds."""
+    """Pause garbage collection, which takes two seconds of the imports and finds almost nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -48,20 +48,19 @@ def uncollected() -> Iterator[None]:
 
 
 def freeze() -> None:
-    """Collect what is garbage, and never look at the rest again."""
+    """Collect garbage, and exclude the remaining objects from later collections."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def held_back(*, has_kernels: bool) -> Iterator[None]:
-    """While vLLM loads a model or lets go of it: the base stays frozen and is not searched again.
+    """Keep the imports frozen while vLLM loads or unloads a model.
 
-    Three functions do nothing meanwhile: `gc.freeze`, `gc.unfreeze`, and, where a first model has
-    been loaded (``has_kernels``), the search of all modules by which vLLM's CPU platform puts its
-    own functions in the place of Triton kernels; the first one has found them all, and modules
-    that are imported later import what it put there. Where vLLM has no such function, or calls
-    none of them, nothing changes.
+    Replaces three functions by ones that do nothing: `gc.freeze`, `gc.unfreeze` and, after the
+    first load (``has_kernels``), the search of all modules in which vLLM's CPU platform replaces
+    Triton kernels. The first search finds them all, and later imports get the replacements. If a
+    version of vLLM lacks this function, the search is not replaced.
     """
     with ExitStack() as stack:
         stack.enter_context(_replaced(gc, "freeze", _do_nothing))
@@ -69,7 +68,7 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
         stack.enter_context(_own_excepthook())
         stack.enter_context(unmonitored())
         platform = _platform()
-        # Of its class: a platform itself warns of what it has not.
+        # Ask the class: a platform warns of attributes that it lacks.
         if has_kernels and hasattr(type(platform), _KERNELS):
             stack.enter_context(_replaced(platform, _KERNELS, _do_nothing))
         yield
@@ -77,9 +76,9 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
 
 @contextmanager
 def unmonitored() -> Iterator[None]:
-    """While a process warms up or loads, to compile kernels is no surprise.
+    """Silence vLLM's warnings of compiled kernels during a warm-up or load.
 
-    vLLM warns of each that is compiled behind the warm-up of the first engine of a process.
+    vLLM warns of each kernel that is compiled after the warm-up of a process's first engine.
     """
     monitor = sys.modules.get(_MONITOR)
     if not hasattr(monitor, _EVENT):
@@ -90,9 +89,9 @@ def unmonitored() -> Iterator[None]:
 
 
 def let_go() -> None:
-    """Leave vLLM's process groups and return what nobody holds any more; idempotent.
+    """Leave vLLM's process groups and free all memory of the last model; idempotent.
 
-    Raises `DeviceLost` where something of a model stays in the memory of vLLM's sleep mode.
+    Raises `DeviceLost` if part of a model stays in the memory of vLLM's sleep mode.
     """
     import torch
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -102,12 +101,12 @@ def let_go() -> None:
     _forget_sleep_memory()
     cleanup_dist_env_and_memory()
     give_back()
-    torch.cuda.empty_cache()  # what the last collection has freed; nothing without a GPU
+    torch.cuda.empty_cache()  # memory freed by the last collection; does nothing without a GPU
     _check_sleep_memory()
 
 
 def give_back() -> None:
-    """Collect, and return freed memory to the operating system, where it can be told to take it."""
+    """Collect garbage, and return freed memory to the operating system (with glibc only)."""
     gc.collect()
     if sys.platform == "linux":
         with suppress(AttributeError):  # a libc other than glibc
@@ -115,11 +114,11 @@ def give_back() -> None:
 
 
 def _forget_models() -> None:
-    """Let go of what would keep a model, and all its weights, for ever; only while none is held.
+    """Clear tables that keep a model and its weights forever; call only while no model is loaded.
 
-    Two tables do (seen in vLLM 0.32). One is of layers whose weights have been reloaded: its keys
-    are weak, but its values hold the keys. The other is of compiled models that hear what torch
-    compiles: vLLM takes its model out only where more of the engine is alive than after a shutdown.
+    There are two (seen in vLLM 0.32). One has the layers with reloaded weights: its keys are weak,
+    but its values hold the keys. The other has compiled models that listen to torch's compiler:
+    vLLM removes its model only if more of the engine is alive than after a shutdown.
     """
     _known_in(_RELOADING, "LAYERWISE_INFO").clear()
     listeners = _known_in(_COMPILING, "_bytecode_hooks")
@@ -128,21 +127,21 @@ def _forget_models() -> None:
         cleanup = getattr(getattr(listener, "__self__", None), "cleanup", None)
         if cleanup is not None:
             cleanup()
-            # A model whose class and base class are both compiled, as Qwen3's, listens twice, and
-            # takes out one of them.
+            # If a model's class and base class are both compiled, as in Qwen3, the model listens
+            # twice, and its cleanup removes only one listener.
             listeners.pop(key, None)
-    # With its first chat vLLM looks for a processor, and keeps one more tokenizer of each model.
+    # At a model's first chat vLLM looks for a processor, and caches another tokenizer with it.
     forget = getattr(sys.modules.get(_PROCESSORS), "cached_get_processor", None)
     if forget is not None:
         forget.cache_clear()
 
 
 def _forget_graphs() -> None:
-    """Let go of all CUDA graphs, and of the pool of memory that they share.
+    """Free all CUDA graphs and the memory pool that they share.
 
-    vLLM names one pool for as long as a process lives. But with its last graph torch gives a pool
-    up, and the next model could not record its graphs into it ("use_count > 0 INTERNAL ASSERT
-    FAILED"). So each model has a pool of its own.
+    vLLM keeps one pool for the life of a process. But torch deletes a pool with its last graph, and
+    then the next model cannot record graphs into it ("use_count > 0 INTERNAL ASSERT FAILED"). So
+    each model gets its own pool.
     """
     for module, name in _GRAPHS:
         clear = getattr(getattr(sys.modules.get(module), name, None), "clear_all_graphs", None)
@@ -154,7 +153,7 @@ def _forget_graphs() -> None:
 
 
 def _forget_sleep_memory() -> None:
-    """Let go of the pools of vLLM's sleep mode, as vLLM itself does of those of whole engines."""
+    """Free the pools of vLLM's sleep mode, which vLLM frees only for complete engines."""
     keep_allocators()
     instance = _sleep_memory()
     if instance is not None:
@@ -162,10 +161,10 @@ def _forget_sleep_memory() -> None:
 
 
 def keep_allocators() -> None:
-    """Keep what the memory of vLLM's sleep mode comes from, a few bytes for each load, for ever.
+    """Keep the allocators of vLLM's sleep mode forever; this costs a few bytes per load.
 
-    vLLM lets go of it with the engine. But memory that a compiled model or its graphs still hold at
-    that moment goes back through it later, and that of a process without it ends in a crash.
+    vLLM deletes them with the engine. But a compiled model or its graphs may free memory later,
+    and without its allocator that crashes the process.
     """
     pools = getattr(_sleep_memory(), "allocator_and_pools", {})
     for entry in pools.values():
@@ -175,13 +174,13 @@ def keep_allocators() -> None:
 
 
 def _sleep_memory() -> Any:
-    """The allocator of vLLM's sleep mode; None where no model has used it."""
+    """The allocator of vLLM's sleep mode; None if no model has used it."""
     allocator = getattr(sys.modules.get(_SLEEP_MEMORY), "CuMemAllocator", None)
     return getattr(allocator, "instance", None)
 
 
 def _check_sleep_memory() -> None:
-    """See that nothing is left there: vLLM would refuse each model that can sleep."""
+    """Raise `DeviceLost` if memory is left: vLLM would refuse each model that can sleep."""
     instance = _sleep_memory()
     left = instance.get_current_usage() if instance is not None else 0
     if left:
@@ -189,7 +188,7 @@ def _check_sleep_memory() -> None:
 
 
 def _known_in(module: str, name: str) -> MutableMapping[Any, Any]:
-    """A table of a module; an empty one where the module is not loaded, or has none."""
+    """A table of a module; empty if the module is not loaded or lacks it."""
     found: MutableMapping[Any, Any] = getattr(sys.modules.get(module), name, {})
     return found
 
@@ -206,7 +205,7 @@ def _platform() -> Any:
 
 @contextmanager
 def _own_excepthook() -> Iterator[None]:
-    """Take off what torch puts around it for each model: one more "[rank0]" before every line."""
+    """Restore the excepthook: torch wraps it per model, which adds a "[rank0]" to every line."""
     kept = sys.excepthook
     try:
         yield
@@ -216,13 +215,13 @@ def _own_excepthook() -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, function: Callable[..., None]) -> Iterator[None]:
-    """Another function under this name for a while."""
+    """Replace the function ``name`` of ``owner`` in the block."""
     kept = vars(owner).get(name)
     setattr(owner, name, function)
     try:
         yield
     finally:
         if kept is None:
-            delattr(owner, name)  # it was a class's, and is so again
+            delattr(owner, name)  # it is an attribute of the class
         else:
             setattr(owner, name, kept)

@@ -1,4 +1,4 @@
-"""What an engine computes with: the weights of its model, and its adapters beside them."""
+"""Exchanges the weights of an engine, and adds and removes its adapters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Adapters = Mapping[str, LoRARequest]
 
 
 def exchange_weights(engine: LLMEngine, folder: str, before: str, adapters: Adapters) -> None:
-    """Read the weights of ``folder`` in place, on every rank.
+    """Load the weights in ``folder`` in place, on every rank.
 
-    All that has been computed with those before is forgotten, that of running requests too.
-    Raises `Unsupported` where they cannot be read, and those of the folder ``before`` could be
-    read again.
+    Drops the KV cache, including that of running requests. If the weights cannot be loaded, loads
+    those in ``before`` again and raises `Unsupported`; other errors mean that this failed too.
     """
     try:
         _take(engine, folder, adapters)
@@ -31,14 +30,17 @@ def exchange_weights(engine: LLMEngine, folder: str, before: str, adapters: Adap
 
 
 def _take(engine: LLMEngine, folder: str, adapters: Adapters) -> None:
-    remove_adapters(engine, adapters)  # vLLM drops them with the weights, without a word
+    remove_adapters(engine, adapters)  # vLLM silently drops them with the weights
     engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
     add_adapters(engine, adapters)
     engine.reset_prefix_cache(reset_running_requests=True)
 
 
 def add_adapters(engine: LLMEngine, adapters: Adapters) -> None:
-    """Read all adapters, so that a broken one shows before a request asks for it."""
+    """Load all adapters; raises `ValueError` with the name of one that cannot be loaded.
+
+    This finds a broken adapter before a request uses it.
+    """
     for name, request in adapters.items():
         try:
             engine.add_lora(request)
@@ -47,6 +49,6 @@ def add_adapters(engine: LLMEngine, adapters: Adapters) -> None:
 
 
 def remove_adapters(engine: LLMEngine, adapters: Adapters) -> None:
-    """Forget all adapters; they can be added again."""
+    """Unload all adapters; they can be added again."""
     for request in adapters.values():
         engine.remove_lora(request.lora_int_id)
