@@ -52,7 +52,7 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """The host that the wheels are for."""
+    """The host of the wheels."""
 
     python: tuple[int, int]
     machine: str

@@ -47,12 +47,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """To the process: end the lane session and unload the model."""
+    """To the process: close the lane session and unload the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """To the process: end the lane session and release the device's memory."""
+    """To the process: close the lane session and release the device's memory."""
 
     level: int
 
@@ -219,7 +219,7 @@ class LaneReleased:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """To the controller: no request is left."""
+    """To the controller: the process has no requests left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ Times = defaultdict[str, Histogram]
 
 @dataclass(slots=True)
 class PublishedCounts:
-    """What a process has published since it started, by base model."""
+    """Counts of a process's publications since its start, by base model."""
 
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # model, class, status
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # model, direction

@@ -267,7 +267,7 @@ def main(
     as_json: bool,
     quick: bool,
 ) -> None:
-    """Run, print, and exit by the verdict."""
+    """Run and print the outcome; the exit status is the verdict."""
     run = Run(
         engine=engine,
         server=server,

@@ -102,7 +102,7 @@ class Fault(Struct, frozen=True, tag=True):
     kind: str
     target: str
     pids: list[int]
-    orphans: list[int] = []  # workers whose controller it was
+    orphans: list[int] = []  # worker processes of a controller that was hit
 
 
 class Missed(Struct, frozen=True, tag=True):

@@ -68,7 +68,7 @@ DEFAULTS: Final = Timing(
 
 
 class Broker:
-    """A server that keeps its port and its append-only file across its deaths.
+    """A server that keeps its port and its append-only file across restarts.
 
     The file is written and synced before each reply (``appendfsync always``). With ``everysec``,
     the embedded broker's default, a server killed during a sync may lose up to two seconds of

@@ -17,7 +17,7 @@ class Turn:
 
     prompt: list[int]
     answer: list[int]
-    think_s: float  # before it
+    think_s: float  # pause before the request
 
 
 @dataclass(frozen=True, slots=True)

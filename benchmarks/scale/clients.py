@@ -31,7 +31,7 @@ from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
 #: Requests under way, all clients together.
 WINDOW: Final = 2048
-#: Clients that connect at the same time.
+#: Clients that connect concurrently.
 _AT_ONCE: Final = 64
 _IDLE_S: Final = 6.0
 _TIMEOUT_S: Final = 300.0

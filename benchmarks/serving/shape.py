@@ -36,7 +36,7 @@ class Plan:
     requests: int  # submitted together
     concurrent: int  # that run at the same time
     rounds: int
-    paced_s: float  # of streams at half load
+    paced_s: float  # duration of the streams at half load
     limit_s: float
     waves: Sequence[Sequence[Engine]] = (tuple(OF_ENGINE),)
     on_gpu: bool = True

@@ -44,7 +44,7 @@ class Side:
 
     run: Run
     pids: Sequence[int]
-    broker_pids: Sequence[int] = ()  # among them
+    broker_pids: Sequence[int] = ()  # a part of its processes
 
     def put(self, load: Load, name: str) -> Outcome:
         """Put a load on this side; raises `WrongAnswer`."""

@@ -86,7 +86,7 @@ def mistakes(asked: list[Problem], given: list[str]) -> list[str]:
     "--dtype", type=click.Choice(get_args(Precision)), default="float32", show_default=True
 )
 def main(model: Path, operation: str | None, adapter: Path | None, dtype: Precision) -> None:
-    """Print right/total; exit 1 below ``REQUIRED_ACCURACY``."""
+    """Print right/total; exits with 1 below ``REQUIRED_ACCURACY``."""
     wanted = Operation(operation) if operation else operation_of(model.resolve())
     asked = list(problems(wanted, CHECKED_NUMBERS))
     wrong = mistakes(asked, answers(model, dtype, [problem.prompt for problem in asked], adapter))

@@ -256,7 +256,7 @@ def main(
     seed: int,
     threads: int,
 ) -> None:
-    """Train what was asked for; exit 1 if a model falls short."""
+    """Train the chosen models; exits with 1 if too few answers of one are right."""
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)

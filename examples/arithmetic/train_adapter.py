@@ -121,7 +121,7 @@ def main(
     learning_rate: float,
     seed: int,
 ) -> None:
-    """Train it; exit 1 if it falls short."""
+    """Train the adapter; exits with 1 if too few answers are right."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # another number rounds differently and gives other weights
     torch.use_deterministic_algorithms(True)

@@ -39,8 +39,8 @@ class Booking:
         self.spec = spec
         self.devices: tuple[int, ...] = ()
         self.before: Size | None = None  # the old size, during a resize
-        self.info: EngineInfo | None = None  # of its last load
-        self.fault = ""  # why it is not up
+        self.info: EngineInfo | None = None  # reported by its last load
+        self.fault = ""  # reason why it is not up
         self.leader: WorkerProcessHandle | None = None  # the process that serves or served it
         self.is_serving = False
         self.is_asleep = False  # or falling asleep

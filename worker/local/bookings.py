@@ -34,7 +34,7 @@ class Bookings:
     ) -> None:
         self.pool = Pool(settings, self)
         self._all: list[Booking] = []
-        self._deaths: dict[str, str] = {}  # by process, how the last one ended
+        self._deaths: dict[str, str] = {}  # reason of the last death, by process
         self._show = show
 
     # Orders of the program
@@ -50,7 +50,7 @@ class Bookings:
         return self._aim(booking, chosen)
 
     def release(self, booking: Booking) -> Future[None]:
-        """Finish its requests and unload it."""
+        """Finish an engine's requests and unload it."""
         booking.is_closed = True
         if self._has_devices(booking):
             self.pool.aim(None, booking.devices)
