@@ -52,7 +52,7 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """The host of the wheels."""
+    """The host on which the wheels are installed."""
 
     python: tuple[int, int]
     machine: str
